@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import linvit
 from linvit import Attention, Grid
+from linvit.analysis.rank import effective_rank_of, row_statistics, singular_values
 from linvit.registry import Registry, attentions
 
 M = TypeVar("M", bound=nn.Module)
@@ -147,3 +148,14 @@ def assert_same_gradients(got: Tensor, want: Tensor, sources: Sequence[Tensor], 
     probe = randn(*got.shape, seed=99).to(got.dtype)
     for ours, theirs in zip(*(torch.autograd.grad(out, sources, probe) for out in (got, want)), strict=True):
         assert_near(ours, theirs, tolerance)
+
+
+def effective_rank(matrix: Tensor) -> Tensor:
+    """That of matrices (..., N, M)."""
+    return effective_rank_of(singular_values(matrix))
+
+
+def entropy(matrix: Tensor) -> Tensor:
+    """The mean entropy of the rows of matrices (..., N, M)."""
+    rows, columns = matrix.shape[-2:]
+    return row_statistics(matrix, torch.arange(rows), Grid((1, rows), (1, columns)))["entropy"]

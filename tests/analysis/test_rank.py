@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from linvit import Grid
-from linvit.analysis import attention_matrix, effective_rank, entropy, rank
+from linvit.analysis import attention_matrix, rank
 from linvit.analysis.attention_matrix import attention_factors
 from linvit.analysis.rank import effective_rank_of, rank_of, rank_tolerance, singular_values, singular_values_of_product
 from linvit.registry import attentions
-from tests.helpers import inputs, low_rank, mechanism, options_then_grids, own_names, randn
+from tests.helpers import effective_rank, entropy, inputs, low_rank, mechanism, options_then_grids, own_names, randn
 
 PRECISIONS = [torch.float32, torch.float64]
 both = pytest.mark.parametrize("dtype", PRECISIONS, ids=["float32", "float64"])

@@ -3,7 +3,7 @@
 from linvit.analysis.attention_matrix import attention_matrix, channel_matrix
 from linvit.analysis.attention_statistics import attention_rank, attention_statistics
 from linvit.analysis.operations import Operations, attention_cost, count_operations, macs, num_parameters
-from linvit.analysis.rank import effective_rank, entropy, rank
+from linvit.analysis.rank import rank
 from linvit.analysis.recorder import Call, Recorder
 
 __all__ = [
@@ -16,8 +16,6 @@ __all__ = [
     "attention_statistics",
     "channel_matrix",
     "count_operations",
-    "effective_rank",
-    "entropy",
     "macs",
     "num_parameters",
     "rank",

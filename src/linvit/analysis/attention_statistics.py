@@ -18,7 +18,6 @@ from linvit.analysis.rank import (
     ROW_STATISTICS,
     TOP,
     effective_rank_of,
-    rank,
     rank_of,
     rank_tolerance,
     row_statistics,
@@ -35,40 +34,13 @@ STATISTICS = (*SPECTRAL, *ROW_STATISTICS)
 ROWS = 256
 
 
-def attention_rank(
-    mechanism: Attention,
-    q: Tensor,
-    k: Tensor,
-    grid: Grid,
-    *,
-    v: Tensor | None = None,
-    bias: Tensor | None = None,
-    x: Tensor | None = None,
-    rtol: float | None = None,
-) -> Tensor:
-    """Rank of the matrix that a mechanism applies to its values, from its thin factors where it has any.
+def attention_rank(mechanism: Attention, q: Tensor, k: Tensor, grid: Grid, **given: Any) -> Tensor:
+    """`rank` of `attention_statistics`, which takes the same: singular values above `rtol` times the largest.
 
-    These take O((N + M) r^2), milliseconds at thousands of tokens. Without them the singular value decomposition of
-    the matrix takes O(N M min(N, M)), seconds per head at 3,136 tokens.
-
-    Args:
-        mechanism: The mechanism.
-        q: Queries (B, h, N, dk) as the mechanism receives them.
-        k: Keys (B, h, M, dk).
-        grid: Their grid.
-        v: Values (B, h, M, d), as in `attention_matrix`.
-        bias: Position bias (B or 1, h, N, M) for a mechanism that takes one.
-        x: The layer's input (B, N, C) for a mechanism that takes it.
-        rtol: Fraction of the largest singular value up to which another counts as 0; None means `rank_tolerance(N, M)`.
-
-    Returns:
-        (B, h) in float64, or (B, h, d) if the mechanism is `channelwise`; NaN for a non-finite matrix.
+    Thin factors take O((N + M) r^2), milliseconds at thousands of tokens; the matrix of a mechanism without any takes
+    O(N M min(N, M)), seconds per head at 3,136 tokens.
     """
-    rtol = rank_tolerance(grid.num_queries, grid.num_keys) if rtol is None else rtol
-    factors = attention_factors(mechanism, q, k, grid, bias=bias)
-    if factors is None:
-        return rank(formed_matrix(mechanism, q, k, grid, v=v, bias=bias, x=x), rtol)
-    return rank_of(singular_values_of_product(*factors), rtol)
+    return attention_statistics(mechanism, q, k, grid, **given)["rank"]
 
 
 @torch.no_grad()
@@ -101,7 +73,7 @@ def attention_statistics(
         bias: Position bias.
         x: The layer's input.
         channel: Of a `channelwise` mechanism.
-        rtol: As in `attention_rank`.
+        rtol: Fraction of the largest singular value up to which another is 0; None is `rank_tolerance(N, M)`.
         top: k of the share of the k largest weights.
         max_rows: Rows, evenly spread over all, that stand for the others where there are more.
         max_tokens: With more queries or keys than this no matrix is formed: where there are no factors either, nothing

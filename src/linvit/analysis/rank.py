@@ -93,11 +93,6 @@ def rank(matrix: Tensor, rtol: float | None = None) -> Tensor:
     return rank_of(singular_values(matrix), rtol)
 
 
-def effective_rank(matrix: Tensor) -> Tensor:
-    """`exp(entropy(s / sum s))` of the singular values s, (...,); between 1 and the rank (Roy & Vetterli 2007)."""
-    return effective_rank_of(singular_values(matrix))
-
-
 def rank_of(values: Tensor, rtol: float) -> Tensor:
     """Rank from singular values (..., r)."""
     count = (values > rtol * values.amax(-1, keepdim=True)).sum(-1).double()
@@ -118,16 +113,6 @@ def stable_rank_of(values: Tensor) -> Tensor:
     """
     largest = values.amax(-1, keepdim=True)
     return (values / _nonzero(largest)).square().sum(-1)
-
-
-def entropy(matrix: Tensor) -> Tensor:
-    """Mean Shannon entropy of the rows in nats, (...,): 0 if each query attends to one key, log M if to all equally.
-
-    Rows are normalised by their absolute sum, since linear mechanisms may have negative weights.
-    """
-    weights = matrix.abs()
-    fractions = weights / weights.sum(-1, keepdim=True).clamp_min(torch.finfo(matrix.dtype).tiny)
-    return torch.where(matrix.isfinite().all(-1).all(-1), torch.special.entr(fractions).sum(-1).mean(-1), torch.nan)
 
 
 def row_statistics(rows: Tensor, queries: Tensor, grid: Grid, top: int = TOP) -> dict[str, Tensor]:

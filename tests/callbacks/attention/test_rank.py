@@ -9,11 +9,12 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
 import linvit
-from linvit.analysis import effective_rank, entropy, rank
+from linvit.analysis import rank
 from linvit.analysis.recorder import Recorder
 from linvit.callbacks import AttentionRank
 from linvit.callbacks.attention.rank import read_table
 from linvit.experiments.compare.results import is_rank
+from tests.helpers import effective_rank, entropy
 from tests.training import HEAD_WIDTH, TINY, Memory, RandomImages, batches, fit, tiny_task, trainer
 
 TOKENS, LAYER = 17, "blocks.0.attn"
