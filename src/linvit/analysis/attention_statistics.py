@@ -127,16 +127,8 @@ def layer_statistics(
     """Statistics of the whole matrix under the name "", and of each part; see `attention_statistics`.
 
     Of a mechanism that mixes channels and no tokens there are those of its channel matrix alone, under the name
-    `CHANNELS`.
-
-    Args:
-        calls: What the layer received for each image; of windows the first one is measured.
-        channel: Of a mechanism whose matrix differs per channel: the index of one, "mean", or None for each.
-        rtol: Relative tolerance of the rank; None is max(N, M) times the float64 epsilon.
-        max_tokens: With more queries or keys and without thin factors a part is left out.
-
-    Returns:
-        (images, h) by part and name, on the CPU, or (images, h, d).
+    `CHANNELS`. Of each image's call the first window is measured. Returns (images, h) by part and name, on the CPU, or
+    (images, h, d).
     """
     found: dict[str, dict[str, list[Tensor]]] = {}
     for call in (call.first() for call in calls):

@@ -13,15 +13,10 @@ from linvit.errors import UserError
 
 
 class Query(NamedTuple):
-    """A token that looks: the class token, or the patch at a place of the image.
+    """A token that looks: the class token, or the patch at a place of the image."""
 
-    Attributes:
-        row: Fraction of the image's height; None is the class token, or the centre where there is none.
-        column: Fraction of its width.
-    """
-
-    row: float | None = None
-    column: float | None = None
+    row: float | None = None  # fraction of the image's height; None is the class token, or the centre without one
+    column: float | None = None  # fraction of its width
 
     def patch(self, size: tuple[int, int]) -> tuple[int, int]:
         """Row and column of the patch on a grid."""
@@ -31,17 +26,11 @@ class Query(NamedTuple):
 
 
 class QueryMap(NamedTuple):
-    """What a query token sees.
+    """What a query token sees."""
 
-    Attributes:
-        weights: Its row of the equivalent matrix, mean over heads (and channels), (H, W) of the keys.
-        focus: The share of each key in the query's output, (H, W), or None where that is not defined.
-        is_class: Whether the query is a class token.
-    """
-
-    weights: Tensor
-    focus: Tensor | None
-    is_class: bool
+    weights: Tensor  # its row of the equivalent matrix, mean over heads (and channels), (H, W) of the keys
+    focus: Tensor | None  # the share of each key in the query's output, (H, W), where that is defined
+    is_class: bool  # whether the query is a class token
 
 
 def query_map(call: Call, query: Query) -> QueryMap:

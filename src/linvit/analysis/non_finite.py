@@ -11,15 +11,10 @@ from linvit.finite import is_finite, tensors
 
 
 class NonFinite(NamedTuple):
-    """Where a number that is not finite comes from.
+    """Where a number that is not finite comes from."""
 
-    Attributes:
-        where: In words, with the name of the layer.
-        samples: Numbers of the samples of the batch that it concerns; empty if that cannot be told.
-    """
-
-    where: str
-    samples: list[int]
+    where: str  # in words, with the name of the layer
+    samples: list[int]  # numbers of those of the batch that it concerns; empty if that cannot be told
 
 
 class _FoundError(Exception):
@@ -30,19 +25,11 @@ class _FoundError(Exception):
 
 
 def find_non_finite(network: nn.Module, loss: Callable[[], Tensor], batch_size: int) -> NonFinite | None:
-    """Computes a loss and its gradient, and finds the first layer whose output or gradient is not finite.
+    """Computes a loss (a scalar) and its gradient; finds the first layer whose output or gradient is not finite.
 
     Layers within layers come first. A layer's gradient is that with respect to its input and its weights; it counts if
     the gradient that the layer received is finite. The gradients of the weights (`grad`) stay as they are. Hooks do not
     reach into a compiled network: call this under `torch.compiler.set_stance("force_eager")`.
-
-    Args:
-        network: Whose layers are looked at.
-        loss: Runs the network and returns the loss, a scalar.
-        batch_size: Samples of the batch.
-
-    Returns:
-        None if everything is finite.
     """
     owners: dict[Node, str] = {}  # operations of the backward pass, and the layer that each belongs to
 

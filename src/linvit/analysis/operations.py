@@ -154,12 +154,8 @@ def count_on_meta(module: nn.Module, *inputs: Any, **options: Any) -> Operations
 def kept_for_backward(work: Callable[[], Any], *modules: nn.Module) -> int:
     """Bytes of the tensors that autograd keeps from a forward pass until its backward pass.
 
-    Each storage counts once, however many operators keep it or a part of it; inputs count where they are kept. What
-    the modules own, their parameters and buffers, does not count.
-
-    Args:
-        work: A forward pass with gradients; called once. Its result must keep its graph alive.
-        modules: Whose parameters and buffers do not count.
+    `work` is the forward pass, whose result keeps its graph alive. Each storage counts once, however many operators
+    keep it or a part of it; inputs count where they are kept, the modules' parameters and buffers do not.
     """
     own = {
         tensor.untyped_storage().data_ptr()

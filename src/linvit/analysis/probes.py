@@ -57,22 +57,11 @@ def pooled_features(
 
 
 def nearest_neighbours(features: Tensor, labels: Tensor, queries: Tensor, counts: Sequence[int]) -> Tensor:
-    """Classes by a vote of the nearest features, weighted by exp(cosine similarity / 0.07).
+    """Classes (len(counts), Q) by a vote of the nearest features, weighted by exp(cosine similarity / 0.07).
 
     Wu et al. 2018, "Unsupervised feature learning via non-parametric instance discrimination", Section 3.4, as DINO
-    evaluates (k 10 and 20, this temperature).
-
-    Args:
-        features: (N, C) of labelled images.
-        labels: (N,) their classes.
-        queries: (Q, C) features of the images to classify.
-        counts: How many neighbours vote; several numbers k cost little more than one.
-
-    Returns:
-        (len(counts), Q) classes.
-
-    Raises:
-        UserError: If there are fewer features than neighbours.
+    evaluates (k 10 and 20, this temperature). Features (N, C) with labels (N,) vote on queries (Q, C); several numbers
+    of neighbours cost little more than one.
     """
     for count in counts:
         check_number("the number of neighbours", count, at_least=1, at_most=len(features), whole=True)
@@ -91,15 +80,10 @@ def nearest_neighbours(features: Tensor, labels: Tensor, queries: Tensor, counts
 
 
 class LinearProbes(NamedTuple):
-    """Linear classifiers, one per learning rate.
+    """Linear classifiers, one per learning rate."""
 
-    Attributes:
-        weight: (C, G, K) of G classifiers of K classes.
-        bias: (G, K).
-    """
-
-    weight: Tensor
-    bias: Tensor
+    weight: Tensor  # (C, G, K) of G classifiers of K classes
+    bias: Tensor  # (G, K)
 
     def logits(self, features: Tensor) -> Tensor:
         """Logits (N, G, K) of features (N, C)."""
@@ -122,19 +106,11 @@ def linear_probes(
     batch_size: int = 256,
     weight_decay: float = 0.0,
 ) -> LinearProbes:
-    """Trains linear classifiers side by side, as one matrix: SGD with momentum 0.9, and a cosine to 0.
+    """Trains linear classifiers of features (N, C) side by side: SGD with momentum 0.9, and a cosine to 0.
 
     Features are standardised, as by the BatchNorm without parameters before MAE's linear probe, so that one grid of
-    learning rates fits all layers. Weights start at 0. DINOv2 trains such a grid at once, too.
-
-    Args:
-        features: (N, C), cached.
-        labels: (N,).
-        num_classes: K.
-        lrs: The grid of learning rates.
-        epochs: Passes over the features, in an order that is always the same.
-        batch_size: Features per step.
-        weight_decay: Factor of half the squared weights in the loss; the biases' do not count.
+    learning rates fits all layers. Weights start at 0. DINOv2 trains such a grid at once, too. The order of the
+    features is always the same; biases are not decayed.
     """
     std, mean = torch.std_mean(features, 0, correction=0)
     std = (std.square() + 1e-6).sqrt()

@@ -25,8 +25,7 @@ ROW_STATISTICS = (
 def singular_values(matrix: Tensor) -> Tensor:
     """Singular values (..., min(N, M)) in descending order; NaN for a matrix with a non-finite entry.
 
-    Raises:
-        TypeError: For half precision: the rank of a rounded product is not the rank of the product.
+    Half precision is a `TypeError`: the rank of a rounded product is not the rank of the product.
     """
     if matrix.dtype in (torch.float16, torch.bfloat16):
         raise TypeError(
@@ -41,18 +40,11 @@ def singular_values(matrix: Tensor) -> Tensor:
 
 
 def singular_values_of_product(left: Tensor, right: Tensor) -> Tensor:
-    """Singular values of `left @ right.mT` from its thin factors, in O((N + M) r^2) and without the product.
+    """Singular values (..., min(N, M, r)) of `left @ right.mT`, in descending order, in float64; the others are 0.
 
-    They are those of the product of the triangles of both QR decompositions. Each pair of columns is first brought to
-    one length, so that rounding is relative to their product and not to the longer of the two.
-
-    Args:
-        left: (..., N, r).
-        right: (..., M, r).
-
-    Returns:
-        (..., min(N, M, r)) in float64, in descending order: the others are 0. NaN where a factor has a non-finite
-        entry.
+    The factors are (..., N, r) and (..., M, r); the values are those of the product of the triangles of both QR
+    decompositions, in O((N + M) r^2) and without the product. Each pair of columns is first brought to one length, so
+    that rounding is relative to their product and not to the longer of the two. NaN where an entry is not finite.
     """
     factors = [left.double(), right.double()]
     peaks = [x.abs().amax(-2, keepdim=True) for x in factors]  # (..., 1, r); NaN or infinity where a column has some
@@ -83,10 +75,8 @@ def rank_tolerance(rows: int, columns: int, dtype: torch.dtype = torch.float64) 
 def rank(matrix: Tensor, rtol: float | None = None) -> Tensor:
     """Number of singular values above `rtol` times the largest, (...,) float64; NaN for a non-finite matrix.
 
-    Args:
-        matrix: (..., N, M) in float32 or float64, in the precision it was *formed* in: a float32 product cast to
-            float64 has full rank by its rounding errors.
-        rtol: Relative tolerance; None means `rank_tolerance(N, M, dtype)`.
+    Hand over the matrix (..., N, M) in the precision in which it was *formed*: a float32 product cast to float64 has
+    full rank by its rounding errors. Without `rtol` it is `rank_tolerance(N, M, dtype)`.
     """
     if rtol is None:
         rtol = rank_tolerance(matrix.shape[-2], matrix.shape[-1], matrix.dtype)
@@ -116,25 +106,18 @@ def stable_rank_of(values: Tensor) -> Tensor:
 
 
 def row_statistics(rows: Tensor, queries: Tensor, grid: Grid, top: int = TOP) -> dict[str, Tensor]:
-    """Means over the rows of attention matrices; NaN where a matrix has an entry that is not finite.
+    """Means (...,) over rows (..., R, M) of matrices, of `queries` (R,) of a grid; NaN where an entry is not finite.
 
-    Args:
-        rows: (..., R, M) rows of matrices.
-        queries: Which rows of the matrices they are, (R,) of N.
-        grid: Of the queries and keys.
-        top: k of the top-k weights.
+    - `entropy`: in nats; 0 for a row with one weight, log M for equal ones;
+    - `top_share`: of the `top` largest weights, between top / M and 1;
+    - `uniform_distance`: total variation distance to equal weights, between 0 and 1 - 1 / M;
+    - `centroid_distance`: from a query's patch to the weights' centroid, in patches of the queries' grid;
+    - `attention_distance`: mean distance from a query's patch to the keys, by their weights (Dosovitskiy et al. 2021,
+      Fig.
+      7), in the same unit;
+    - `negative_share`: of the entries' magnitudes, how much belongs to negative ones.
 
-    Returns:
-        (...,) each:
-        - `entropy`: in nats; 0 for a row with one weight, log M for equal ones;
-        - `top_share`: of the k largest weights, between k / M and 1;
-        - `uniform_distance`: total variation distance to equal weights, between 0 and 1 - 1 / M;
-        - `centroid_distance`: from a query's patch to the weights' centroid, in patches of the queries' grid;
-        - `attention_distance`: mean distance from a query's patch to the keys, by their weights (Dosovitskiy et al.
-          2021, Fig. 7), in the same unit;
-        - `negative_share`: of the entries' magnitudes, how much belongs to negative ones.
-
-        Both distances are among patches alone, and NaN where there is no row of a patch.
+    Both distances are among patches alone, and NaN where there is no row of a patch.
     """
     finite = rows.isfinite().all(-1).all(-1)
     rows = torch.where(finite[..., None, None], rows, torch.zeros_like(rows)).double()

@@ -183,7 +183,8 @@ def test_position_attention(golden: Golden, dtype: torch.dtype) -> None:
 @of_case("maresunet_cam", "lam_channel")
 def test_channel_attention(golden: Golden, dtype: torch.dtype) -> None:
     linear = golden.meta["case"] == "lam_channel"
-    part = LinearChannelAttention(golden.constructor["eps"], norm_eps=0.0) if linear else ChannelAttention()
+    part = LinearChannelAttention() if linear else ChannelAttention()
+    part.eps, part.norm_eps = golden.constructor.get("eps"), 0.0
     check_part(golden, part, lambda name: name, dtype)
 
 

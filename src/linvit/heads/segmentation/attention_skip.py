@@ -74,16 +74,10 @@ class LinearChannelAttention(ChannelAttention):
     Paper: Li et al. 2020, "Linear Attention Mechanism: An Efficient Attention for Semantic Segmentation", as its code
     has it: v is x, k is x of length one at each of N = H W positions (across channels), the numerator's query is v, and
     the denominator has N where the number of channels belongs, so weights do not sum to 1.
-
-    Args:
-        eps: Added to every entry of the sum of the k.
-        norm_eps: Smallest norm that a position is divided by. The reference has none and gives NaN for a zero position.
     """
 
-    def __init__(self, eps: float = 1e-6, norm_eps: float = 1e-12) -> None:
-        super().__init__()
-        self.eps = eps
-        self.norm_eps = norm_eps
+    eps = 1e-6
+    norm_eps = 1e-12  # the reference has none and gives NaN for a position of zeros
 
     @full_precision
     def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
