@@ -37,20 +37,13 @@ def preset(constructor: Callable[..., Any], **options: Any) -> functools.partial
 
 
 class Registry:
-    """Maps names to constructors, lazily.
-
-    Args:
-        kind: What is registered, for messages: "attention".
-        group: The entry-point group in which packages announce theirs: "linvit.attentions".
-        base: `package.module:Class` that everything registered must subclass, or None.
-        supplied: Arguments of the constructor that attention layers or networks supply, and not the user.
-    """
+    """Maps names to constructors, lazily."""
 
     def __init__(self, kind: str, group: str, base: str | None = None, supplied: tuple[str, ...] = ()) -> None:
-        self.kind = kind
-        self.group = group
-        self.base = base
-        self.supplied = supplied
+        self.kind = kind  # for messages: "attention"
+        self.group = group  # of entry points, in which packages announce theirs: "linvit.attentions"
+        self.base = base  # `package.module:Class` that everything registered must subclass
+        self.supplied = supplied  # arguments that attention layers or networks supply, and not the user
         self._registered: dict[str, Entry] = {}
 
     def register(self, name: str) -> Callable[[T], T]:

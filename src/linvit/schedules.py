@@ -11,27 +11,17 @@ from torch.optim.lr_scheduler import LambdaLR
 
 @dataclass(frozen=True)
 class Schedule:
-    """A learning rate over a run. A subclass gives the formula (`at`).
+    """A learning rate over a run. A subclass gives the formula (`at`)."""
 
-    Attributes:
-        peak: Learning rate that the warm-up aims at.
-        start: Learning rate at 0.
-        end: Learning rate at the end of the decay, and in the cool-down.
-        warmup: Length of the warm-up, in epochs.
-        total: Length of warm-up and decay, in epochs.
-        steps_per_epoch: Optimiser steps per epoch.
-        interval: Whether the learning rate changes with every "step", or only with every "epoch".
-        delay: By how many intervals the learning rate lags behind its formula: 1 where a recipe's program computes it
-            after the update, or after the epoch, for the next one.
-    """
-
-    peak: float
-    start: float
-    end: float
-    warmup: float
-    total: float
-    steps_per_epoch: float
-    interval: Literal["step", "epoch"] = "step"
+    peak: float  # that the warm-up aims at
+    start: float  # at 0
+    end: float  # of the decay, and in the cool-down
+    warmup: float  # length, in epochs
+    total: float  # length of warm-up and decay, in epochs
+    steps_per_epoch: float  # of the optimiser
+    interval: Literal["step", "epoch"] = "step"  # whether it changes with every step, or only with every epoch
+    # By how many intervals it lags behind its formula: 1 where a recipe's program computes it after the update, or
+    # after the epoch, for the next one.
     delay: int = 0
 
     def at(self, epoch: float) -> float:

@@ -115,24 +115,10 @@ class StripeAttention(AttentionHost):
     """Cross-shaped stripe attention, (B, N, C) -> (B, N, C).
 
     The first half of the channels and heads attends in vertical stripes H x w, the second in horizontal stripes w x W;
-    their lengths follow the plane of the call. A plane that w does not divide is padded, after the projection, with
-    tokens whose q, k and v (and x) are 0 and which take part in the attention, as in CSWin's dense models. Each half
-    has a mechanism of its own. A stripe as wide as the nominal plane leaves one branch with all channels and heads,
-    global on the plane of every call.
-
-    Args:
-        dim: Channels C.
-        num_heads: Heads h; even where there are two branches.
-        grid: Nominal grid, without prefix tokens.
-        width: Width w of a stripe; None is the whole plane.
-        attention: Name or `{name: ..., option: value}`.
-        key_dim: Channels of q and k per head; None means C / h.
-        qkv_bias: Bias in the input projection and the gate.
-        proj_drop: Dropout after the output projection.
-        qk_norm: Norm of each branch's queries and keys; see `AttentionLayer`.
-
-    Raises:
-        UserError: If the width is not positive, two branches cannot share the heads, or the grid has prefix tokens.
+    their lengths follow the plane of the call. A plane that w (`width`) does not divide is padded, after the
+    projection, with tokens whose q, k and v (and x) are 0 and which take part in the attention, as in CSWin's dense
+    models. Each half has a mechanism of its own. A stripe as wide as the nominal plane, or a width of None, leaves one
+    branch with all channels and heads, global on the plane of every call.
     """
 
     exports_any_size = False  # the map decides the padding of stripes

@@ -89,18 +89,12 @@ class WindowAttention(AttentionLayer):
     of the map.
 
     Args:
-        dim: Channels C.
-        num_heads: Heads h.
         grid: Nominal grid of the map.
         window: Side of the windows, at most the smaller side of the nominal grid; None is the whole map of
             any size.
         shifted: Roll the map by half a window first.
         dilation: Distance of a window's tokens in rows and columns. With 2, the pixels at each of the four places of
             2 x 2 are among themselves, as MobileViTv2's separable attention has them (on the whole map).
-        attention: Name or `{name: ..., option: value}`.
-        qkv_bias: Bias in the input projections.
-        proj_drop: Dropout after the output projection.
-        qk_norm: Norm of queries and keys; see `AttentionLayer`.
         rel_pos_bias: The bias of relative positions, for a mechanism that takes one; "decomposed" is ViTDet's.
     """
 

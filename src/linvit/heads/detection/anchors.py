@@ -74,16 +74,13 @@ def by_anchor(maps: Tensor, values: int) -> Tensor:
 class Assigner:
     """Assigns boxes to true ones by their intersection over union (IoU), as mmdetection's `MaxIoUAssigner`.
 
+    From the IoU `positive` on, a box is assigned to the true one that it overlaps most; below `negative` it is
+    background; in between it is ignored. With `low_quality` each true box also claims all boxes whose IoU with it is
+    the greatest of any and `least` or more, so that none is without. With 0, as of RetinaNet, a true box that overlaps
+    nothing claims all that do not overlap it, so a true box without an area in the image must be left out before.
+
     torchvision's `Matcher` differs where a true box of low overlap claims boxes: there the boxes go to the true one
     that they overlap most, here to the one that claims them, of several the last; and it has no least overlap.
-
-    Args:
-        positive: From this IoU on, a box is assigned to the true one that it overlaps most.
-        negative: Below this IoU a box is background. In between it is ignored.
-        low_quality: Whether each true box also claims all boxes whose IoU with it is the greatest of any, so that none
-            is without.
-        least: The least IoU of such a claim. With 0, as of RetinaNet, a true box that overlaps nothing claims all
-            that do not overlap it, so a true box without an area in the image must be left out before.
     """
 
     positive: float

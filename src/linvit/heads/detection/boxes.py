@@ -28,9 +28,6 @@ class BoxCoder:
 
     Encoding equals that of torchvision's `BoxCoder` with the reciprocals for weights. Decoding does not, which bounds
     the logarithms from above alone; mmdetection, and so this one, bounds them on both sides.
-
-    Args:
-        stds: Standard deviations of x, y, width and height.
     """
 
     stds: Sequence[float] = (1.0, 1.0, 1.0, 1.0)

@@ -28,16 +28,11 @@ def bands(
     window: Sequence[int] | None = None,
     stride: Sequence[int] | None = None,
 ) -> Iterator[Tensor]:
-    """Yields the mean probabilities of the views of an image in bands (1, K, rows, W), from top to bottom.
+    """Yields the mean probabilities of views of an image in bands (1, K, rows, W) of the result, from the top down.
 
-    Logits are resized to the view and then to the result, as mmsegmentation does.
-
-    Args:
-        network: Images to logits, which should be small.
-        views: The image (1, 3, H, W), normalised, or resized and mirrored copies of it; whether they are mirrored.
-        size: Height and width of the result: those of the labels, or of the original image.
-        window: Height and width of the windows; None takes the whole image.
-        stride: Step between windows; None is two thirds of the window.
+    A view is the normalised image (1, 3, H, W), or a resized copy, and whether it is mirrored. Logits, which should be
+    small, are resized to the view and then to the result, as mmsegmentation does. `window` is the size of windows, None
+    the whole image; `stride` is the step between them, None two thirds of the window.
     """
     sources = [(_Windows(network, image, window, stride), mirrored) for image, mirrored in views]
     start, height = 0, 1
