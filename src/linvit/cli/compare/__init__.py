@@ -9,7 +9,7 @@ from typing import Any
 
 from linvit import yaml_text
 from linvit.errors import UserError, check_number
-from linvit.experiments.compare.grid import UNSAFE, Sweep, expand_names, split
+from linvit.experiments.compare.grid import UNSAFE, Sweep, expand_names, split, without_convolution
 from linvit.runs.configs import FOLDER, config_file, find
 from linvit.terminal import argument_parser
 
@@ -28,6 +28,7 @@ examples:
   linvit compare ablations/flatten_table_4 --data.source=path/to/imagenet
   linvit compare linearize/quickstart --seeds 3 --model.attention='*'
   linvit compare ablations/flatten_table_4 --config quickstart
+  linvit compare diagnostics/recall --model.attention='*' --data.pairs=8,32,128
   linvit compare ablations/flatten_table_4 --engine ray --address auto
   linvit compare ablations/flatten_table_4 --engine slurm --partition gpu
   linvit compare --report checkpoints/compare/flatten_table_4
@@ -77,6 +78,10 @@ OPTIONS: dict[tuple[str, ...], dict[str, Any]] = {
         "metavar": "TAG",
         "help": "what is compared, of metrics.csv, in the last epoch (default: val/score, or val/ema_score where "
         "model.predict_with is ema)",
+    },
+    ("--without_convolution",): {
+        "action": "store_true",
+        "help": "of the attentions of --model.attention; linear_angular keeps its own",
     },
     ("--name",): {"help": "of the folder in checkpoints/compare (default: that of the file)"},
     ("--jobs",): {"type": int, "metavar": "N", "help": "runs at a time (default: one per GPU; on a CPU 1)"},
@@ -182,14 +187,21 @@ def _spec(args: argparse.Namespace, options: Sequence[str]) -> tuple[Sweep, str]
             spec.vary[key] = values
         else:
             spec.set[key] = values[0]
+    if args.without_convolution:
+        key = "model.attention"
+        if key not in spec.vary | spec.set:
+            raise UserError(f"--without_convolution changes the attentions of a grid: add --{key}=NAME,NAME or '*'")
+        values = expand_names(key, spec.vary.get(key) or [spec.set.pop(key)])
+        spec.vary[key] = [without_convolution(value) for value in values]
     if args.seeds is not None:
         spec.seeds = _seeds(args.seeds)
     spec.baseline = args.baseline or spec.baseline
     spec.score = args.score or spec.score
+    plain = "-without_convolution" * args.without_convolution
     if args.grid is not None:
-        return spec, Path(args.grid).stem
+        return spec, Path(args.grid).stem + plain
     last = next(config for config in reversed(spec.config) if config not in parts or len(parts) == len(spec.config))
-    return spec, UNSAFE.sub("-", "-".join([Path(last).stem, *(key.rpartition(".")[2] for key in spec.vary)]))
+    return spec, UNSAFE.sub("-", "-".join([Path(last).stem, *(key.rpartition(".")[2] for key in spec.vary)])) + plain
 
 
 def _options(options: Sequence[str]) -> dict[str, list[Any]]:
