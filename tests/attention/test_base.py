@@ -28,6 +28,15 @@ def test_sizes_follow_from_dim_and_heads() -> None:
     assert Attention(24, 3, Grid((4, 4)), key_dim=5).key_dim == 5
 
 
+def test_keys_are_left_out_only_where_that_is_declared() -> None:
+    module = linvit.create_attention("taylor", dim=8, num_heads=2, grid=Grid((2, 2)))
+    q = torch.zeros(1, 2, 4, 4)
+    with pytest.raises(
+        UserError, match=r"TaylorAttention cannot leave keys out .* pass the tokens of each image alone"
+    ):
+        module(q, q, q, Grid((2, 2)), mask=torch.tensor([[True, True, True, False]]))
+
+
 def test_dim_that_heads_do_not_divide_is_refused_with_the_ways_out() -> None:
     with pytest.raises(UserError, match=r"dim 10 is not divisible by num_heads 3; .* 1, 2, 5, 10 heads"):
         Attention(10, 3, Grid((4, 4)))

@@ -60,6 +60,13 @@ class IgnoresItsBias(Sound):
         return out if bias is None else out + 0 * bias.mean()
 
 
+class CountsMaskedKeys(Sound):
+    """Features of a key of zeros are ones, and not nothing."""
+
+    equivariant = True
+    masked_key = 0.0
+
+
 class ResizesItsTable(Sound):
     """With a learnable gain per patch, as it should be."""
 

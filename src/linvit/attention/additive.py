@@ -34,6 +34,7 @@ class AdditiveAttention(Attention):
     complexity = "O(N)"
     equivariant = True
     max_rank = 1  # each channel is an outer product
+    masked_key = 0.0  # keys are not used, and values of 0 weigh nothing
 
     def __init__(self, dim: int, num_heads: int, grid: Grid, *, key_dim: int | None = None) -> None:
         super().__init__(dim, num_heads, grid, key_dim=key_dim)

@@ -5,6 +5,7 @@ with other kernels.
 Cost: `(2 N + 3 M) C` elementwise operations, no matrix product, O(C) memory. Rank: 1 per channel.
 """
 
+import math
 from typing import Literal
 
 from torch import Tensor
@@ -28,6 +29,7 @@ class AFTSimpleAttention(Attention):
     complexity = "O(N)"
     equivariant = True
     max_rank = 1  # each channel is an outer product
+    masked_key = -math.inf
 
     def __init__(
         self,

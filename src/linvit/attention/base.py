@@ -1,5 +1,6 @@
 """The contract that every attention mechanism meets."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple, cast, get_args
 
@@ -94,6 +95,8 @@ class Attention(nn.Module):
             refuses it then.
         equivariant: Whether the output moves with its queries and keys are a set: no token's place in the grid counts.
             Hosts that drop tokens ask it.
+        masked_key: What the entries of a key that `mask` leaves out are set to, at which it has no weight, whatever the
+            others are; None where no number does that. What takes a bias needs none.
         fewer_keys: Whether keys and values may be of another grid than the queries, as under spatial reduction. Hosts
             ask it of a mechanism that projects "qkv".
         channelwise: Whether the equivalent matrix differs from channel to channel.
@@ -121,6 +124,7 @@ class Attention(nn.Module):
     takes_input: bool = False
     rotary: bool = False
     equivariant: bool = False
+    masked_key: float | None = None
     fewer_keys: bool = True
     channelwise: bool = False
     linear_in_values: bool = True
@@ -177,11 +181,28 @@ class Attention(nn.Module):
             check_choice(name, value, HOST_OPTIONS[name])
         super().__setattr__(name, value)
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, **extra: Any) -> Tensor:
+    @property
+    def masks_keys(self) -> bool:
+        """Whether a call may leave out keys by `mask`."""
+        return self.takes_bias or self.masked_key is not None
+
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, *, mask: Tensor | None = None, **extra: Any
+    ) -> Tensor:
         """Runs `forward` after a check of the numbers of tokens.
 
+        Args:
+            q: Queries (B, h, N, dk).
+            k: Keys (B, h, M, dk).
+            v: Values (B, h, M, d).
+            grid: Where the tokens lie.
+            mask: Which keys and values take part, (B, M) of bool, as in a batch of images of several sizes; at least
+                one of each image. None is all.
+            extra: What else `forward` takes.
+
         Raises:
-            UserError: If they are not those of the grid, or keys are fewer than queries and may not be.
+            UserError: If the tokens are not those of the grid, keys are fewer than queries and may not be, or some are
+                masked and cannot be.
         """
         tokens = q.shape[2], k.shape[2], v.shape[2]
         queries = grid.num_prefix + grid.size[0] * grid.size[1]
@@ -197,6 +218,18 @@ class Attention(nn.Module):
                 f"{type(self).__name__} needs as many keys as queries (fewer_keys is False); got a grid of "
                 f"{rows}x{columns} queries and {key_rows}x{key_columns} keys. Use sr_ratio=1 and sr_pool=0 with it"
             )
+        if mask is not None:
+            if not self.masks_keys:
+                raise UserError(
+                    f"{type(self).__name__} cannot leave keys out (masked_key is None, and takes_bias False): pass the "
+                    f"tokens of each image alone, without a mask"
+                )
+            left_out = ~mask[:, None, :, None]  # (B, 1, M, 1)
+            v = v.masked_fill(left_out, 0)
+            if self.takes_bias:
+                extra["bias"] = extra.get("bias", 0) + q.new_zeros(()).masked_fill(left_out.mT, -math.inf)
+            else:
+                k = k.masked_fill(left_out, cast("float", self.masked_key))
         return super().__call__(q, k, v, grid, **extra)  # type: ignore[no-any-return]
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:

@@ -45,6 +45,7 @@ class EfficientAttention(Attention):
         if key_ratio != 1:
             self.set_key_dim(round(key_ratio * self.head_dim), option=f"key_ratio={key_ratio}", key_dim=key_dim)
         self.normalization = normalization
+        self.masked_key = -math.inf if normalization == "softmax" else None
         self.max_rank = self.key_dim
 
     @mixed_precision

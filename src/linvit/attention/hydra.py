@@ -92,6 +92,8 @@ class HydraAttention(Attention):
         check_number("eps", eps, at_least=0)
         self.kernel_q = kernel_q
         self.kernel_k = kernel_k
+        if not {"mean", "softmax_tokens"} & {kernel_q, kernel_k}:  # which depend on the number of tokens
+            self.masked_key = 0.0  # any number will do, since values of 0 weigh nothing
         self.eps = eps
         self.constant = math.sqrt(dim) if constant is None else constant
         self.norm = nn.LayerNorm(dim) if post_norm == "ln" else None

@@ -5,6 +5,7 @@ feature map.
 Cost: `(N + M) C dk + N h dk` MACs. Rank: at most d, the head width.
 """
 
+import math
 from typing import Literal
 
 from torch import Tensor
@@ -54,6 +55,8 @@ class LinearAttention(Attention):
         self.normalize = normalize
         self.eps = eps
         self.relu_eps = relu_eps
+        if normalize and (feature_map == "elu" or not relu_eps):
+            self.masked_key = -math.inf
 
     def features(self, x: Tensor) -> Tensor:
         """The feature map phi, element by element."""

@@ -79,6 +79,7 @@ class PerformerAttention(Attention):
         check_number("seed", seed, at_least=0, below=2**63, whole=True, note=" (2^63), or null for one at random")
         self.nb_features = self.max_rank = self.key_dim if kernel == "none" else nb_features
         self.kernel = kernel
+        self.masked_key = -math.inf if kernel == "none" else None
         self.kernel_eps = kernel_eps
         self.ortho_scaling = ortho_scaling
         self.redraw_interval = None if kernel == "none" else redraw_interval

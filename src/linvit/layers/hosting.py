@@ -172,10 +172,18 @@ def queries_keys_values(
 
 
 def attend(
-    mechanism: Attention, q: Tensor, k: Tensor, v: Tensor, grid: Grid, *, x: Tensor, bias: Tensor | None = None
+    mechanism: Attention,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    grid: Grid,
+    *,
+    x: Tensor,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
 ) -> Tensor:
     """Splits q (B, N, h dk), k and v (B, M, h d) into heads, calls a mechanism, joins its output, (B, N, out_dim)."""
-    extra = {}
+    extra = {} if mask is None else {"mask": mask}
     if bias is not None:
         if not mechanism.takes_bias:
             raise UserError(f"{type(mechanism).__name__} takes no position bias (takes_bias is False)")

@@ -44,7 +44,7 @@ NOTES = {
     "crossvit_9_240": "in each branch; class tokens look at the other branch as before",
     "cait_xxs24_224": "patches; without the mixing of heads, so not `softmax`; the class token looks as before",
     "mvitv2_tiny": "",
-    "naflexvit_base_patch16_gap": "",
+    "naflexvit_base_patch16_gap": "images of several sizes in a batch, too",
     "xcit_nano_12_p16_224": LINEAR,
     "coat_lite_tiny": LINEAR,
     "mobilevitv2_050": LINEAR,

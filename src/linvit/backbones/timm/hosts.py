@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import torch
 from timm.layers import apply_rot_embed_cat, gen_relative_position_index, resize_rel_pos_bias_table
+from timm.models.naflexvit import NaFlexVit
 from torch import Tensor, nn
 
 from linvit.attention.base import Attention, Grid
@@ -32,6 +33,36 @@ class PatchGrid:
         self.grid = self.grid._replace(size=(height, width))
 
 
+class NaFlexGrid(PatchGrid):
+    """The grid of images of one size, or of a batch of several (timm's NaFlexVit), as patches with their places.
+
+    The grid of the latter is one row of as many patches as the longest has.
+    """
+
+    places: Tensor
+    _sizes: list[tuple[int, int]] | None
+
+    def __init__(self, network: Any, img_size: tuple[int, int]) -> None:
+        network.use_key_only_attn_mask = True  # of N entries, not N x N
+        self.grid = Grid(tuple(network.embeds.dynamic_feat_size(img_size)), num_prefix=network.num_prefix_tokens)
+        network.embeds.register_forward_pre_hook(self, with_kwargs=True)
+
+    def __call__(self, patch_embed: Any, args: tuple[Tensor, ...], given: Any) -> None:  # type: ignore[override]
+        """Records the grid of images (B, C, H, W), or of patches (B, N, C) whose places are given."""
+        if given["patch_coord"] is None:
+            super().__call__(patch_embed, args)
+        else:
+            self.places, self._sizes = given["patch_coord"], None  # row and column of each patch, (B, N, 2)
+            self.grid = self.grid._replace(size=(1, self.places.shape[1]))
+
+    @property
+    def sizes(self) -> list[tuple[int, int]]:
+        """Patches of each image, (H, W)."""
+        if self._sizes is None:  # once per batch, since a GPU has to be waited for
+            self._sizes = (self.places.amax(1) + 1).tolist()
+        return self._sizes
+
+
 class MapGrid(PatchGrid):
     """Records the grid of a map (B, C, H, W), as a forward hook of the module that makes it."""
 
@@ -56,6 +87,8 @@ class Model:
     @cached_property
     def patches(self) -> PatchGrid:
         """The patch grid of the model's images, which all its layers share."""
+        if isinstance(self.network, NaFlexVit):
+            return NaFlexGrid(self.network, self.img_size)
         embed: Any = getattr(self.network, "patch_embed", None)
         if not hasattr(embed, "dynamic_feat_size"):
             raise UserError(
@@ -151,17 +184,32 @@ class ReplacedAttention(AttentionHost):
         self.proj = widened(proj, self.mechanism.out_dim, heads)
         self.proj_drop = getattr(source, "proj_drop", nn.Identity())
 
-    def mix(self, x: Tensor, grid: Grid, bias: Tensor | None = None, rope: Tensor | None = None) -> Tensor:
+    def mix(
+        self,
+        x: Tensor,
+        grid: Grid,
+        bias: Tensor | None = None,
+        rope: Tensor | None = None,
+        mask: Tensor | None = None,
+    ) -> Tensor:
         """Projects tokens (B, N, C) and attends, with a bias (B or 1, h, N, N) for a mechanism that takes one.
 
-        `rope` are sines and cosines (..., N, 2 d) of timm for the patches, by which q and k are turned.
+        `rope` are sines and cosines (..., N, 2 d) of timm for the patches, by which q and k are turned; `mask` (B, N)
+        are the tokens that take part.
         """
-        return self.project(self.mixed(x, grid, bias, rope), x)
+        return self.project(self.mixed(x, grid, bias, rope, mask), x)
 
-    def mixed(self, x: Tensor, grid: Grid, bias: Tensor | None = None, rope: Tensor | None = None) -> Tensor:
+    def mixed(
+        self,
+        x: Tensor,
+        grid: Grid,
+        bias: Tensor | None = None,
+        rope: Tensor | None = None,
+        mask: Tensor | None = None,
+    ) -> Tensor:
         """As `mix`, before the output projection, (B, N, C) -> (B, N, out_dim)."""
         t = self.stemmed(x, grid)
-        return self.attended(t, *queries_keys_values(self.mechanism, self.projected(t), t), grid, bias, rope)
+        return self.attended(t, *queries_keys_values(self.mechanism, self.projected(t), t), grid, bias, rope, mask)
 
     def projected(self, t: Tensor) -> Sequence[Tensor]:
         """Projects tokens (B, N, C) to what the mechanism wants of q, k and v, (B, N, width) each."""
@@ -190,6 +238,7 @@ class ReplacedAttention(AttentionHost):
         grid: Grid,
         bias: Tensor | None = None,
         rope: Tensor | None = None,
+        mask: Tensor | None = None,
     ) -> Tensor:
         """Norms and turns q and k, (B, N, C), and attends, (B, N, out_dim). Only what takes a bias gets one."""
         tied = k is q
@@ -199,7 +248,7 @@ class ReplacedAttention(AttentionHost):
             bias = None
         elif (own := self.position_bias(q, grid)) is not None:
             bias = own if bias is None else own + bias
-        return attend(self.mechanism, q, k, v, grid, x=t, bias=bias)
+        return attend(self.mechanism, q, k, v, grid, x=t, bias=bias, mask=mask)
 
     def position_bias(self, q: Tensor, grid: Grid) -> Tensor | None:
         """The layer's own bias of positions (B or 1, h, N, M) for queries (B, N, C), where it has one."""

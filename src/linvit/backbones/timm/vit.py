@@ -6,19 +6,22 @@ import torch
 from timm.layers import Attention, AttentionRope, PatchDropout, PatchDropoutWithIndices
 from timm.models import beit, cait, crossvit, eva, pit
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from linvit.attention.base import Grid
 from linvit.attention.softmax import SoftmaxAttention
-from linvit.backbones.timm.hosts import Model, PatchGrid, ReplacedAttention
+from linvit.backbones.timm.hosts import Model, NaFlexGrid, PatchGrid, ReplacedAttention
 from linvit.errors import UserError
 from linvit.registry import Spec
 
 
 class ReplacedViTAttention(ReplacedAttention):
-    """Replaces the attention of ViT, DeiT, BEiT, EVA, DINOv3 and their like, among all tokens, prefix first.
+    """Replaces the attention of ViT, DeiT, BEiT, EVA, DINOv3, NaFlex and their like, among all tokens, prefix first.
 
     Where the model has rotary positions, it turns q and k by its own tables before the mechanism gets them. Under its
-    patch dropout the patches that are left are in no plane, so mechanisms that look at the grid are refused.
+    patch dropout the patches that are left are in no plane, so mechanisms that look at the grid are refused. Of a batch
+    of several sizes, keys that fill up shorter images are masked, or, where the mechanism cannot do that or looks at
+    the grid, it gets image after image.
     """
 
     sources = (Attention, AttentionRope, beit.Attention, eva.EvaAttention)
@@ -78,19 +81,39 @@ class ReplacedViTAttention(ReplacedAttention):
         rope: Tensor | None = None,
         shared_rel_pos_bias: Tensor | None = None,
     ) -> Tensor:
-        """(B, N, C) -> (B, N, C). A mask is refused unless the mechanism takes a bias."""
+        """(B, N, C) -> (B, N, C). A mask of pairs of tokens is refused unless the mechanism takes a bias."""
+        grid, mask = self.patches.grid, None
+        if attn_mask is not None and attn_mask.shape[1:-1] == (1, 1):  # of keys alone, (B, 1, 1, N)
+            mask = (attn_mask if attn_mask.dtype == torch.bool else attn_mask >= 0)[:, 0, 0]
+            attn_mask = None
         if is_causal or (attn_mask is not None and not self.mechanism.takes_bias):
             raise UserError(
                 f"{type(self.mechanism).__name__} in a timm model takes no {'causal ' if is_causal else ''}mask"
             )
-        grid = self.patches.grid
+        if mask is not None and not (self.mechanism.masks_keys and self.mechanism.equivariant and self.stem is None):
+            return self.image_by_image(x, rope)
         if self.drops_patches and self.training:
             grid = Grid((1, x.shape[1] - grid.num_prefix), num_prefix=grid.num_prefix)
         if attn_mask is not None:
             if attn_mask.dtype == torch.bool:  # what takes part
                 attn_mask = torch.zeros_like(attn_mask, dtype=x.dtype).masked_fill(~attn_mask, -torch.inf)
             attn_mask = attn_mask[(None,) * (4 - attn_mask.ndim)]  # (B or 1, h or 1, N, N)
-        return self.mix(x, grid, shared_rel_pos_bias if attn_mask is None else attn_mask, rope)
+        return self.mix(x, grid, shared_rel_pos_bias if attn_mask is None else attn_mask, rope, mask)
+
+    def image_by_image(self, x: Tensor, rope: Tensor | None) -> Tensor:
+        """Mixes the tokens (B, N, C) of each image of a batch of several sizes on their own grid."""
+        if not isinstance(self.patches, NaFlexGrid) or (self.drops_patches and self.training):
+            raise UserError(
+                f"{type(self.mechanism).__name__} cannot leave tokens out by a mask: it needs whole images. Pass "
+                f"images of one size, or of several to timm's NaFlexVit with patch_drop_rate=0"
+            )
+        done = []
+        for i, size in enumerate(self.patches.sizes):
+            grid = Grid((size[0], size[1]), num_prefix=self.patches.grid.num_prefix)
+            turn = None if rope is None else rope[i : i + 1, ..., : size[0] * size[1], :]
+            out = self.mix(x[i : i + 1, : grid.num_queries], grid, rope=turn)
+            done.append(F.pad(out, (0, 0, 0, x.shape[1] - grid.num_queries)))
+        return torch.cat(done)
 
 
 class ReplacedCaiTAttention(ReplacedAttention):

@@ -22,6 +22,7 @@ CONTRACT = Contract(
         Check("narrow keys", host.narrow_keys),
         Check("attention layer", host.attention_layer),
         Check("position bias", host.position_bias),
+        Check("masked keys", host.masked_keys),
         behaviour.BATCH_INDEPENDENCE,
         *behaviour.COMMON,
         Check("memory layout", shape.memory_layout),

@@ -10,7 +10,7 @@ from linvit.layers.attention_layer import AttentionLayer
 from linvit.layers.spatial_reduction import reducible
 from linvit.testing.attention.inputs import NOMINAL, AttentionSubject, Inputs, inputs
 from linvit.testing.attention.shape import wrong_output
-from linvit.testing.numbers import normal, relative_error
+from linvit.testing.numbers import EXACT, normal, relative_error
 from linvit.testing.report import Advice, Line, at, failed, not_supported, passed, refusable
 from linvit.testing.subject import sized
 
@@ -88,6 +88,36 @@ def position_bias(subject: AttentionSubject) -> Line:
     if gradient is None or not gradient.isfinite().all() or not gradient.any():
         return failed("no finite gradient reaches the bias")
     return passed(f"its effect is {effect:.0e}") if effect > SEEN else failed(f"its effect is {effect:.0e}")
+
+
+def masked_keys(subject: AttentionSubject) -> Line:
+    """Checks that masked keys and values have no influence, nor a gradient, where a mechanism can leave keys out.
+
+    Where no token's place counts either, the tokens that are left must give what they give alone.
+    """
+    mechanism = subject.build()
+    if not mechanism.masks_keys:
+        return not_supported("masked_key is None, and takes_bias is False")
+    given = inputs(mechanism, NOMINAL)
+    mask = torch.arange(NOMINAL.num_keys) < torch.tensor([[NOMINAL.num_keys - 70], [NOMINAL.num_keys]])
+    hidden = ~mask[:, None, :, None]
+    k, v = (torch.where(hidden, 64 * given[name], given[name]).requires_grad_() for name in "kv")
+    extra = given.arguments[1]
+    out = mechanism(given["q"], k, v, NOMINAL, mask=mask, **extra)
+    change = relative_error(out, mechanism(given["q"], given["k"], given["v"], NOMINAL, mask=mask, **extra))
+    if not change <= EXACT:
+        return failed(f"masked keys and values change the output by {change:.0e} (at most {EXACT:.0e})")
+    found = torch.autograd.grad(out[:, :, :100], (k, v), normal(*out[:, :, :100].shape, seed=6), allow_unused=True)
+    for name, gradient in zip("kv", found, strict=True):
+        if gradient is not None and (not gradient.isfinite().all() or gradient.masked_select(hidden).any()):
+            return failed(f"a gradient reaches the masked entries of {name}, or one that is not finite the others")
+    if not mechanism.equivariant:
+        return passed(f"they change the output by {change:.0e}")
+    left = int(mask[0].sum())
+    alone = mechanism(given["q"][:1, :, :left], k[:1, :, :left], v[:1, :, :left], Grid((1, left)))
+    error = relative_error(out[:1, :, :left], alone)
+    said = f"the tokens that are left differ by {error:.0e} from those alone"
+    return passed(said) if error <= EXACT else failed(f"{said} (at most {EXACT:.0e})")
 
 
 def attention_layer(subject: AttentionSubject) -> Line:
