@@ -18,11 +18,12 @@ from linvit.analysis.recorder import observe
 from linvit.callbacks.attention.maps import KINDS, Maps, attention_maps, gallery
 from linvit.callbacks.common import DARK, LIGHT, Paper, pixels
 from linvit.callbacks.dense import legend, overlay
+from linvit.callbacks.report import write_table
 from linvit.data.base import ImageData
 from linvit.data.sources.images import collate
 from linvit.experiments.page import Either, Page
 from linvit.experiments.plots import heat_map, svg
-from linvit.plain_text import CsvWriter, printable
+from linvit.plain_text import printable
 from linvit.tasks.base import Description
 
 EXPLAINED = {
@@ -159,13 +160,9 @@ def write_files(
 ) -> dict[str, list[tuple[Either, str]]]:
     """Writes statistics.csv, predictions.csv and the pictures; returns the pictures of each model with their kinds."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "statistics.csv").open("w", encoding="utf-8", newline="") as file:
-        writer = CsvWriter(file)
-        writer.writerow(["model", "layer", "part", "head", *STATISTICS])
-        writer.writerows([one.subject.name, *row[:3], *row[3]] for one in found for row in one.rows)
-    with (folder / "predictions.csv").open("w", encoding="utf-8", newline="") as file:
-        writer = CsvWriter(file)
-        writer.writerows(prediction_table(found, photos))
+    statistics = ([one.subject.name, *row[:3], *row[3]] for one in found for row in one.rows)
+    write_table(folder / "statistics.csv", [["model", "layer", "part", "head", *STATISTICS], *statistics])
+    write_table(folder / "predictions.csv", prediction_table(found, photos))
     pictures: dict[str, list[tuple[Either, str]]] = {}
     for number, one in enumerate(found):
         for kind in (kind for kind in KINDS if kind in one.maps[0].maps):

@@ -1,88 +1,92 @@
-"""From which image size on a network is faster than another one: time and memory of both at several sizes."""
+"""From which size on a network costs less than another one, and how costs grow with the size."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import NamedTuple
+from statistics import linear_regression
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from linvit.errors import UserError
-from linvit.experiments.measure import interleaved, out_of_memory, peak_memory
+from linvit.experiments.bench.costs import Cost, measure_costs
+from linvit.experiments.bench.runner import Candidate, Settings
 
 TIMES = (1, 2, 3, 4)  # the sides that are measured, over that of the image
-CALLS = 4  # of each network at one size, about
-LONGEST = 4.0
+CALLS = 6  # of each network at one size, about
+LONGEST = 6.0
 
 
-class Cost(NamedTuple):
-    """Of a forward pass of one square image: side in pixels, seconds, bytes."""
-
-    side: int
-    seconds: float
-    bytes: int
-
-
-class Crossover(NamedTuple):
-    """From which image size on a student is faster than its teacher, among those that were measured.
-
-    Attributes:
-        side: The first side from which on it is, in pixels; None if it is not even at the largest.
-        least: The smallest side.
-        most: The largest one.
-    """
-
-    side: int | None
-    least: int
-    most: int
-
-    @classmethod
-    def of(cls, teacher: Sequence[Cost], student: Sequence[Cost]) -> "Crossover":
-        """The crossover of costs at the same sides, the smallest first."""
-        sides = [cost.side for cost in teacher]
-        slower = [i for i, pair in enumerate(zip(teacher, student, strict=True)) if pair[1].seconds >= pair[0].seconds]
-        faster = sides[slower[-1] + 1 if slower else 0 :]
-        return cls(faster[0] if faster else None, sides[0], sides[-1])
-
-    def __str__(self) -> str:
-        """`64`, or `≤ 32` or `> 128` where it lies outside of what was measured."""
-        return f"> {self.most}" if self.side is None else f"{'≤ ' * (self.side == self.least)}{self.side}"
-
-    @property
-    def in_words(self) -> str:
-        """A sentence."""
-        if self.side is None:
-            return f"Up to {self.most} pixels the student is not faster."
-        return f"The student is faster from {self.side} pixels on{', the smallest size' * (self.side == self.least)}."
-
-
-@torch.no_grad()
-def costs_by_size(
-    networks: Mapping[str, nn.Module], image: torch.Tensor, device: torch.device, seconds: float
-) -> dict[str, list[Cost]]:
-    """Time and memory of networks at the size of an image and at multiples of it.
+def costs_by_size(networks: Mapping[str, nn.Module], image: Tensor, device: torch.device, seconds: float) -> list[Cost]:
+    """Time and memory of a forward pass of one image, at its size and at multiples of it, by the width in pixels.
 
     Args:
         networks: Images (1, C, H, W) in, by name. They are timed in turns.
         image: (C, H, W).
-        device: Where the networks lie.
+        device: Where they are measured.
         seconds: For the timing of all sizes. One that would take `LONGEST` times as long alone is left out, and those
             above it, as is what does not fit into memory or what a network refuses.
     """
-    found: dict[str, list[Cost]] = {name: [] for name in networks}
+    found: list[Cost] = []
     for times in TIMES:
         images = image[None].repeat(1, 1, times, times).to(device)
-        works = {name: partial(network, images) for name, network in networks.items()}
-        try:
-            timing = interleaved(works, budget=seconds / len(TIMES), least=1, device=device)
-            memory = {name: peak_memory(work, device) for name, work in works.items()}
-        except Exception as error:
-            if times > 1 and (out_of_memory(error) or isinstance(error, AssertionError | UserError)):
-                break  # a network that takes one size alone
-            raise
-        for name in networks:
-            found[name].append(Cost(images.shape[-1], timing[name].median, memory[name]))
+        height, width = images.shape[-2:]
+        candidates = [
+            Candidate(name, (height, width), width, partial(_with_images, network, images))
+            for name, network in networks.items()
+        ]
+        costs, _ = measure_costs(candidates, Settings(str(device), backward=False), budget=seconds / len(TIMES))
+        if not all(cost.seconds for cost in costs):
+            break
+        found += costs
         growth = ((times + 1) / times) ** 4  # that of softmax: the square of the tokens
-        if CALLS * growth * sum(one.median for one in timing.values()) > LONGEST * seconds:
+        if CALLS * growth * sum(cost.seconds["forward"].median for cost in costs) > LONGEST * seconds:
             break
     return found
+
+
+def _with_images(network: nn.Module, images: Tensor, _: Any) -> tuple[nn.Module, tuple[Tensor], dict[str, Any]]:
+    return network, (images,), {}
+
+
+def times_of(costs: Iterable[Cost], name: str) -> dict[float, float]:
+    """The seconds of one network's forward pass by size."""
+    return {float(cost.amount): cost.seconds["forward"].median for cost in costs if cost.name == name}
+
+
+def growth_exponent(costs: Mapping[float, float]) -> float | None:
+    """Fits `cost = a * size^b` by least squares of the logarithms, to the upper half of the sizes on a log axis.
+
+    What a call costs at any size flattens the curve at its lower end, which is therefore left out, unless there are but
+    two sizes. Costs that are not positive or not finite are left out. None if fewer than two are left.
+    """
+    known = {math.log(size): math.log(cost) for size, cost in costs.items() if 0 < cost < math.inf}
+    middle = (min(known) + max(known)) / 2 - 1e-9 if len(known) > 2 else -math.inf
+    upper = {x: y for x, y in known.items() if x >= middle}
+    return linear_regression([*upper], [*upper.values()]).slope if len(upper) > 1 else None
+
+
+def crossover(costs: Mapping[float, float], baseline: Mapping[float, float]) -> float | None:
+    """From which size on a cost stays at or below that of a baseline, up to the largest size that was measured.
+
+    Between the last size at which it is above and the next one, the ratio of the two is taken for a straight line on
+    log axes, and the size at which that line passes 1 is returned; 0 where it is so at all sizes, infinity where it
+    never is, None if no size has both. A cost of infinity stands for what could not run.
+    """
+    both = costs.keys() & baseline.keys()
+    sizes = sorted(size for size in both if 0 < min(costs[size], baseline[size]) < math.inf)
+    above = [k for k, size in enumerate(sizes) if costs[size] > baseline[size]]
+    if not above:
+        return 0.0 if sizes else None
+    if above[-1] == len(sizes) - 1:
+        return math.inf
+    low, high = sizes[above[-1]], sizes[above[-1] + 1]
+    if math.inf in (costs[low], baseline[high]):
+        return high
+    before, after = (math.log(costs[size] / baseline[size]) for size in (low, high))
+    return float(low * (high / low) ** (before / (before - after)))
+
+
+def crossover_text(size: float | None) -> str:
+    """A crossover as tables have it: "1,432", "always", "never", or "-" if it is not known."""
+    return "-" if size is None else {0.0: "always", math.inf: "never"}.get(size, f"{size:,.0f}")

@@ -2,7 +2,6 @@
 
 import csv
 import hashlib
-import io
 import json
 import math
 import time
@@ -18,13 +17,12 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor, nn
 
 from linvit.backbones.stage import specs_per_layer
+from linvit.callbacks.report import write_table
 from linvit.errors import UserError
 from linvit.experiments.page import Page
 from linvit.experiments.plots import Axis, Series, scatter_plot
-from linvit.files import replacing
 from linvit.linearization.distillation import first_tensor, last_features
 from linvit.linearization.search import Conversions, greedy_order
-from linvit.plain_text import CsvWriter
 from linvit.registry import Spec
 from linvit.runs.folder import run_name
 from linvit.runs.run import Run
@@ -73,12 +71,9 @@ class Measurements:
         if key not in self.rows:
             assert self._measure is not None
             self.rows[key] = self._measure(key)
-            text = io.StringIO()
             rows = ([" ".join(map(str, blocks)), *found] for blocks, found in self.rows.items())
-            CsvWriter(text).writerows([COLUMNS, *rows])
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(self.path) as file:
-                file.write(text.getvalue().encode())
+            write_table(self.path, [COLUMNS, *rows])
         return self.rows[key]
 
     @property

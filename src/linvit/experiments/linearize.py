@@ -1,6 +1,7 @@
 """What came of a network whose attention was replaced: scores, errors of layers, time and memory, maps, as one page."""
 
 import copy
+import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,15 +14,17 @@ from linvit.analysis.maps import Query
 from linvit.analysis.recorder import layer_name, observe
 from linvit.callbacks.attention.maps import Maps, attention_maps, gallery
 from linvit.callbacks.common import DARK, LIGHT
+from linvit.callbacks.report import write_table
 from linvit.errors import UserError
 from linvit.experiments.analyze import Photo, read_photos
 from linvit.experiments.bench.conditions import conditions
-from linvit.experiments.crossover import Cost, Crossover, costs_by_size
+from linvit.experiments.bench.costs import Cost
+from linvit.experiments.crossover import costs_by_size, crossover, times_of
 from linvit.experiments.keep import TABLE, add_curve
 from linvit.experiments.page import Page
 from linvit.experiments.plots import Axis, Series, heat_map, line_plot, svg
 from linvit.files import replacing
-from linvit.plain_text import CsvWriter, markdown_table
+from linvit.plain_text import markdown_table
 from linvit.runs.folder import RunFolder
 from linvit.runs.run import Run
 from linvit.tasks import Task, Teacher
@@ -61,46 +64,53 @@ class Findings(NamedTuple):
     Attributes:
         scores: Of the validation split, by network.
         errors: Of each attention layer, relative to its teacher's: at the "start", and after epochs, by their numbers.
-        costs: Of teacher and student, at the same sizes.
+        costs: Of teacher and student, at the same sizes, in turns.
         device: On which costs were measured.
     """
 
     scores: dict[str, float]
     errors: dict[str, dict[str, float]]
-    costs: dict[str, list[Cost]]
+    costs: list[Cost]
     device: str
 
     def tables(self, metric: str) -> list[tuple[str, str, list[list[str]]]]:
         """Heading, what a table shows, and its rows, the titles first."""
         scores = [["network", metric], *([name, f"{score:.4f}"] for name, score in self.scores.items())]
         when = [*self.errors][:: max(len(self.errors) - 1, 1)]  # the first and the last
-        ends = [{**self.errors[name], "mean": mean(self.errors[name])} for name in when]
+        ends = [{**self.errors[name], "mean": float(np.mean([*self.errors[name].values()]))} for name in when]
         errors = [["layer", *(name if name == "start" else f"after epoch {name}" for name in when)]]
         errors += [[layer, *(f"{end.get(layer, np.nan):.4f}" for end in ends)] for layer in (ends[0] if ends else ())]
         costs = [["side", "teacher (ms)", "student (ms)", "student / teacher", "teacher (MiB)", "student (MiB)"]]
-        for pair in zip(self.costs["teacher"], self.costs["student"], strict=True):
-            ratio = f"{pair[1].seconds / pair[0].seconds:.2f}"
-            times = [f"{1e3 * cost.seconds:.2f}" for cost in pair]
-            costs.append([str(pair[0].side), *times, ratio, *(f"{cost.bytes / 2**20:.1f}" for cost in pair)])
-        faster = Crossover.of(self.costs["teacher"], self.costs["student"]).in_words
+        teacher, student = (times_of(self.costs, name) for name in ("teacher", "student"))
+        for pair in zip(self.costs[::2], self.costs[1::2], strict=True):
+            side = pair[0].amount
+            times = [f"{1e3 * own[side]:.2f}" for own in (teacher, student)]
+            ratio = f"{student[side] / teacher[side]:.2f}"
+            costs.append([str(side), *times, ratio, *(f"{cost.peak['forward'] / 2**20:.1f}" for cost in pair)])
+        faster = faster_in_words(crossover(student, teacher))
         return [
             ("Scores", SCORES.format(metric=metric), scores),
             ("Errors of attention", ERRORS, errors),
             ("Time and memory", f"{faster} {SPEED.format(device=self.device)}", costs),
         ]
 
-    def write_csv(self, path: Path) -> None:
-        """Writes all numbers: what, of which network or layer, value."""
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = CsvWriter(file)
-            writer.writerow(["what", "of", "value"])
-            writer.writerows(["score", name, score] for name, score in self.scores.items())
-            for when, errors in self.errors.items():
-                name = "error at the start" if when == "start" else f"error after epoch {when}"
-                writer.writerows([name, layer, error] for layer, error in errors.items())
-            for name, costs in self.costs.items():
-                for side, seconds, size in costs:
-                    writer.writerows([[f"seconds at {side}", name, seconds], [f"bytes at {side}", name, size]])
+    def rows(self) -> list[tuple[str, str, float]]:
+        """All numbers: what, of which network or layer, value."""
+        rows = [("score", name, score) for name, score in self.scores.items()]
+        for when, errors in self.errors.items():
+            name = "error at the start" if when == "start" else f"error after epoch {when}"
+            rows += [(name, layer, error) for layer, error in errors.items()]
+        for cost in self.costs:
+            rows.append((f"seconds at {cost.amount}", cost.name, cost.seconds["forward"].median))
+            rows.append((f"bytes at {cost.amount}", cost.name, cost.peak["forward"]))
+        return rows
+
+
+def faster_in_words(side: float | None) -> str:
+    """A sentence on the size of image from which on a student is faster."""
+    if side in (None, math.inf):
+        return "At these sizes the student is not faster."
+    return f"The student is faster from {side:.0f} pixels on." if side else "The student is faster at all these sizes."
 
 
 def write_page(run: Run, command: str, folders: Sequence[Path]) -> None:
@@ -133,7 +143,7 @@ def write_page(run: Run, command: str, folders: Sequence[Path]) -> None:
     parts = [f"## {heading}\n\n{caption}\n\n{markdown_table(rows)}" for heading, caption, rows in tables]
     with replacing(folder / "linearize.md") as file:
         file.write("\n\n".join([f"`{command}`", introduction, *parts, ""]).encode())
-    found.write_csv(folder / "linearize.csv")
+    write_table(folder / "linearize.csv", [("what", "of", "value"), *found.rows()])
     page = Page(f"linearize: {task.hparams['attention']}")
     page.code(command)
     page.paragraph(introduction)
@@ -193,11 +203,6 @@ def errors(runs: Sequence[RunFolder]) -> dict[str, dict[str, float]]:
     return found
 
 
-def mean(errors: Mapping[str, float]) -> float:
-    """Of the errors of layers."""
-    return float(np.mean([*errors.values()]))
-
-
 def score_plot(runs: Sequence[RunFolder]) -> list[tuple[str, str]]:
     """The student's score over the epochs, and the teacher's, with what they are; nothing without scores."""
     tag = runs[-1].score_tag()
@@ -230,12 +235,12 @@ def error_picture(errors: Mapping[str, Mapping[str, float]]) -> list[tuple[str, 
     return [(svg(heat_map("error by epoch, yellow: large", values, layers, when)), "The errors after each epoch.")]
 
 
-def time_plot(costs: Mapping[str, Sequence[Cost]]) -> list[tuple[str, str]]:
+def time_plot(costs: Sequence[Cost]) -> list[tuple[str, str]]:
     """The time of both over the side of the image, with what it is."""
-    times = [Series(name, tuple((cost.side, 1e3 * cost.seconds) for cost in own)) for name, own in costs.items()]
-    sides = tuple(float(cost.side) for cost in costs["teacher"])
-    plot = line_plot("Forward pass", times, Axis("side of the image (pixels)", ticks=sides), Axis("ms", log=True))
-    return [(plot, "The time of one image over its side.")]
+    curves = {name: times_of(costs, name) for name in ("teacher", "student")}
+    series = [Series(name, tuple((side, 1e3 * time) for side, time in own.items())) for name, own in curves.items()]
+    sides = Axis("side of the image (pixels)", ticks=tuple(curves["teacher"]))
+    return [(line_plot("Forward pass", series, sides, Axis("ms", log=True)), "The time of one image over its side.")]
 
 
 def maps(

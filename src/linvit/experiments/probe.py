@@ -8,11 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from linvit.analysis.probes import linear_probes, nearest_neighbours, pooled_features
+from linvit.callbacks.report import write_table
 from linvit.data.base import ImageData
 from linvit.experiments.page import Page
 from linvit.experiments.plots import Axis, Series, line_plot
 from linvit.files import replacing
-from linvit.plain_text import CsvWriter, markdown_table
+from linvit.plain_text import markdown_table
 
 Features = dict[tuple[int, str, str], Tensor]
 """Of a split: (N, C) by position of a layer, its name, and what is pooled."""
@@ -102,8 +103,7 @@ def write(scores: Sequence[ProbeScore], protocol: Protocol, about: str, command:
     rows = table_of(scores, protocol)
     with replacing(folder / "probe.md") as file:
         file.write("\n\n".join([f"`{command}`", about, markdown_table(rows), ""]).encode())
-    with (folder / "probe.csv").open("w", newline="", encoding="utf-8") as csv:
-        CsvWriter(csv).writerows(rows)
+    write_table(folder / "probe.csv", rows)
     page = Page("Probes")
     page.code(command)
     page.paragraph(about)

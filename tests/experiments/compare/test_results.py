@@ -2,7 +2,6 @@
 
 import csv
 import html
-import io
 import math
 import os
 import re
@@ -13,6 +12,7 @@ import yaml
 from PIL import Image
 
 from linvit import UserError
+from linvit.callbacks.report import write_table
 from linvit.experiments.compare import report, tables
 from linvit.experiments.compare.costs import Costs
 from linvit.experiments.compare.results import Results, check_comparable, group, with_published, with_teachers
@@ -27,6 +27,12 @@ def results(folder, **options):
     for variant in variants:
         variant.published = {"softmax": 72.2}.get(variant.name)
     return Results("x", variants, options.pop("baseline", "softmax"), None, ["model.attention"], "Table 4")
+
+
+def csv_rows(found, folder):
+    write_table(folder / "table.csv", tables.numbers(found))
+    with (folder / "table.csv").open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
 
 
 @pytest.fixture
@@ -105,7 +111,7 @@ def test_runs_of_different_tasks_are_refused(tmp_path):
 
 def test_the_three_tables_agree(folder):
     found = results(folder)
-    rows = list(csv.DictReader(io.StringIO(tables.csv_text(found))))
+    rows = csv_rows(found, folder)
     assert [row["variant"] for row in rows] == ["linear", "softmax"]
     assert float(rows[0]["difference"]) == pytest.approx(-0.09)
     assert rows[0]["score_seed2"] == ""
@@ -139,7 +145,7 @@ def test_stars_are_holms_and_all_tables_say_so(tmp_path):
             write_run(tmp_path / f"{name}-seed{seed}/version_0", seed, (0.1, 0.5 + shift + seed * step), attention=name)
     write_run(tmp_path / "pola-seed0/version_0", 0, (0.1, 0.9), attention="pola")
     found = Results("x", group(find([tmp_path])), "softmax", None, ["model.attention"])
-    rows = {row["variant"]: row for row in csv.DictReader(io.StringIO(tables.csv_text(found)))}
+    rows = {row["variant"]: row for row in csv_rows(found, tmp_path)}
     linear = {name: float(rows["linear"][name]) for name in ("interval_low", "p", "p_holm")}
     assert linear["interval_low"] > 0
     assert linear["p_holm"] == pytest.approx(3 * linear["p"])
@@ -240,7 +246,7 @@ def test_a_teacher_is_a_row_and_the_baseline_of_its_students(tmp_path):
     assert teacher == "| teacher | - | 0.9500 | - | - | baseline | - | - |"
     assert student.startswith("| linear | 0.5500 ± 0.0707 | 0.8500 ± 0.0707 | 2 | 2 | -0.1000 [")
     assert student.endswith("| 1.5000 ± 0.0000 | 0.3000 ± 0.1414 |")
-    rows = list(csv.DictReader(io.StringIO(tables.csv_text(found))))
+    rows = csv_rows(found, tmp_path)
     assert [float(rows[1][name]) for name in ("before_mean", "distance_before", "distance")] == pytest.approx(
         [0.55, 1.5, 0.3]
     )

@@ -1,16 +1,16 @@
 """The costs of modules as tables, files and plots."""
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import linear_regression
 from typing import Any, NamedTuple
 
+from linvit.callbacks.report import write_table
 from linvit.experiments.bench.costs import PASSES, Cost, format_size
 from linvit.experiments.bench.runner import Mode
+from linvit.experiments.crossover import crossover, crossover_text, growth_exponent
 from linvit.experiments.measure import Timing
 from linvit.experiments.plots import Axis, Series, line_plot
-from linvit.plain_text import CsvWriter, markdown_table
+from linvit.plain_text import markdown_table
 
 MIB = 2**20
 CROSSOVER = (
@@ -218,10 +218,7 @@ class CostReport(NamedTuple):
         folder.mkdir(parents=True, exist_ok=True)
         also = {"date": self.conditions["date"], "machine": self.conditions["machine"]}
         rows = [_row(cost, int(self.conditions["batch"])) | also for cost in self.costs]
-        with (folder / "costs.csv").open("w", newline="", encoding="utf-8") as file:
-            writer = CsvWriter(file)
-            writer.writerow(list(rows[0]))
-            writer.writerows(["" if value is None else value for value in row.values()] for row in rows)
+        write_table(folder / "costs.csv", [[*rows[0]], *([*row.values()] for row in rows)])
         for name, text in (("costs.md", self.markdown()), *self.plots()):
             (folder / name).write_text(text, encoding="utf-8")
 
@@ -253,41 +250,3 @@ def _entry(cost: Cost | None, metric: Metric, spread: bool) -> str:
 def _number(value: float) -> str:
     """Three digits, without an exponent."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def growth_exponent(costs: Mapping[float, float]) -> float | None:
-    """Fits `cost = a * size^b` by least squares of the logarithms, to the upper half of the sizes on a log axis.
-
-    What a call costs at any size flattens the curve at its lower end, which is therefore left out, unless there are but
-    two sizes. Costs that are not positive or not finite are left out. None if fewer than two are left.
-    """
-    known = {math.log(size): math.log(cost) for size, cost in costs.items() if 0 < cost < math.inf}
-    middle = (min(known) + max(known)) / 2 - 1e-9 if len(known) > 2 else -math.inf
-    upper = {x: y for x, y in known.items() if x >= middle}
-    return linear_regression([*upper], [*upper.values()]).slope if len(upper) > 1 else None
-
-
-def crossover(costs: Mapping[float, float], baseline: Mapping[float, float]) -> float | None:
-    """From which size on a cost stays at or below that of a baseline, up to the largest size that was measured.
-
-    Between the last size at which it is above and the next one, the ratio of the two is taken for a straight line on
-    log axes, and the size at which that line passes 1 is returned; 0 where it is so at all sizes, infinity where it
-    never is, None if no size has both. A cost of infinity stands for what could not run.
-    """
-    both = costs.keys() & baseline.keys()
-    sizes = sorted(size for size in both if 0 < min(costs[size], baseline[size]) < math.inf)
-    above = [k for k, size in enumerate(sizes) if costs[size] > baseline[size]]
-    if not above:
-        return 0.0 if sizes else None
-    if above[-1] == len(sizes) - 1:
-        return math.inf
-    low, high = sizes[above[-1]], sizes[above[-1] + 1]
-    if math.inf in (costs[low], baseline[high]):
-        return high
-    before, after = (math.log(costs[size] / baseline[size]) for size in (low, high))
-    return float(low * (high / low) ** (before / (before - after)))
-
-
-def crossover_text(size: float | None) -> str:
-    """A crossover as tables have it: "1,432", "always", "never", or "-" if it is not known."""
-    return "-" if size is None else {0.0: "always", math.inf: "never"}.get(size, f"{size:,.0f}")

@@ -15,7 +15,7 @@ from linvit.entries import restrict_imports_to
 from linvit.errors import UserError
 from linvit.experiments.bench.costs import Cost, measure_costs
 from linvit.experiments.bench.runner import Candidate, Settings
-from linvit.experiments.crossover import Crossover, costs_by_size
+from linvit.experiments.crossover import costs_by_size, crossover, times_of
 from linvit.experiments.measure import Timing
 from linvit.image_size import image_size
 from linvit.runs.folder import RunFolder
@@ -36,7 +36,7 @@ class Costs(NamedTuple):
     latency: Timing  # of a forward pass per image, in batches of two
     memory: int  # bytes that a forward and a backward pass of two images allocate at most, beyond the weights
     published: PublishedScores | None  # of this very model, by its authors
-    crossover: Crossover | None = None  # of a student, from which size of image on it is faster than its teacher
+    crossover: float | None = None  # of a student, from which side of image on it is faster than its teacher
     state: int | None = None  # bytes that attention keeps of all keys and values, sum over layers; see `Call.state`
 
 
@@ -81,10 +81,10 @@ def measure(
     found |= {cost.name: _costs(cost, built[cost.name]) for cost in measured}
     for name, teacher in teachers.items():
         if isinstance(own := found[name], Costs) and isinstance(found[teacher], Costs):
-            pair = {one: built[one].network.eval().to(device) for one in (teacher, name)}
+            pair = {one: built[one].network for one in (teacher, name)}
             image = torch.randn(built[name].channels, *built[name].size)
             costs = costs_by_size(pair, image, torch.device(device), budget / len(runs))
-            found[name] = own._replace(crossover=Crossover.of(costs[teacher], costs[name]))
+            found[name] = own._replace(crossover=crossover(times_of(costs, name), times_of(costs, teacher)))
     return found
 
 

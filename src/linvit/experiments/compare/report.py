@@ -11,6 +11,7 @@ import numpy as np
 from torch.utils.tensorboard import SummaryWriter
 
 from linvit.callbacks.attention import maps
+from linvit.callbacks.report import write_table
 from linvit.experiments.bench.conditions import conditions
 from linvit.experiments.compare import tables
 from linvit.experiments.compare.costs import Costs
@@ -42,13 +43,13 @@ def write(results: Results, folder: Path, device: str) -> Path:
     }
     texts = {
         "table.md": tables.markdown(results),
-        "table.csv": tables.csv_text(results),
         "table.tex": tables.latex(results),
         **{f"{name}.svg": plot for name, plot in plots.items()},
     }
     for name, text in texts.items():
         with replacing(folder / name) as file:
             file.write(text.encode())
+    write_table(folder / "table.csv", tables.numbers(results))
     page = Page(results.title)
     page.paragraph("; ".join(f"{name}: {value}" for name, value in known.items()))
     _controls(page, results)

@@ -1,6 +1,5 @@
 """The table of an experiment as Markdown, CSV, LaTeX, and cells of a page."""
 
-import io
 import math
 import statistics
 from collections.abc import Sequence
@@ -9,7 +8,8 @@ from typing import Any
 from linvit.experiments.compare.costs import Costs
 from linvit.experiments.compare.results import AVERAGED, Results, Variant
 from linvit.experiments.compare.statistics import LEAST, Difference, spread
-from linvit.plain_text import CsvWriter, markdown_table, printable
+from linvit.experiments.crossover import crossover_text
+from linvit.plain_text import markdown_table, printable
 from linvit.runs.folder import EVALUATED
 from linvit.tasks.teacher import START
 
@@ -70,7 +70,7 @@ def notes(results: Results) -> list[str]:
             "batch of the validation split, before any step and of the trained weights at the end; 0 is the same, 1 as "
             "far off as zeros would be. "
             "Faster from: the side from which on a student's forward pass of one image takes less time than its "
-            "teacher's, of the sides that were measured, multiples of the runs' own; > is for beyond all of them."
+            "teacher's; always or never among those that were measured, multiples of the runs' own."
         )
     if any(variant.rank() is not None for variant in results.variants):
         found.append(
@@ -96,14 +96,11 @@ def latex(results: Results) -> str:
     return f"% needs \\usepackage{{booktabs}}\n\\begin{{tabular}}{{{columns}}}\n{body}\n\\end{{tabular}}\n{below}\n"
 
 
-def csv_text(results: Results) -> str:
-    """Plain numbers: scores as they were logged, seconds, bytes; empty where there is none."""
-    file = io.StringIO(newline="")
-    writer = CsvWriter(file)
+def numbers(results: Results) -> list[list[Any]]:
+    """The rows of the CSV file, titles first: scores as they were logged, seconds, bytes; None where there is none."""
     rows = [_numbers(results, variant) for variant in results.variants]
-    writer.writerow([*rows[0]])
-    writer.writerows(["" if number is None or number != number else number for number in row.values()] for row in rows)
-    return file.getvalue()
+    known = ([None if number != number else number for number in row.values()] for row in rows)
+    return [[*rows[0]], *known]
 
 
 def _numbers(results: Results, variant: Variant) -> dict[str, Any]:
@@ -134,7 +131,7 @@ def _numbers(results: Results, variant: Variant) -> dict[str, Any]:
         ]
     row |= dict(zip(columns, costs, strict=True)) | {"rank": variant.rank(), "published": variant.published}
     if results.teachers and isinstance(found, Costs):
-        row["faster_from"] = found.crossover and found.crossover.side
+        row["faster_from"] = found.crossover
     scores = variant.scores(results.score)
     for seed in sorted({seed for one in results.variants for seed in (*one.runs, *one.trouble)}):
         score = scores.get(seed)
@@ -177,7 +174,7 @@ def _row(results: Results, variant: Variant, difference: Difference | None, colu
     if "state (KiB)" in columns:
         row.append(f"{costs.state / 2**10:.1f}" if isinstance(costs, Costs) and costs.state else "-")
     if "faster from (px)" in columns:
-        row.append(str(costs.crossover or "-") if isinstance(costs, Costs) else "-")
+        row.append(crossover_text(costs.crossover if isinstance(costs, Costs) else None))
     if "rank" in columns:
         row.append("-" if rank is None else f"{rank:.1f}")
     if "published" in columns:
