@@ -12,6 +12,7 @@ from PIL import Image
 import linvit
 from linvit.data.sources.images import collate
 from linvit.errors import UserError
+from linvit.inference.preprocessing import Preprocessing
 from linvit.runs.run import Run
 from linvit.tasks import FeatureTask
 from linvit.tasks.detection.results import DetectionResults, Objects
@@ -162,6 +163,25 @@ def test_without_preprocessing_there_is_the_network_alone(run, model, digits):
     assert said(digits / "00.png").scores == model(digits / "00.png").scores
     with pytest.raises(UserError, match="an option of preprocessing must be one of mean"):
         linvit.load(run.folder, preprocessing={"sizes": 3})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"resize_limits": [100]},
+        {"resize_limits": {}},
+        {"resize_limits": [1e9, 1e9]},
+        {"size": [8, 8], "crop_pct": 1e-9},
+        {"mean": [float("nan")] * 3},
+        {"std": [float("inf")] * 3},
+        {"std": [0.0] * 3},
+        {"mean": {"a": 1}},
+    ],
+    ids=str,
+)
+def test_preprocessing_of_any_file_is_refused_or_can_be_done(options):
+    with pytest.raises(UserError):
+        Preprocessing.of({"mean": [0.5] * 3, "std": [0.5] * 3, **options})
 
 
 def test_low_precision_is_near(run, model, digits):

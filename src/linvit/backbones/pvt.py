@@ -81,6 +81,8 @@ class PVT(Backbone):
         check_stages(4, depths=depths, sr_ratios=ratios, **sizes)
         super().__init__(num_classes, embed_dims[-1], global_pool, num_prefix_tokens=int(class_token))
         specs, rates = specs_and_rates(attention, drop_path_rate, depths)
+        shared: dict[str, Any] = {"qkv_bias": qkv_bias, "proj_drop": proj_drop, "qk_norm": qk_norm}
+        shared["sr_required"] = sr_ratios is not None
 
         self.stages = nn.ModuleList()
         for i, size in enumerate(stage_grids(image_size(img_size))):
@@ -89,17 +91,7 @@ class PVT(Backbone):
             blocks = [
                 Block(
                     dim,
-                    AttentionLayer(
-                        dim,
-                        num_heads[i],
-                        grid,
-                        attention=spec,
-                        qkv_bias=qkv_bias,
-                        proj_drop=proj_drop,
-                        qk_norm=qk_norm,
-                        sr_ratio=ratios[i],
-                        sr_required=sr_ratios is not None,
-                    ),
+                    AttentionLayer(dim, num_heads[i], grid, attention=spec, sr_ratio=ratios[i], **shared),
                     feed_forward(ffn, dim, int(dim * mlp_ratios[i])),
                     rate,
                     norm_eps=1e-6,

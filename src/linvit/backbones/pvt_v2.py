@@ -9,6 +9,7 @@ As in the reference code the patch embeddings' and reductions' LayerNorms have e
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 from torch import nn
 
@@ -68,6 +69,8 @@ class PVTv2(Backbone):
             )
         super().__init__(num_classes, embed_dims[-1])
         specs, rates = specs_and_rates(attention, drop_path_rate, depths)
+        shared: dict[str, Any] = {"qkv_bias": qkv_bias, "proj_drop": proj_drop, "qk_norm": qk_norm}
+        shared |= {"sr_pool": 7 if linear else 0, "sr_required": sr_ratios is not None}
 
         self.stages = nn.ModuleList()
         for i, size in enumerate(stage_grids(image_size(img_size))):
@@ -75,18 +78,7 @@ class PVTv2(Backbone):
             blocks = [
                 Block(
                     dim,
-                    AttentionLayer(
-                        dim,
-                        num_heads[i],
-                        Grid(size),
-                        attention=spec,
-                        qkv_bias=qkv_bias,
-                        proj_drop=proj_drop,
-                        qk_norm=qk_norm,
-                        sr_ratio=ratios[i],
-                        sr_pool=7 if linear else 0,
-                        sr_required=sr_ratios is not None,
-                    ),
+                    AttentionLayer(dim, num_heads[i], Grid(size), attention=spec, sr_ratio=ratios[i], **shared),
                     Mlp(dim, int(dim * mlp_ratios[i]), conv=True, pre_act=linear),
                     rate,
                     norm_eps=1e-6,

@@ -80,6 +80,9 @@ class Swin(Backbone):
         dilations = [window_dilation] * len(depths) if isinstance(window_dilation, int) else window_dilation
         check_stages(len(depths), window_dilation=dilations)
 
+        shared: dict[str, Any] = {"qkv_bias": qkv_bias, "proj_drop": proj_drop, "qk_norm": qk_norm}
+        shared["rel_pos_bias"] = rel_pos_bias
+
         self.stages = nn.ModuleList()
         for i, size in enumerate(stage_grids(image_size(img_size), [patch_size] + [2] * (len(depths) - 1))):
             dim, grid = dims[i], Grid(size)
@@ -94,10 +97,7 @@ class Swin(Backbone):
                         shifted=j % 2 == 1,
                         dilation=dilations[i],
                         attention=spec,
-                        qkv_bias=qkv_bias,
-                        proj_drop=proj_drop,
-                        qk_norm=qk_norm,
-                        rel_pos_bias=rel_pos_bias,
+                        **shared,
                     ),
                     feed_forward(ffn, dim, int(dim * mlp_ratio)),
                     rate,

@@ -1,5 +1,6 @@
 """How images become what a trained network takes: by the reader, evaluation transform and normalisation of runs."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -70,7 +71,7 @@ class Preprocessing:
         try:
             made = cls(**options)
             _ = made.reader, made.transform, made.normalise
-        except (TypeError, ValueError, AttributeError, RuntimeError) as error:
+        except (TypeError, ValueError, LookupError, AttributeError, RuntimeError) as error:
             reason = str(error).partition("\n")[0].removeprefix("Preprocessing.__init__() ")
             raise UserError(f"these options of preprocessing cannot be used: {reason}") from error
         return made
@@ -90,17 +91,19 @@ class Preprocessing:
         if self.size is None:
             limits = None if self.resize_limits is None else (self.resize_limits[0], self.resize_limits[1])
             segmentation.check_resize_limits(limits)
+            check_number("the pixels of resize_limits", math.prod(limits or ()), at_most=MAX_PIXELS)
             return segmentation.EvalTransform(limits, self.multiple)
         size = image_size(self.size)
-        check_number("the pixels of preprocessing's size", size[0] * size[1], at_most=MAX_PIXELS)
+        check_number("the pixels of size over crop_pct", math.prod(size) / self.crop_pct**2, at_most=MAX_PIXELS)
         return classification.EvalTransform(size, self.crop_mode, self.crop_pct, self.mean)
 
     @cached_property
     def normalise(self) -> Normalisation:
         """Normalises images from 0 to 255."""
         channels = self.reader.bands.channels
-        if not len(self.mean) == len(self.std) == channels or not all(deviation > 0 for deviation in self.std):
-            raise UserError(f"mean and std need {channels} values, std above 0; got {self.mean}, {self.std}")
+        finite = all(map(math.isfinite, (*self.mean, *self.std)))
+        if not (finite and len(self.mean) == len(self.std) == channels and min(self.std) > 0):
+            raise UserError(f"mean and std need {channels} numbers, std above 0; got {self.mean}, {self.std}")
         return Normalisation(self.mean, self.std)
 
     def read(self, image: ImageLike, name: str) -> Tensor:

@@ -59,23 +59,17 @@ def timm_backbone(
             f"timm {timm.__version__} has no model '{model}'.{did_you_mean(architecture, timm.list_models())} "
             f"All names: python -c 'import timm; print(timm.list_models())'"
         )
-    options: dict[str, Any] = {"in_chans": in_chans}
     config = timm.models.get_pretrained_cfg(architecture)
+    fixed = config is not None and config.fixed_input_size
     if pretrained:
         _check_weights(model)
-    if config is not None and config.fixed_input_size:
-        options["img_size"] = img_size
-    if drop_path_rate:
-        options["drop_path_rate"] = drop_path_rate
-    if features_only:
-        # timm's other wrappers take the model apart, so its attention could not be found.
+    options: dict[str, Any] = {"num_classes": num_classes, "drop_path_rate": drop_path_rate or None}
+    options["img_size"] = img_size if fixed else None
+    if features_only:  # with an attention, by the wrapper that does not take the model apart
         wrapper = None if attention is None else "getter"
-        pyramid = {"features_only": True, "out_indices": out_indices, "feature_cls": wrapper}
-        options.update({key: value for key, value in pyramid.items() if value is not None})
-    else:
-        options["num_classes"] = num_classes
-    fixed = config is not None and config.fixed_input_size
-    network = create_timm_model(model, pretrained, dynamic_img_size and fixed, **options)
+        options |= {"features_only": True, "out_indices": out_indices, "feature_cls": wrapper, "num_classes": None}
+    options = {name: value for name, value in options.items() if value is not None}
+    network = create_timm_model(model, pretrained, dynamic_img_size and fixed, in_chans=in_chans, **options)
     if attention is not None:
         replace_timm_attention(network, attention, img_size)
     return network
@@ -120,5 +114,4 @@ def create_timm_model(model: str, pretrained: bool, dynamic_img_size: bool, **op
                 if isinstance(module, PatchEmbed):
                     module.dynamic_img_pad = True  # to whole patches
             return network
-    network = timm.create_model(model, pretrained=pretrained, **options)
-    return network
+    return timm.create_model(model, pretrained=pretrained, **options)
