@@ -9,13 +9,16 @@ Paper: Su et al. 2021, "RoFormer: Enhanced Transformer with Rotary Position Embe
 (per head) and MLLA (over all channels).
 """
 
+import functools
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from linvit.attention.base import Gate, Grid
 from linvit.attention.ops.activations import elu_plus_one
-from linvit.attention.ops.decorators import full_precision, recomputed
+from linvit.attention.ops.decorators import full_precision, is_traced, recomputed
 from linvit.attention.ops.functional import upcast
 from linvit.attention.ops.value_conv import ConvolvedAttention, value_conv
 from linvit.errors import UserError, check_number
@@ -35,8 +38,37 @@ def rotate_tokens(x: Tensor, grid: Grid, *, keys: bool = False, width: int | Non
     """
     width = x.shape[-1] if width is None else width
     size = grid.keys_size if keys else grid.size
-    table = rotary_table(grid.size, size, grid.num_prefix, width, last, upcast(x.new_empty(0)))
-    return _turn(x, *(_per_head(entries, x) for entries in table))
+    # Dozens of launches on a GPU, for values that are always the same.
+    turns = _kept_turns if x.is_cuda and type(x) is Tensor and not is_traced(x) else _turns
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    return _turn(x, turns(grid.size, size, grid.num_prefix, width, last, x.shape[1], x.shape[3] // 2, dtype, x.device))
+
+
+def _turns(
+    scale: tuple[int, int],
+    size: tuple[int, int],
+    num_prefix: int,
+    width: int,
+    last: bool,
+    heads: int,
+    pairs: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Tensor:
+    """Cosines and sines for pairs of channels, (N, d / 2, 2), or (h, N, d / 2, 2) if `width` is over all heads."""
+    like = torch.empty(0, dtype=dtype, device=device)
+    table = torch.stack(rotary_table(scale, size, num_prefix, width, last, like), dim=-1)
+    if width <= 2 * pairs:
+        return table.repeat(1, 2 * pairs // width, 1)
+    per_head: Tensor = table.unflatten(1, (heads, pairs)).transpose(0, 1)
+    return per_head.contiguous()
+
+
+@functools.lru_cache(maxsize=16)
+def _kept_turns(*args: Any) -> Tensor:
+    """The same, kept for further calls."""
+    with torch.inference_mode(False):
+        return _turns(*args)
 
 
 def rotary_table(
@@ -80,23 +112,14 @@ def check_rotary(dim: int, num_heads: int, key_dim: int, *, multiple: int = 4, o
     )
 
 
-def _per_head(table: Tensor, x: Tensor) -> Tensor:
-    """A table (N, width / 2) for the pairs of x (B, h, N, d): (N, d / 2), or (h, N, d / 2) if it is over all heads."""
-    heads, pairs = x.shape[1], x.shape[3] // 2
-    if table.shape[1] <= pairs:
-        return table.repeat(1, pairs // table.shape[1])
-    per_head: Tensor = table.unflatten(1, (heads, pairs)).transpose(0, 1)
-    return per_head.contiguous()
-
-
-def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _turn(x: Tensor, turns: Tensor) -> Tensor:
     """(B, h, N, d) with each pair of channels turned, contiguous per head."""
     pairs = upcast(x).contiguous().unflatten(3, (-1, 2))  # (B, h, N, d / 2, 2)
     if torch.compiler.is_compiling():  # which has no complex numbers
-        first, second = pairs.unbind(-1)
+        (first, second), (cos, sin) = pairs.unbind(-1), turns.unbind(-1)
         turned = torch.stack([first * cos - second * sin, second * cos + first * sin], dim=-1)
     else:  # one product: six times as fast as the products of strided halves
-        turned = torch.view_as_real(torch.view_as_complex(pairs) * torch.complex(cos, sin))
+        turned = torch.view_as_real(torch.view_as_complex(pairs) * torch.view_as_complex(turns))
     return turned.flatten(3).to(x.dtype)
 
 
