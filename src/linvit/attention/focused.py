@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.attention.base import Grid
-from linvit.attention.ops.activations import focus, focus_as_written
-from linvit.attention.ops.decorators import full_precision, recomputed
-from linvit.attention.ops.functional import SizeOf, resize_table, resize_tokens
+from linvit.attention.ops.activations import focus, focus_as_written, of_both
+from linvit.attention.ops.decorators import mixed_precision, recomputed
+from linvit.attention.ops.functional import SizeOf, join_heads, resize_table, resize_tokens
 from linvit.attention.ops.linear import linear_attention, linear_factors
 from linvit.attention.ops.value_conv import ConvolvedAttention, depthwise_conv
 from linvit.errors import check_number, check_odd
@@ -98,19 +98,25 @@ class FocusedAttention(ConvolvedAttention):
         return super().forward(q, k, v.contiguous(), grid)  # once for both parts
 
     @recomputed
-    @full_precision
+    @mixed_precision
     def kernel(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """The linear attention on focused features."""
-        q, k = self.features(q, k, grid)
+        q, k = self.features(q, k, grid, v.dtype)
         return linear_attention(q, k, v, self.eps, mean=self.denominator == "mean")
 
-    def features(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
-        """Focused features of q (B, h, N, dk) and k (B, h, M, dk), in the same shapes."""
-        q, k = q.transpose(1, 2).flatten(2), k.transpose(1, 2).flatten(2)  # (B, N, h dk), (B, M, h dk)
+    def features(self, q: Tensor, k: Tensor, grid: Grid, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
+        """Focused features of q (B, h, N, dk) and k (B, h, M, dk), in the same shapes, computed in at least float32.
+
+        `dtype` is what they are rounded to.
+        """
+        wide = torch.promote_types(q.dtype, torch.float32)
+        q, k = join_heads(q), join_heads(k)  # (B, N, h dk), (B, M, h dk)
         if self.positional_encoding is not None:
             encoding = resize_tokens(self.positional_encoding, self.grid.keys_size, grid.kv_size or grid.size)
-            k = k + F.pad(encoding.to(k.dtype), (0, 0, grid.num_prefix, 0))  # no position for prefix tokens
-        return self._phi(q), self._phi(k)
+            if grid.num_prefix:  # which have no position
+                encoding = F.pad(encoding, (0, 0, grid.num_prefix, 0))
+            k = k + encoding.to(wide)
+        return of_both(lambda x: self._phi(x.to(wide), dtype or wide), q, k)
 
     def resize_tables(self, state: dict[str, Tensor], size_of: SizeOf) -> dict[str, Tensor]:
         """The position encoding of a checkpoint for the nominal grid (bicubic)."""
@@ -119,14 +125,20 @@ class FocusedAttention(ConvolvedAttention):
             state[name] = resize_table(state[name], own, self.grid.keys_size, size_of)
         return state
 
-    def _phi(self, x: Tensor) -> Tensor:
-        """The feature map (B, h, N, dk) of tokens (B, N, h dk)."""
-        factor = x.new_ones(()) if self.scale is None else F.softplus(self.scale.to(x.dtype)).reciprocal()
-        x = torch.addcmul(self.relu_eps * factor, F.relu(x), factor)
+    def _phi(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """The feature map (..., h, N, dk) of tokens (..., N, h dk)."""
+        x = F.relu(x)
+        if self.scale is not None:
+            factor = F.softplus(self.scale.to(x.dtype)).reciprocal()
+            x = torch.addcmul(self.relu_eps * factor, x, factor)
+        elif self.relu_eps:
+            x = x + self.relu_eps
+        tokens = x.shape[:-1]
         if self.focusing_factor != 1:
-            vectors = x if self.norm_scope == "all_heads" else x.unflatten(2, (self.num_heads, -1))
-            x = (focus if self.stable_power else focus_as_written)(vectors, self.focusing_factor)
-        return x.reshape(*x.shape[:2], self.num_heads, -1).transpose(1, 2)
+            vectors = x if self.norm_scope == "all_heads" else x.unflatten(-1, (self.num_heads, -1))
+            power = self.focusing_factor
+            x = focus(vectors, power, dtype) if self.stable_power else focus_as_written(vectors, power)
+        return x.reshape(*tokens, self.num_heads, -1).transpose(-3, -2).to(dtype)
 
     def convolved(self, v: Tensor, grid: Grid) -> Tensor:
         """The depthwise convolution of the patch values, (B, h, M, d) -> (B, h, N, d); 0 for prefix tokens."""

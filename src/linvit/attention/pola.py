@@ -20,7 +20,6 @@ from linvit.attention.base import Gate, Grid
 from linvit.attention.focused import FocusedAttention
 from linvit.attention.ops.activations import by_sign
 from linvit.attention.ops.decorators import full_precision, recomputed
-from linvit.attention.ops.functional import split_heads
 from linvit.attention.ops.linear import apply_key_sums, key_sums, linear_factors
 from linvit.errors import check_number
 
@@ -87,11 +86,11 @@ class PolaAttention(FocusedAttention):
         differing = apply_key_sums(q, self._exchanged(context[..., half:]), self._exchanged(total), self.eps)
         return torch.cat([same, differing], dim=-1)
 
-    def _phi(self, x: Tensor) -> Tensor:
-        """The features [x+, x-] (B, h, N, 2 dk) of tokens (B, N, h dk)."""
+    def _phi(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """The features [x+, x-] (..., h, N, 2 dk) of tokens (..., N, h dk)."""
         if self.scale is not None:
             x = x * F.softplus(self.scale.to(x.dtype)).reciprocal()
-        x = split_heads(x, self.num_heads)
+        x = x.unflatten(-1, (self.num_heads, -1)).transpose(-3, -2)
         return by_sign(x.abs() ** (1 + self.alpha * self.power.to(x.dtype).sigmoid()), x)
 
     @property

@@ -142,7 +142,12 @@ class AttentionLayer(AttentionHost):
     def mix(self, x: Tensor, grid: Grid, bias: Tensor | None = None) -> Tensor:
         """Projects tokens to q, k and v and attends, (B, N, C) -> (B, N, out_dim)."""
         if self.sr is None:
-            projected = self._split(self.qkv(x))
+            width, projected = self.mechanism.head_dim, self.qkv(x)
+            if self.q_norm is None is self.k_norm and self.mechanism.key_dim == width:
+                # Heads before parts: gradients come back into the order of tokens by one copy.
+                projected = projected.unflatten(-1, (-1, width)).split(self.mechanism.num_heads, 2)
+            else:
+                projected = projected.split(self.widths, -1)
         else:
             grid = self._reduced(grid)
             projected = self.q(x), *self.kv(self.sr(x, grid)).split(self.widths[1:], dim=-1)
@@ -154,17 +159,6 @@ class AttentionLayer(AttentionHost):
             own = self.rel_pos(q[:, grid.num_prefix :], self.mechanism.num_heads, grid.size)
             bias = self._with_positions(own, bias, grid)
         return attend(self.mechanism, q, k, v, grid, x=x, bias=bias)
-
-    def _split(self, qkv: Tensor) -> tuple[Tensor, ...]:
-        """The parts of the projection, (B, N, h d) or in heads of one width already, (B, N, h, d).
-
-        Heads come before parts where they can, so that gradients are brought into the order of tokens by one copy.
-        """
-        widths, dim, width = self.widths, -1, self.mechanism.head_dim
-        if self.q_norm is None is self.k_norm and self.mechanism.key_dim == width:
-            qkv, widths, dim = qkv.unflatten(-1, (-1, width)), [part // width for part in widths], 2
-        parts: tuple[Tensor, ...] = qkv.split(widths, dim)
-        return parts
 
     def _with_positions(self, own: Tensor, bias: Tensor | None, grid: Grid) -> Tensor:
         """Adds the layer's bias of relative positions, (h, N, N) or (B, h, N, N), of which prefix tokens have none."""

@@ -137,8 +137,18 @@ def test_autocast_on_float32_inputs(name: str) -> None:
     assert out.dtype == torch.float32
 
 
-BFLOAT16 = ["additive", "aft_simple", "efficient", "inline", "linear", "linear_angular", "linformer", "poly_nl"]
-BFLOAT16 += ["separable", "taylor"]
+BFLOAT16 = [
+    "additive",
+    "aft_simple",
+    "efficient",
+    "focused",
+    "inline",
+    "linear",
+    "linear_angular",
+    "linformer",
+    "poly_nl",
+]
+BFLOAT16 += ["separable", "slab", "taylor"]
 """Mechanisms under `mixed_precision`."""
 
 

@@ -32,23 +32,26 @@ def of_both(phi: Callable[[Tensor], Tensor], q: Tensor, k: Tensor) -> tuple[Tens
     return phi(q), phi(k)
 
 
-def focus(x: Tensor, factor: float) -> Tensor:
+def focus(x: Tensor, factor: float, dtype: torch.dtype | None = None) -> Tensor:
     """The focused function `f_p(x) = ||x|| x^p / ||x^p||` (FLatten, Eq. 5) of features x >= 0 (..., C), L2 norms.
 
-    Dividing by the largest entry first changes nothing but keeps x^p from under- and overflowing at any p.
+    Dividing by the largest entry first changes nothing but keeps x^p from under- and overflowing at any p. The result
+    may be of a narrower dtype.
     """
     if HAND_WRITTEN and x.requires_grad and takes_function(x):
-        return _Focus.apply(x, factor)  # type: ignore[no-any-return]
-    return _focused(x, factor)
+        return _Focus.apply(x, factor, dtype)  # type: ignore[no-any-return]
+    powers, scale = _powers(x, factor)
+    return (powers * scale).to(dtype or x.dtype)
 
 
-def _focused(x: Tensor, factor: float) -> Tensor:
+def _powers(x: Tensor, factor: float) -> tuple[Tensor, Tensor]:
+    """Powers of x, and what they are multiplied by, (..., 1)."""
     tiny = torch.finfo(x.dtype).tiny
     # The largest power becomes 2^30, not 1: squares of small powers are then no denormal numbers, which are slow.
     unit = (x.detach().amax(-1, keepdim=True) * 2 ** (-30 / factor)).clamp_min(tiny)
     x = x / unit
     powered = x.pow(factor)
-    return powered * (l2_norm(x) * unit / l2_norm(powered).clamp_min(tiny))
+    return powered, l2_norm(x) * unit / l2_norm(powered).clamp_min(tiny)
 
 
 def focus_as_written(x: Tensor, factor: float) -> Tensor:
@@ -90,18 +93,18 @@ class _EluPlusOne(torch.autograd.Function):
 
 class _Focus(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, factor: float, dtype: torch.dtype | None) -> Tensor:
         ctx.factor = factor
-        focused = _focused(x, factor)
+        focused = torch.mul(*_powers(x, factor), out=torch.empty_like(x, dtype=dtype))
         ctx.save_for_backward(x, focused)
         return focused
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         """`p y/x (g - y (g y) / ||x||^2) + x (g y) / ||x||^2` for `y = f_p(x)`, of the same norm as x."""
         x, y = ctx.saved_tensors
         tiny = torch.finfo(x.dtype).tiny
         norm = l2_norm(x).clamp_min(tiny)
-        along = (gradient * y).sum(-1, keepdim=True) / norm / norm
-        across = torch.addcmul(gradient, y, -along)
-        return torch.addcmul(x * along, y / x.clamp_min(tiny), across, value=ctx.factor), None
+        along = (gradient * y).sum(-1, keepdim=True, dtype=x.dtype) / norm / norm
+        across = torch.addcmul(gradient, y, along, value=-1)
+        return torch.addcmul(x * along, y / x.clamp_min(tiny), across, value=ctx.factor), None, None

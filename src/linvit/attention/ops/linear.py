@@ -1,6 +1,6 @@
 """Linear attention on given features: sums over the keys, and quotients of queries and these sums.
 
-Features in bfloat16, as `mixed_precision` leaves them, take few passes over the tokens, and sums and quotients are
+Features in bfloat16, as `mixed_precision` allows them, take few passes over the tokens, and sums and quotients are
 float32. The values get a channel of minus ones there, so one product with the keys gives both sums, one with the
 queries numerator and denominator, and the gradient of each is one product, too. The gradients' terms of numerator and
 denominator nearly cancel: added after they were rounded, they would lose a digit.
@@ -22,9 +22,10 @@ def linear_attention(q: Tensor, k: Tensor, v: Tensor, eps: float, mean: bool = F
     """Normalised linear attention `phi(q) (phi(k)^T v) / (phi(q) sum phi(k) + eps)` on given features.
 
     Katharopoulos et al. 2020, Eq. 5: (B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d).
-    With means over the keys instead of sums the quotient is the same but for the weight of `eps`.
+    With means over the keys instead of sums the quotient is the same but for the weight of `eps`. Features may be wider
+    than values in bfloat16.
     """
-    if q.dtype == torch.bfloat16 and not torch.compiler.is_compiling() and takes_function(q):
+    if v.dtype == torch.bfloat16 and not torch.compiler.is_compiling() and takes_function(q):
         return _LinearAttention.apply(q, k, v, eps * k.shape[-2] if mean else eps)  # type: ignore[no-any-return]
     if torch.compiler.is_compiling():  # which lays (B, h, N, d) out like images where convolutions follow
         heads = q.shape[:2]
@@ -60,7 +61,7 @@ class _LinearAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, eps: float) -> Tensor:
         width = v.shape[-1]
-        q, k = q.contiguous(), k.contiguous()
+        q, k = (x.to(v.dtype, memory_format=torch.contiguous_format).contiguous() for x in (q, k))
         v = torch.cat([v, v.new_full((1,), -1).expand(*v.shape[:-1], ALIGNED)], dim=-1)
         sums = k.mT @ v  # (B, h, dk, d + 8)
         quotient = _product(q, sums)
