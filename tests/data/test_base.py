@@ -58,21 +58,22 @@ def test_evaluation_sees_every_image_once_in_order(folder, stage):
     assert all(("label" in batch) == (stage != "predict") for batch in batches)
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-def test_a_sharded_model_needs_as_many_batches_on_every_device(folder, tmp_path, streaming):
-    source = folder
-    if streaming:
-        load_splits(str(folder))["val"].to_parquet(tmp_path / "val-00000.parquet")
-        source = tmp_path
-    module = ready(source, "validate", batch_size=4, streaming=streaming, num_classes=2)  # 10 images
+def test_a_sharded_model_needs_as_many_batches_on_every_device(folder, tmp_path):
+    module = ready(folder, "validate", batch_size=4)  # 10 images
     sharded = SimpleNamespace(strategy=FSDPStrategy(), world_size=2, global_rank=0)
     module.trainer = sharded
     module.val_dataloader()  # 5 and 5
     sharded.world_size, module.batch_size = 3, 3
     with pytest.raises(linvit.UserError, match="of 3 devices some would evaluate a batch more"):  # 4, 3 and 3
         module.val_dataloader()
+    load_splits(str(folder))["val"].to_parquet(tmp_path / "val-00000.parquet")
+    stream = ready(tmp_path, "validate", batch_size=4, streaming=True, num_classes=2)
+    stream.trainer = sharded
+    with pytest.raises(linvit.UserError, match="which a stream does not say"):
+        stream.val_dataloader()
     sharded.strategy = DDPStrategy()
-    module.val_dataloader()
+    for each in (module, stream):
+        each.val_dataloader()
 
 
 def test_worker_processes_load_the_same(folder):

@@ -15,9 +15,6 @@ class ClassReport(Report):
     """Writes `val_classes.csv` (class, images, top-1) and `val_confusion.png`; after a test, `test_...`.
 
     The picture is of the weights that `predict_with` names.
-
-    Args:
-        folder: Where to write; null is the folder of the logger, and nothing is written without one.
     """
 
     name = "confusion"

@@ -18,9 +18,6 @@ class DetectionReport(Report):
 
     Both are of the weights that `predict_with` names. The task offers `results(stage)`, whose `evaluations` are COCO's
     of boxes and masks and whose `objects` are the true ones of each class, on rank 0.
-
-    Args:
-        folder: Where to write; null is the folder of the logger, and nothing is written without one.
     """
 
     name = "precision_recall"

@@ -47,10 +47,6 @@ class NonFiniteGuard(Callback):
     Args:
         enabled: Whether to do all that.
         stop_after: Skipped steps in a row after which the run ends, or all steps of a run that has fewer.
-
-    Attributes:
-        skipped: Steps that were skipped so far.
-        in_a_row: Of these, the last ones in a row.
     """
 
     def __init__(self, enabled: bool = True, stop_after: int = 10) -> None:
@@ -203,11 +199,7 @@ class BatchReport(NamedTuple):
 
 
 def report(trainer: Trainer, task: LightningModule, batch: Any, layers: bool) -> BatchReport:
-    """Computes a batch once more and names the first layer whose output or gradient is not finite, and the samples.
-
-    Weights, gradients, buffers and random generators stay as they are. It is called on all devices, and returns the
-    same on all of them.
-    """
+    """Computes a batch once more and names the first layer whose output or gradient is not finite, and the samples."""
     weights = not_finite(task, {"state_dict": dict(task.named_parameters())})
     found = [_layer(trainer, task, batch)] if layers else []
     if weights:

@@ -56,11 +56,6 @@ class SaveCheckpoints(Checkpoint):
         monitor: The metric that decides what is best; null keeps none. The one of validation with "val/" counts only
             right after a validation.
         mode: Whether its smallest or its largest value is the best.
-
-    Attributes:
-        best: The best of each metric: that of `monitor` and, with a moving average, its own.
-        dirpath: The folder, once a run has started.
-        failure: Why the last attempt to save failed, or None if it did not.
     """
 
     def __init__(self, monitor: str | None = "val/score", mode: Literal["min", "max"] = "max") -> None:

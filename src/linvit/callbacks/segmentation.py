@@ -21,9 +21,6 @@ class SegmentationReport(Report):
 
     Both are of the weights that `predict_with` names. The task offers `class_table(stage)`: the confusion matrix, and
     scores of each class.
-
-    Args:
-        folder: Where to write; null is the folder of the logger, and nothing is written without one.
     """
 
     name = "confusion"
@@ -73,14 +70,7 @@ def _resized(classes: Tensor, side: tuple[int, int]) -> Image.Image:
 
 
 def write_mask(target: Path, classes: np.ndarray, colours: np.ndarray, image: str) -> Path:
-    """Writes classes (H, W) as PNG or, of a GeoTIFF, as one; returns the path, which is `target` with an ending.
-
-    Args:
-        target: Path without its ending.
-        classes: Of each pixel.
-        colours: Of each class (K, 3), uint8. For up to 256 of them a mask has 8 bits, else 16.
-        image: Path of the image.
-    """
+    """Writes classes (H, W) as PNG or, of a GeoTIFF, as one; returns the path, which is `target` with an ending."""
     kind = np.uint8 if len(colours) <= 256 else np.uint16
     place, saved = georeference(image), classes.astype(kind)
     path = target.with_name(f"{target.name}.{'png' if place is None else 'tif'}")

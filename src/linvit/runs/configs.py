@@ -95,10 +95,7 @@ def arguments(argv: Sequence[str]) -> Iterator[tuple[str, str | None]]:
 
 
 def _bases(path: Path) -> list[Path]:
-    """The files under `base:`, by paths relative to the file that names them, or by names of linvit's.
-
-    The parser reports what is not a YAML mapping.
-    """
+    """The files under `base:`, by paths relative to the file that names them, or by names of linvit's."""
     try:
         content = yaml_text.load(yaml_text.read(path), f"'{path}'")
     except yaml.YAMLError:

@@ -75,10 +75,7 @@ def _refused_by_the_disk(error: Exception, trainer: Trainer) -> UserError | None
 
 
 def _written(ranks: Ranks, error: Exception) -> str:
-    """Writes the traceback of the current exception to the run's folder and says where it is.
-
-    Without a folder it is printed, unless the cause lies in another rank.
-    """
+    """Writes the traceback of the current exception to the run's folder and says where it is."""
     text, path = traceback.format_exc(), (ranks.run or Path("no folder")) / f"traceback_rank_{ranks.rank}.txt"
     try:
         path.write_text(text, encoding="utf-8")

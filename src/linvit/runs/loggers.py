@@ -20,12 +20,7 @@ from linvit.runs.folder import claim_version, next_version
 class CsvLogger(Logger):
     """Writes `metrics.csv`, a row per step and a column per tag.
 
-    Lightning's CSVLogger deletes the table of a run that is resumed. This one continues it.
-
-    Args:
-        folder: Folder of the run, or a function that returns it when the first row is written.
-        purge_step: Step from which the run is resumed. Rows of this and later steps, which a killed run may have left,
-            are deleted. None keeps all.
+    Lightning's CSVLogger deletes the table of a run that is resumed. This one continues it, up to `purge_step`.
     """
 
     def __init__(self, folder: str | Path | Callable[[], str], purge_step: int | None = None) -> None:

@@ -50,10 +50,7 @@ def differs(run: Path, settings: Namespace) -> list[str]:
 
 
 def newest_checkpoint(run: Path) -> Checkpoint | None:
-    """The newest checkpoint of a run that is whole and can be resumed; says which it passes over, and why.
-
-    That is last.ckpt, or else the one of most steps among the others. None if there is none.
-    """
+    """The newest checkpoint of a run that is whole and can be resumed; says which it passes over, and why."""
     folder = run / "checkpoints"
     if (last := _whole(folder / LAST)) is not None:
         return last
@@ -69,10 +66,7 @@ def is_finished(checkpoint: Checkpoint, max_epochs: int | None, max_steps: int) 
 
 
 def has_last_evaluation(run: Path, checkpoint: Checkpoint, max_steps: int) -> bool:
-    """Whether the evaluation that belongs to a run's last checkpoint is in its metrics.csv, if it writes one.
-
-    A run that `max_steps` ends within an epoch does not evaluate that one.
-    """
+    """Whether the evaluation that belongs to a run's last checkpoint is in its metrics.csv, if it writes one."""
     if not (run / CONFIG).exists():
         return True
     found = RunFolder(run)

@@ -67,9 +67,6 @@ class Run:
         checkpoint: The checkpoint that is resumed or scored, or None.
         folder: The folder of the run that is resumed or scored, or None.
         finished: Whether `--resume=auto` has found a run that has nothing left to do.
-
-    Raises:
-        UserError: If an option is wrong, or the checkpoint cannot be used.
     """
 
     checkpoint: Checkpoint | None = None
@@ -104,9 +101,6 @@ class Run:
             source: A command line, such as `["fit", "--config", "quickstart"]`; or the folder of a run, of which `fit`
                 takes the last checkpoint and the other verbs the best; or one of its checkpoints.
             verb: What to do with a folder or checkpoint: fit, validate, test or predict.
-
-        Raises:
-            UserError: If it cannot be read.
         """
         if not isinstance(source, str | Path):
             return cls(source[0], source[1:])

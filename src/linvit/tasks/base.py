@@ -243,10 +243,7 @@ class Task(LightningModule):
         return loss
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Any]:
-        """Logs the metrics; returns what `score_batch` returned for "raw" and, if it was scored, for "ema".
-
-        With a teacher the network's distance from it is logged, and before the first step the teacher is scored, too.
-        """
+        """Logs the metrics; returns what `score_batch` returned for "raw" and, if it was scored, for "ema"."""
         if self.distillation is not None:
             self.distillation.validate(batch, batch_idx)
         return self._evaluate(batch, "val")
@@ -323,11 +320,7 @@ class Task(LightningModule):
                 self.trainer.num_sanity_val_steps = float("inf")
 
     def load_teacher(self) -> None:
-        """Copies and compares with the network of the teacher, if there is one, until the end of the next fit.
-
-        Raises:
-            UserError: If it cannot be loaded, or is of another network than the task's.
-        """
+        """Copies and compares with the network of the teacher, if there is one, until the end of the next fit."""
         if self.teacher is not None and self.distillation is None:
             self.distillation = TaskDistillation(self, self.teacher)
 
@@ -361,11 +354,7 @@ class Task(LightningModule):
             self.distillation.log_start()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adds what prediction needs besides the weights, the total batch size, and the updates of the moving average.
-
-        Raises:
-            UserError: If the weights or the optimiser's state are not finite, so that the files before them are kept.
-        """
+        """Adds what prediction needs besides the weights, the total batch size, and updates of the moving average."""
         if bad := not_finite(self, checkpoint):
             raise UserError(
                 f"the model is not finite at step {self.trainer.global_step}, so it is not saved, and the checkpoints "

@@ -23,14 +23,6 @@ class ModelEma(nn.Module):
     `AveragedModel` instead takes over the weights at its first update.
 
     It is a submodule of the task, so a checkpoint holds it as it holds the weights.
-
-    Args:
-        network: What to average.
-        decay: Fraction of the average that an update keeps, in [0, 1).
-
-    Attributes:
-        network: The averaged copy; its parameters require no gradient.
-        updates: How many updates there were. Before the first one the copy is not worth scoring.
     """
 
     def __init__(self, network: nn.Module, decay: float) -> None:

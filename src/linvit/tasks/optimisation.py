@@ -45,9 +45,6 @@ class Optimisation:
         backbone_lr_scale: Factor on `lr` for all parameters but the classifier's, for fine-tuning with a new
             classifier; `min_lr` stays.
         new_lr_scale: Factor on `lr` for the parameters that a student does not have from its `teacher`.
-
-    Raises:
-        UserError: If a value is out of bounds.
     """
 
     lr: float = 1e-3

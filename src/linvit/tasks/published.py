@@ -41,11 +41,7 @@ def published_top1(
 def published_miou(
     backbone: Spec, head: Spec, attention: Any, num_classes: int, img_size: int | Sequence[int]
 ) -> PublishedScores | None:
-    """The mean IoU on ADE20K in [0, 1] that was published of a backbone under a head.
-
-    None unless the model is that one: both as named, with their published options and the backbone's own attention,
-    trained on crops of 512x512, with 150 classes. The arguments are those of a `SegmentationTask`.
-    """
+    """The mean IoU on ADE20K in [0, 1] that was published of a backbone under a head."""
     found = ade20k_info().get((backbones.parse(backbone)[0], heads.parse(head)[0]))
     if found is None or num_classes != 150 or image_size(img_size) != (512, 512):
         return None
@@ -56,11 +52,7 @@ def published_miou(
 def published_ap(
     backbone: Spec, head: Spec, attention: Any, num_classes: int, decay_epochs: Sequence[float]
 ) -> PublishedScores | None:
-    """The average precision on COCO in [0, 1] that was published of a backbone under a head.
-
-    None unless the model is that one: both as named, with their published options and the backbone's own attention,
-    trained for as long, with 80 classes. The arguments are those of a `DetectionTask`.
-    """
+    """The average precision on COCO in [0, 1] that was published of a backbone under a head."""
     schedules: dict[tuple[float, ...], str] = {(8, 11): "1x", (27, 33): "3x"}
     trained = schedules.get(tuple(decay_epochs), "")
     found = coco_info().get((backbones.parse(backbone)[0], heads.parse(head)[0], trained))

@@ -36,14 +36,7 @@ YAML = re.compile(r"[{\[]|:(\s|$)")  # text that a parser of configurations may 
 
 @contextmanager
 def opened(source: Any) -> Iterator[Path]:
-    """A checkpoint as a file or folder here, which holds tensors and plain values alone.
-
-    Args:
-        source: A path, an address such as `https://...`, or an open file.
-
-    Raises:
-        UserError: If it cannot be read, or is none of a linvit run; see `linvit.weights.torch_file.load`.
-    """
+    """A checkpoint as a file or folder here, which holds tensors and plain values alone."""
     here = isinstance(source, Path) or (isinstance(source, str) and "://" not in source)
     with ExitStack() as stack:  # no folder is made if none is needed: a kill would leave it
         path = Path(source) if here else _temporary(stack)

@@ -63,11 +63,7 @@ class Teacher(Matching):
 
     @classmethod
     def of(cls, option: str | Mapping[str, Any]) -> "Teacher":
-        """Reads the option.
-
-        Raises:
-            UserError: If a name or value is not allowed.
-        """
+        """Reads the option."""
         options = {"source": option} if isinstance(option, str) else dict(option)
         for name in options:
             check_choice("an option of teacher", name, [field.name for field in fields(cls)])
@@ -75,19 +71,7 @@ class Teacher(Matching):
 
 
 class TaskDistillation(Distillation):
-    """The distance of a task's network to its teacher: loads the teacher, and copies its weights into the network.
-
-    Args:
-        task: Its network, and the moving average, start from the teacher's weights.
-        option: The option `teacher` of the task.
-
-    Attributes:
-        new: Names of the network's parameters that its teacher does not have in this shape.
-        fingerprint: SHA-256 of the names and values of the teacher's weights, in 64 hexadecimal digits.
-
-    Raises:
-        UserError: If the teacher cannot be loaded, or is of another network than the task's.
-    """
+    """The distance of a task's network to its teacher: loads the teacher, and copies its weights into the network."""
 
     def __init__(self, task: "Task", option: Teacher) -> None:
         teacher = teacher_network(task, option)
@@ -103,6 +87,7 @@ class TaskDistillation(Distillation):
         if task.hparams["compile"]:
             teacher.compile()
         known = {name: parameter.shape for name, parameter in teacher.named_parameters()}
+        # names of the network's parameters that its teacher does not have in this shape
         self.new = [name for name, own in task.network.named_parameters() if known.get(name) != own.shape]
         self.fingerprint = fingerprint(teacher)
         rank_zero_info(
@@ -134,12 +119,7 @@ class TaskDistillation(Distillation):
         return own + self.weighted(parts)
 
     def validate(self, batch: dict[str, Any], batch_idx: int) -> None:
-        """Logs how far each attention layer is from its teacher's on the first batch; scores the teacher at the start.
-
-        Args:
-            batch: Of the validation split.
-            batch_idx: Its number.
-        """
+        """Logs how far attention layers are from the teacher's on the first batch; scores the teacher at the start."""
         task = self.task
         if batch_idx == 0:  # of each rank; one whose share is empty logs nothing, and none waits for another
             found = self.distances(batch["image"])["attention"]
@@ -159,11 +139,7 @@ class TaskDistillation(Distillation):
 
 
 def kept_attention(attention: Any, teacher: Teacher) -> Any:
-    """A student's option `attention`, with that of its teacher where a list has None.
-
-    Raises:
-        UserError: If the teacher has a list, too, of another length.
-    """
+    """A student's option `attention`, with that of its teacher where a list has None."""
     if not isinstance(attention, list | tuple) or None not in attention or checkpoint_follows():
         return attention
     theirs = given_options(teacher).get("attention")

@@ -26,10 +26,7 @@ class Folders(NamedTuple):
 
 
 def load_pairs(source: str, mask_path: str | None = None, mask_suffix: str = "") -> dict[str, datasets.Dataset]:
-    """The splits of a folder of images and masks, or of anything that `load_splits` knows.
-
-    Masks may lie elsewhere, in `mask_path`; their names may have a suffix before the extension.
-    """
+    """The splits of a folder of images and masks, or of anything that `load_splits` knows."""
     path = Path(source).expanduser()
     found = {} if source.startswith(HUB) or not path.is_dir() else split_folders(path, mask_path)
     if not any(folders.masks for folders in found.values()):

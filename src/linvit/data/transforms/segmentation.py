@@ -158,10 +158,7 @@ HUES = 18  # the hue turns by less than so many of the 180 steps of 8-bit HSV
 
 
 def photometric_distortion(rng: np.random.Generator) -> list[PixelOp]:
-    """Draws changes of brightness, contrast, saturation and hue, each with probability 0.5.
-
-    The contrast is changed either before or after the colours. Each operation truncates to 8 bits.
-    """
+    """Draws changes of brightness, contrast, saturation and hue, each with probability 0.5."""
     ops: list[PixelOp] = []
     if rng.random() < 0.5:
         ops.append(PixelOp("shift", rng.uniform(-BRIGHTNESS, BRIGHTNESS)))

@@ -48,20 +48,7 @@ def evaluate(
     evaluator: Evaluator = "faster-coco-eval",
     area_from: Literal["box", "mask"] = "box",
 ) -> Evaluation:
-    """Evaluates detections against the truth.
-
-    Args:
-        truth: COCO's annotations: `images`, `annotations` and `categories`. Images without objects count, too.
-        detections: COCO's results: `image_id`, `category_id`, `score`, `bbox` (x, y, width, height), and for masks
-            `segmentation`, an RLE.
-        kind: Whether boxes or masks must overlap.
-        evaluator: The package that computes.
-        area_from: Of which area detected masks are small, medium or large: of their "box", as in mmdetection before
-            2.12 and so in Swin's tables, or of the "mask" itself. It changes APs, APm and APl alone.
-
-    Raises:
-        UserError: If the package is not installed.
-    """
+    """Evaluates detections against the truth."""
     coco, evaluation = tools(evaluator)
     with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints
         found = [_annotation(i, given, kind, area_from) for i, given in enumerate(detections, 1)]

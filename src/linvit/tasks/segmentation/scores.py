@@ -16,16 +16,10 @@ from linvit.ignore_index import IGNORE_INDEX
 def pixel_cross_entropy(
     logits: Tensor, label: Tensor, average: Literal["all", "valid"] = "all", label_smoothing: float = 0.0
 ) -> Tensor:
-    """Mean cross entropy of pixels; 0 if all are ignored.
+    """Mean cross entropy of logits (B, K, h, w), of any size, and labels (B, H, W), int64; 0 if all are ignored.
 
-    Logits are resized to the labels first, by bilinear interpolation.
-
-    Args:
-        logits: (B, K, h, w), of any size.
-        label: (B, H, W), int64.
-        average: "all" divides by the number of all pixels, ignored ones included, as the papers' programs do
-            (mmsegmentation 0.x); "valid" divides by that of the labelled ones.
-        label_smoothing: Fraction of the target that is spread over all classes ("soft cross entropy").
+    Logits are resized to the labels first, by bilinear interpolation. `average` "all" divides by the number of all
+    pixels, ignored ones included, as the papers' programs do (mmsegmentation 0.x); "valid" by that of labelled ones.
     """
     logits = resize(logits.float(), label.shape[-2:])
     losses = F.cross_entropy(
@@ -35,14 +29,10 @@ def pixel_cross_entropy(
 
 
 def dice_loss(logits: Tensor, label: Tensor) -> Tensor:
-    """Mean over the classes that are in the labels of `1 - 2 sum(p y) / (sum(p) + sum(y))`; 0 if there are none.
+    """Mean over the classes that are in the labels (B, H, W) of `1 - 2 sum(p y) / (sum(p) + sum(y))`; else 0.
 
     The sums are over all labelled pixels of the batch, p is the softmax, and y is 1 where the label is the class
     (Milletari et al. 2016, "V-Net", Sec. 3). Logits are resized to the labels first.
-
-    Args:
-        logits: (B, K, h, w), of any size.
-        label: (B, H, W), int64.
     """
     logits = resize(logits.float(), label.shape[-2:])
     classes = torch.arange(logits.shape[1], device=label.device).view(-1, 1, 1)
@@ -84,10 +74,7 @@ class PixelConfusion(MulticlassConfusionMatrix):
 
 
 def class_scores(matrix: Tensor) -> dict[str, Tensor]:
-    """IoU, accuracy (recall) and F1 of each class (K,), float64; NaN for a class without a pixel to judge by.
-
-    A class that is predicted somewhere and labelled nowhere has an IoU of 0 and no accuracy.
-    """
+    """IoU, accuracy (recall) and F1 of each class (K,), float64; NaN for a class without a pixel to judge by."""
     matrix = matrix.double()
     both, labelled, predicted = matrix.diagonal(), matrix.sum(1), matrix.sum(0)
     return {
@@ -103,11 +90,6 @@ def mean_scores(matrix: Tensor, exclude_from_mean: Sequence[int] = ()) -> dict[s
     `mIoU`, `mAcc` and `mF1` are means over the classes that have one; `aAcc` is the fraction of the labelled pixels
     that are right (overall accuracy, OA), and `kappa` is Cohen's: aAcc beyond that of independent labels and
     predictions with the same frequencies.
-
-    Args:
-        matrix: (K, K), rows are labels.
-        exclude_from_mean: Classes that the means leave out, such as the clutter of the ISPRS sets; `aAcc` and `kappa`
-            do not.
     """
     kept = torch.ones(len(matrix), dtype=torch.bool, device=matrix.device)
     kept[list(exclude_from_mean)] = False

@@ -215,10 +215,7 @@ class SegmentationTask(Task):
         return published_miou(**{name: settings[name] for name in names})
 
     def class_table(self, stage: str) -> tuple[Tensor, dict[str, Tensor]]:
-        """The confusion matrix of the set that was just evaluated, by the weights that predict, and class scores.
-
-        All ranks call it.
-        """
+        """The confusion matrix of the set that was just evaluated, by the weights that predict, and class scores."""
         metrics: Any = self.metrics[f"{stage}/" if self.average is None else f"{stage}/ema_"]
         matrix: Tensor = metrics["mIoU"].confusion.compute()
         return matrix, class_scores(matrix)
