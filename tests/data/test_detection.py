@@ -362,7 +362,11 @@ class TestRefused:
             coco(tmp_path, masks=True, skip_bad_annotations=True).setup("fit")
         data = coco(tmp_path, masks=True, skip_bad_annotations=True, max_bad_fraction=0.572)
         task = SimpleNamespace(hparams={"num_classes": 3})
-        data.trainer = SimpleNamespace(log_dir=str(tmp_path), lightning_module=task, global_rank=0, world_size=1)
+        given = {"log_dir": str(tmp_path), "lightning_module": task, "global_rank": 0, "world_size": 1}
+        data.trainer = SimpleNamespace(**given, loggers=[])
+        data.setup("fit")
+        assert not (tmp_path / "bad_annotations.csv").exists()  # the folder is that of all runs
+        data.trainer.loggers = ["one"]
         data.setup("fit")
         with open(f"{tmp_path}/bad_annotations.csv", newline="", encoding="utf-8") as file:
             rows = [*csv.reader(file)]

@@ -267,8 +267,7 @@ class ImageData(LightningDataModule):
                     f"num_classes={data}, or choose other data"
                 )
         if stage == "fit":
-            folder = None if self.trainer is None else self.trainer.log_dir
-            self.bad_images.report = Path(folder) / "bad_images.csv" if folder else None
+            self.bad_images.report = None if self._folder is None else self._folder / "bad_images.csv"
             self.train_set = self._samples("train", training=True)
             rank_zero_info(f"data source '{self.source}' has {self.num_classes} classes")
         if stage in ("fit", "validate"):
@@ -346,6 +345,12 @@ class ImageData(LightningDataModule):
     @property
     def _seed(self) -> int:
         return int(os.environ.get("PL_GLOBAL_SEED", 0)) if self.seed is None else self.seed
+
+    @property
+    def _folder(self) -> Path | None:
+        """The folder of a run that has one: without a logger, Lightning's is that of all runs."""
+        trainer = self.trainer
+        return None if trainer is None or not trainer.loggers or trainer.log_dir is None else Path(trainer.log_dir)
 
     @property
     def _rank_and_world(self) -> tuple[int, int]:

@@ -192,7 +192,7 @@ class DetectionData(ImageData):
         )
         if self.skip_bad_annotations and bad <= allowed:
             self.skipped += [(split, annotation_name(one, name), one.reason, one.detail) for one in found.malformed]
-            rank_zero_warn(f"{said}. They are left out; bad_annotations.csv in the run's folder lists them")
+            rank_zero_warn(f"{said}. They are left out; bad_annotations.csv in the folder of a training run lists them")
             return
         way = "--data.skip_bad_annotations=true"
         if bad > allowed:
@@ -216,10 +216,10 @@ class DetectionData(ImageData):
     def setup(self, stage: str) -> None:
         """Makes the sets that a stage needs, and lists annotations that are skipped; see `ImageData`."""
         super().setup(stage)
-        folder = None if self.trainer is None else self.trainer.log_dir
+        folder = self._folder
         if self.skipped and folder is not None and self._rank_and_world[0] == 0:
-            path = Path(folder, "bad_annotations.csv")
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path = folder / "bad_annotations.csv"
+            folder.mkdir(parents=True, exist_ok=True)
             with path.open("w", newline="", encoding="utf-8") as file:
                 CsvWriter(file).writerows([("split", "annotation", "reason", "detail"), *self.skipped])
 
