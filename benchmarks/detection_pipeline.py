@@ -24,7 +24,7 @@ from torchvision.transforms import v2
 from linvit import coco_masks
 from linvit.data import DetectionData
 from linvit.data.base import IMAGENET_MEAN, IMAGENET_STD
-from linvit.data.loading.seeds import SeededIndex, sample_seed
+from linvit.data.loading.sampler import SeededIndex, sample_seed
 from linvit.data.sources.coco_json import rle_counts
 from linvit.data.transforms.detection import DetectionAugmentation
 

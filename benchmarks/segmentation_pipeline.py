@@ -20,7 +20,7 @@ from torchvision.transforms.v2 import functional as v2
 
 from linvit.data import SegmentationData
 from linvit.data.base import IMAGENET_MEAN, IMAGENET_STD
-from linvit.data.loading.seeds import SeededIndex, sample_seed
+from linvit.data.loading.sampler import SeededIndex, sample_seed
 
 BATCH, SIDE = 8, 512
 

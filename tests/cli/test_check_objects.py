@@ -18,7 +18,9 @@ def test_a_good_set(tmp_path, capsys):
     assert lines[0] == f"{tmp_path}: 3 classes"
     assert "  train                4 images, 0 of them without objects; 8 objects, 1 of them crowds" in lines
     at = lines.index("  train     WARNING: training leaves out 1 objects")
-    assert lines[at + 1].startswith("    1 with a box outside of its image, such as annotation 2 of ")
+    assert lines[at + 1].startswith(
+        "    1 with a box outside of its image or thinner than a pixel, or an area of 0, such as annotation 2 of "
+    )
     assert ["1", "18", "dog", "3", "3"] in [line.split() for line in lines]
     assert "  no bad images" in lines
     assert "  WARNING: images in two splits: 3" in lines

@@ -62,7 +62,7 @@ def test_what_is_left_out_exists(owner):
 
 def test_options_are_found_through_forwarded_arguments_and_nested_ones():
     task, data = options_of(ClassificationTask), options_of(ClassificationData)
-    assert task["mixup_prob"].default == 1.0
+    assert task["mixup_alpha"].default == 0.0
     assert task["ema_decay"].default is None  # of the parent
     assert task["lr"] == (1e-3, task["lr"].help)  # of the settings that the parent forwards to
     assert task["lr"].help.startswith("Peak learning rate")

@@ -10,7 +10,7 @@ from PIL import Image
 
 import linvit
 from linvit.data import ClassificationData
-from linvit.data.loading.seeds import SeededIndex
+from linvit.data.loading.sampler import SeededIndex
 from linvit.data.transforms.classification import Augmentation
 from tests.data.images import image_folder, picture, plain_table, png, save
 

@@ -10,11 +10,10 @@ import torch
 from PIL import Image
 
 from linvit.data.base import ImageData
-from linvit.data.loading.seeds import generator
+from linvit.data.loading.sampler import generator
 from linvit.data.sources.images import Target
-from linvit.data.transforms.geometry import Box, Crop, HorizontalFlip, Resize
+from linvit.data.transforms.geometry import Box, Crop, HorizontalFlip, PixelOp, Resize, apply
 from linvit.data.transforms.on_device import DeviceOps
-from linvit.data.transforms.ops import PixelOp, apply
 from tests.data.images import png
 
 

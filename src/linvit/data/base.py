@@ -16,8 +16,14 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from linvit.data.loading.loader import make_loader
-from linvit.data.loading.sampler import EvalSampler, GroupedSampler, TrainSampler, check_equal_batches
-from linvit.data.loading.seeds import SeededIndex, sample_seed
+from linvit.data.loading.sampler import (
+    EvalSampler,
+    GroupedSampler,
+    SeededIndex,
+    TrainSampler,
+    check_equal_batches,
+    sample_seed,
+)
 from linvit.data.sources.bad_images import BadImages, Policy
 from linvit.data.sources.band_values import json_list
 from linvit.data.sources.data_source import DataSource, Splits

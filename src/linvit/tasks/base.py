@@ -25,8 +25,12 @@ from linvit.finite import not_finite
 from linvit.image_size import image_size
 from linvit.optim import adamw, parameter_groups
 from linvit.signatures import check_choices
-from linvit.tasks.execution import MatmulPrecision, enable_grad_checkpointing, keep_attention_features
-from linvit.tasks.freeze import freeze_parameters
+from linvit.tasks.execution import (
+    MatmulPrecision,
+    enable_grad_checkpointing,
+    freeze_parameters,
+    keep_attention_features,
+)
 from linvit.tasks.model_ema import ModelEma, check_ema_support
 from linvit.tasks.optimisation import Optimisation
 from linvit.tasks.pretrained import load_initial_weights, skip_pretrained, without_download

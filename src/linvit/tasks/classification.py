@@ -73,8 +73,6 @@ class ClassificationTask(Task):
         label_smoothing: Fraction of the target spread over all classes while training.
         mixup_alpha: Beta(alpha, alpha) of mixup; 0 is off.
         cutmix_alpha: Beta(alpha, alpha) of CutMix; 0 is off. With both, each batch takes one at random.
-        mixup_prob: Fraction of the batches that are mixed at all.
-        mixup_switch_prob: Fraction of the mixed batches that take CutMix, where both are on.
         **task: Arguments of `Task`: backbone, attention, optimisation.
 
     Example:
@@ -82,22 +80,19 @@ class ClassificationTask(Task):
     """
 
     score_metric = "top1"
-    advanced_options = Task.advanced_options | {"mixup_prob", "mixup_switch_prob"}
 
     def __init__(
         self,
         label_smoothing: float = 0.1,
         mixup_alpha: float = 0.0,
         cutmix_alpha: float = 0.0,
-        mixup_prob: float = 1.0,
-        mixup_switch_prob: float = 0.5,
         **task: Any,
     ) -> None:
         super().__init__(**task)
         if not 0 <= label_smoothing < 1:
             raise UserError(f"label_smoothing must lie in [0, 1); got {label_smoothing}")
         self.label_smoothing = label_smoothing
-        self.mixup = Mixup(mixup_alpha, cutmix_alpha, mixup_prob, mixup_switch_prob)
+        self.mixup = Mixup(mixup_alpha, cutmix_alpha)
 
     def configure_metrics(self) -> Mapping[str, Metric]:
         """Plain cross entropy, top-1, and top-5 where there are more than five classes."""
@@ -168,20 +163,16 @@ STREAM = 1  # joined to the seed, so that these numbers differ from those that t
 class Mixup:
     """Mixes each image with its partner in the reversed batch: the first with the last, and so on."""
 
-    def __init__(self, mixup_alpha: float, cutmix_alpha: float, prob: float = 1.0, switch_prob: float = 0.5) -> None:
+    def __init__(self, mixup_alpha: float, cutmix_alpha: float) -> None:
         if mixup_alpha < 0 or cutmix_alpha < 0:
             raise UserError(f"mixup_alpha and cutmix_alpha must be 0 (off) or more; got {mixup_alpha}, {cutmix_alpha}")
-        if not (0 <= prob <= 1 and 0 <= switch_prob <= 1):
-            raise UserError(f"mixup_prob and mixup_switch_prob must lie between 0 and 1; got {prob}, {switch_prob}")
         self.mixup_alpha = mixup_alpha
         self.cutmix_alpha = cutmix_alpha
-        self.prob = prob
-        self.switch_prob = switch_prob
 
     @property
     def active(self) -> bool:
         """Whether any batch can be mixed."""
-        return bool(self.prob and (self.mixup_alpha or self.cutmix_alpha))
+        return bool(self.mixup_alpha or self.cutmix_alpha)
 
     def __call__(self, images: Tensor, labels: Tensor, num_classes: int, seed: int) -> tuple[Tensor, Tensor]:
         """Mixes a batch (B, 3, H, W) with labels (B,); all random numbers follow from the seed.
@@ -190,10 +181,8 @@ class Mixup:
         """
         rng = np.random.default_rng((seed, STREAM))
         target = F.one_hot(labels, num_classes).to(images.dtype)
-        if rng.random() >= self.prob:
-            return images, target
-        both = self.mixup_alpha and self.cutmix_alpha
-        use_cutmix = rng.random() < (self.switch_prob if both else bool(self.cutmix_alpha))
+        _, drawn = rng.random(2)  # the first was whether to mix at all, which the seeds' numbers keep
+        use_cutmix = drawn < (0.5 if self.mixup_alpha else 1) and bool(self.cutmix_alpha)
         alpha = self.cutmix_alpha if use_cutmix else self.mixup_alpha
         lam = float(rng.beta(alpha, alpha))
         images, lam = cutmix(images, lam, rng) if use_cutmix else (mixup(images, lam), lam)

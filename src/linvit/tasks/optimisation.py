@@ -73,7 +73,8 @@ class Optimisation:
 
     def __post_init__(self) -> None:
         check_choices(Optimisation, vars(self))
-        check_number("lr", self.lr, above=0)
+        for name in ("lr", "poly_power", "cycle_epochs", "backbone_lr_scale", "new_lr_scale"):
+            check_number(name, getattr(self, name), above=0)
         for name in ("min_lr", "warmup_lr", "weight_decay", "warmup_epochs", "cooldown_epochs"):
             check_number(name, getattr(self, name), at_least=0)
         if not isinstance(self.betas, tuple | list) or len(self.betas) != 2:
@@ -90,17 +91,10 @@ class Optimisation:
                 f"such as [8, 11], goes with --model.schedule=steps, and only with it"
             )
         check_number("decay_factor", self.decay_factor, above=0, below=1)
-        check_number("poly_power", self.poly_power, above=0)
-        check_number("cycle_epochs", self.cycle_epochs, above=0)
         check_number("cycle_growth", self.cycle_growth, at_least=1)
-        if self.warmup_steps is not None:
-            check_number("warmup_steps", self.warmup_steps, at_least=0, whole=True, note=", or null for warmup_epochs")
         check_number("lr_delay", self.lr_delay, at_least=0, whole=True)
-        for name in ("lr_base_batch_size", "published_batch_size"):
+        for name, least in (("warmup_steps", 0), ("lr_base_batch_size", 1), ("published_batch_size", 1)):
             if getattr(self, name) is not None:
-                note = ", such as 512, or null for none"
-                check_number(name, getattr(self, name), at_least=1, whole=True, note=note)
+                check_number(name, getattr(self, name), at_least=least, whole=True, note=", or null for none")
         if self.layer_decay is not None:
             check_number("layer_decay", self.layer_decay, above=0, at_most=1, note=", such as 0.75, or null for none")
-        check_number("backbone_lr_scale", self.backbone_lr_scale, above=0)
-        check_number("new_lr_scale", self.new_lr_scale, above=0)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from linvit.errors import UserError, check_choice, check_number, quote_first
 from linvit.linearization.distillation import Distillation, Matching
 from linvit.linearization.student import linearize
-from linvit.tasks.freeze import freeze_parameters
+from linvit.tasks.execution import freeze_parameters
 from linvit.tasks.pretrained import checkpoint_follows
 from linvit.tasks.safe_loading import opened
 from linvit.weights import torch_file

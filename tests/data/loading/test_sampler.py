@@ -94,7 +94,7 @@ def test_where_devices_wait_for_each_other_all_must_evaluate_as_many_batches(wor
 
 def test_how_many_they_are_must_be_known():
     check_equal_batches(None, 1, 4)
-    with pytest.raises(linvit.UserError, match="which these files do not say"):
+    with pytest.raises(linvit.UserError, match="which a stream does not say"):
         check_equal_batches(None, 2, 4)
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from linvit.data.loading.seeds import generator, sample_seed, sample_seeds
+from linvit.data.loading.sampler import generator, sample_seed, sample_seeds
 
 
 def test_every_part_matters_and_nothing_else():

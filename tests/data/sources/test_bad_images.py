@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import linvit
 from linvit.data import ClassificationData
-from linvit.data.loading.seeds import SeededIndex
+from linvit.data.loading.sampler import SeededIndex
 from linvit.data.sources.bad_images import ALWAYS_ALLOWED, BadImages
 from linvit.data.sources.read import BadImageError
 from tests.data.damaged import damaged, encoded, photo

@@ -13,7 +13,7 @@ from datasets import ClassLabel, Dataset, Features
 
 import linvit
 from linvit.data.loading.loader import make_loader
-from linvit.data.loading.seeds import sample_seeds
+from linvit.data.loading.sampler import sample_seeds
 from linvit.data.sources.bad_images import BadImages
 from linvit.data.sources.images import SampleReader, Target, collate
 from linvit.data.sources.labels import check_label

@@ -9,9 +9,8 @@ import torch
 import linvit
 from linvit.data.transforms import on_device
 from linvit.data.transforms.classification import Augmentation, EvalTransform, TrainTransform, evaluation_ops
-from linvit.data.transforms.geometry import Warp
+from linvit.data.transforms.geometry import PixelOp, Warp, apply
 from linvit.data.transforms.on_device import Normalisation
-from linvit.data.transforms.ops import PixelOp, apply
 from tests.data.transforms.test_pixel_ops import photograph, tensor
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)

@@ -7,7 +7,7 @@ from timm.data import create_transform
 from torchvision.transforms import Compose
 
 from linvit.data.transforms.classification import cover, evaluation_ops
-from linvit.data.transforms.ops import apply
+from linvit.data.transforms.geometry import apply
 from tests.data.transforms.test_geometry import near
 from tests.data.transforms.test_pixel_ops import photograph, tensor
 

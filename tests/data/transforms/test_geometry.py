@@ -8,19 +8,20 @@ import torch
 from PIL import Image
 from timm.data.transforms import RandomResizedCropAndInterpolation
 
-from linvit.data.loading.seeds import generator
+from linvit.data.loading.sampler import generator
 from linvit.data.transforms.geometry import (
     Box,
     Crop,
     HorizontalFlip,
     Pad,
+    PixelOp,
     Resize,
     Warp,
     affine_matrix,
+    apply,
     random_box,
     resize,
 )
-from linvit.data.transforms.ops import PixelOp, apply
 from linvit.ignore_index import IGNORE_INDEX
 from tests.data.distributions import alike
 from tests.data.transforms.test_pixel_ops import photograph, tensor

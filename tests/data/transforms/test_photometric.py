@@ -5,9 +5,9 @@ from collections import Counter
 import pytest
 import torch
 
-from linvit.data.loading.seeds import generator
+from linvit.data.loading.sampler import generator
 from linvit.data.transforms import on_device
-from linvit.data.transforms.ops import PixelOp, apply
+from linvit.data.transforms.geometry import PixelOp, apply
 from linvit.data.transforms.segmentation import photometric_distortion
 from tests.golden_files import load
 

@@ -7,8 +7,7 @@ from PIL import Image
 from timm.data import auto_augment
 
 from linvit.data.transforms import on_device
-from linvit.data.transforms.geometry import Warp
-from linvit.data.transforms.ops import PixelOp, apply
+from linvit.data.transforms.geometry import PixelOp, Warp, apply
 from linvit.data.transforms.rand_augment import OPERATIONS, as_op
 
 TIMM = {

@@ -10,9 +10,8 @@ from PIL import Image
 from timm.data import auto_augment
 
 import linvit
-from linvit.data.loading.seeds import generator
-from linvit.data.transforms.geometry import Warp
-from linvit.data.transforms.ops import PixelOp
+from linvit.data.loading.sampler import generator
+from linvit.data.transforms.geometry import PixelOp, Warp
 from linvit.data.transforms.rand_augment import OPERATIONS, RandAugment, choose, color_jitter
 from tests.data.distributions import alike, even, follows, independent, uniform
 from tests.data.transforms.test_pixel_ops import TIMM

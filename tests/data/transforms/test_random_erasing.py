@@ -6,7 +6,7 @@ import pytest
 import torch
 from timm.data.random_erasing import RandomErasing
 
-from linvit.data.loading.seeds import generator
+from linvit.data.loading.sampler import generator
 from linvit.data.transforms.geometry import Box
 from linvit.data.transforms.on_device import BatchDeviceOps, DeviceOps, erased_box
 from tests.data.distributions import alike, follows, independent

@@ -10,7 +10,7 @@ import torch
 from filelock import FileLock
 from torch.utils.data import get_worker_info
 
-from linvit.data.loading.seeds import sample_seed
+from linvit.data.loading.sampler import sample_seed
 from linvit.data.sources.read import BadImageError
 from linvit.errors import UserError, check_choice
 from linvit.plain_text import CsvWriter, cell_of

@@ -9,7 +9,7 @@ import datasets
 import numpy as np
 from torch.utils.data import Dataset, default_collate
 
-from linvit.data.loading.seeds import SeededIndex
+from linvit.data.loading.sampler import SeededIndex
 from linvit.data.sources.bad_images import BadImages
 from linvit.data.sources.read import BadImageError, ImageReader, name_of
 from linvit.data.sources.splits import Rows

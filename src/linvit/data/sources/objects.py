@@ -14,7 +14,7 @@ from linvit.data.sources.coco_json import AnnotationFinding, rle_counts
 from linvit.data.sources.images import Sample, SampleReader, Target, check_target_sizes
 from linvit.data.sources.labels import find_column
 from linvit.data.sources.read import BadImageError
-from linvit.data.transforms.detection import Objects, inside, trainable, usable
+from linvit.data.transforms.detection import Objects, trainable, usable
 from linvit.errors import UserError, check_choice, quote_first
 
 WRONG_FORMAT = 0.3  # fraction of boxes that reach out of their images, from which on they are taken for another format
@@ -183,7 +183,6 @@ def audit_objects(
     size = tuple(np.where(sizes > 0, sizes, np.inf)[flat.rows].T)  # infinite where it is not known
     sound, kept = usable(objects, size), trainable(objects, size)
     known = np.array([category in labels for category in categories], bool)
-    thin, outside = (boxes[:, 2:] - boxes[:, :2] < 1).any(1), ~inside(boxes, size)
     meant = np.logical_or.reduce([~sound, *(objects[flag] for flag in ("iscrowd", "ignore") if flag in objects)])
 
     def findings(which: np.ndarray, reason: str, details: Sequence[Any]) -> list[AnnotationFinding]:
@@ -197,11 +196,7 @@ def audit_objects(
         *findings(~sound, unsound, corners),
         *findings(sound & ~known & (not subset), "a category that is none of the classes", categories),
     ]
-    untrained = [
-        *findings(thin & ~meant, "a box with a side of less than a pixel", corners),
-        *findings(outside & ~thin & ~meant, "a box outside of its image", corners),
-        *findings(~kept & ~outside & ~thin & ~meant, "an area of 0", corners),
-    ]
+    untrained = findings(~kept & ~meant, "a box outside of its image or thinner than a pixel, or an area of 0", corners)
     used = sound & known
     counts = np.bincount([labels[categories[i]] for i in np.flatnonzero(used)], minlength=len(labels))
     total, wrong = len(flat.rows) + len(unread), _wrong_format(boxes, size, box_format)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from linvit.data.loading.seeds import generator, sample_seed
+from linvit.data.loading.sampler import generator, sample_seed
 from linvit.data.sources.data_source import DataSource, Splits
 from linvit.data.sources.images import Reader, Target, Transform
 from linvit.data.sources.labels import Classes

@@ -21,8 +21,7 @@ import pyarrow.parquet
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from linvit.data.loading.sampler import TrainOrder, WorkerTopology
-from linvit.data.loading.seeds import sample_seeds
+from linvit.data.loading.sampler import TrainOrder, WorkerTopology, sample_seeds
 from linvit.data.sources.bad_images import BadImages
 from linvit.data.sources.images import Reader, Sample
 from linvit.data.sources.read import BadImageError

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from linvit.data.loading.seeds import generator
+from linvit.data.loading.sampler import generator
 from linvit.data.sources.scenes import Generated
 from linvit.errors import UserError, check_choice, check_number
 from linvit.ignore_index import IGNORE_INDEX

@@ -7,21 +7,24 @@ from typing import Any, Literal
 
 import numpy as np
 
-from linvit.data.loading.seeds import generator
+from linvit.data.loading.sampler import generator
 from linvit.data.transforms import rand_augment
 from linvit.data.transforms.geometry import (
+    BLACK,
     Box,
     Crop,
     CropMode,
+    Fill,
     HorizontalFlip,
+    Op,
     Pad,
     Resize,
     Warp,
     affine_matrix,
+    apply,
     random_box,
 )
 from linvit.data.transforms.on_device import AugmentOn, DeviceOps, ImageOp, erased_box
-from linvit.data.transforms.ops import BLACK, Fill, Op, apply
 from linvit.errors import UserError, check_number
 from linvit.signatures import check_choices
 

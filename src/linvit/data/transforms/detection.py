@@ -8,10 +8,9 @@ import numpy as np
 import torch
 
 from linvit import coco_masks
-from linvit.data.loading.seeds import generator
+from linvit.data.loading.sampler import generator
 from linvit.data.transforms import segmentation
-from linvit.data.transforms.geometry import Box, Crop, HorizontalFlip, Resize
-from linvit.data.transforms.ops import Op, apply
+from linvit.data.transforms.geometry import Box, Crop, HorizontalFlip, Op, Resize, apply
 from linvit.data.transforms.segmentation import Limits, within
 from linvit.errors import UserError, check_number
 

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from linvit.data.transforms.geometry import Box, Matrix, Warp
-from linvit.data.transforms.ops import PixelOp
+from linvit.data.transforms.geometry import Box, Matrix, PixelOp, Warp
 from linvit.data.transforms.pixel_ops import OPERATIONS
 
 ImageOp = PixelOp | Warp

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from linvit.data.transforms.geometry import Warp, affine_matrix
+from linvit.data.transforms.geometry import Fill, PixelOp, Warp, affine_matrix
 from linvit.data.transforms.on_device import ImageOp
-from linvit.data.transforms.ops import Fill, PixelOp
 from linvit.errors import UserError
 
 EXAMPLE = "rand-m9-mstd0.5-inc1"

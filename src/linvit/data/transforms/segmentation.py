@@ -7,10 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from linvit.data.loading.seeds import generator
-from linvit.data.transforms.geometry import Box, Crop, HorizontalFlip, Pad, Resize
+from linvit.data.loading.sampler import generator
+from linvit.data.transforms.geometry import Box, Crop, HorizontalFlip, Op, Pad, PixelOp, Resize, apply
 from linvit.data.transforms.on_device import AugmentOn, DeviceOps
-from linvit.data.transforms.ops import Op, PixelOp, apply
 from linvit.errors import UserError, check_number
 from linvit.ignore_index import IGNORE_INDEX
 from linvit.signatures import check_choices

@@ -1,7 +1,6 @@
-"""COCO's evaluation, by faster-coco-eval or pycocotools, which agree in all figures."""
+"""COCO's evaluation, by faster-coco-eval, which agrees with pycocotools in all figures."""
 
 import contextlib
-import importlib
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,11 +14,6 @@ from linvit.errors import UserError
 FIGURES = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
 """COCO's twelve, in its order: precision over IoU 0.50:0.95, at 0.5 and 0.75, of small, medium and large objects;
 recall with 1, 10 and 100 detections per image and class, and of small, medium and large objects."""
-Evaluator = Literal["faster-coco-eval", "pycocotools"]
-MODULES = {
-    "faster-coco-eval": ("faster_coco_eval", "faster_coco_eval", "COCOeval_faster"),
-    "pycocotools": ("pycocotools.coco", "pycocotools.cocoeval", "COCOeval"),
-}
 
 
 @dataclass(frozen=True)
@@ -45,11 +39,10 @@ def evaluate(
     truth: Mapping[str, Any],
     detections: Sequence[Mapping[str, Any]],
     kind: Literal["box", "mask"],
-    evaluator: Evaluator = "faster-coco-eval",
     area_from: Literal["box", "mask"] = "box",
 ) -> Evaluation:
     """Evaluates detections against the truth."""
-    coco, evaluation = tools(evaluator)
+    coco, evaluation = tools()
     with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints
         found = [_annotation(i, given, kind, area_from) for i, given in enumerate(detections, 1)]
         sets = [coco(), coco()]
@@ -72,11 +65,12 @@ def _annotation(number: int, given: Mapping[str, Any], kind: str, area_from: str
     return {**given, "id": number, "area": area, "iscrowd": 0}
 
 
-def tools(evaluator: Evaluator) -> tuple[Any, Any]:
-    """The classes COCO and COCOeval of a package."""
-    annotations, evaluation, name = MODULES[evaluator]
+def tools() -> tuple[Any, Any]:
+    """The classes COCO and COCOeval."""
     try:
-        return importlib.import_module(annotations).COCO, getattr(importlib.import_module(evaluation), name)
+        from faster_coco_eval import COCO, COCOeval_faster
     except ImportError as error:
-        extra = "'linvit[detection]'" if evaluator == "faster-coco-eval" else evaluator
-        raise UserError(f"COCO's average precision needs the package '{evaluator}': pip install {extra}") from error
+        raise UserError(
+            "COCO's average precision needs the package 'faster-coco-eval': pip install 'linvit[detection]'"
+        ) from error
+    return COCO, COCOeval_faster

@@ -9,7 +9,7 @@ from torch import Tensor, distributed
 from torchmetrics import Metric
 
 from linvit import coco_masks
-from linvit.tasks.detection.evaluation import FIGURES, Evaluation, Evaluator, evaluate
+from linvit.tasks.detection.evaluation import FIGURES, Evaluation, evaluate
 
 
 class Objects(NamedTuple):
@@ -97,12 +97,9 @@ class DetectionResults:
     torchmetrics' `MeanAveragePrecision` is not used: its thresholds are float32 numbers, which changes the AP.
     """
 
-    def __init__(
-        self, num_classes: int, kinds: Sequence[Kind], evaluator: Evaluator, area_from: Literal["box", "mask"]
-    ) -> None:
+    def __init__(self, num_classes: int, kinds: Sequence[Kind], area_from: Literal["box", "mask"]) -> None:
         self.num_classes = num_classes
         self.kinds = kinds
-        self.evaluator: Evaluator = evaluator
         self.area_from = area_from
         self.reset()
 
@@ -145,7 +142,7 @@ class DetectionResults:
             "annotations": true,
         }
         for kind in self.kinds:
-            self.evaluations[kind] = evaluate(truth, detected, kind, self.evaluator, self.area_from)
+            self.evaluations[kind] = evaluate(truth, detected, kind, self.area_from)
         labels = [one["category_id"] for one in true if not one["iscrowd"]]
         self.objects = np.bincount(np.array(labels, dtype=np.int64), minlength=self.num_classes)
 

@@ -18,7 +18,7 @@ from linvit.callbacks.detection import DetectionPictures, DetectionReport, draw,
 from linvit.errors import UserError, check_number
 from linvit.heads.detection.detector import create_detector
 from linvit.tasks.base import Task
-from linvit.tasks.detection.evaluation import FIGURES, Evaluator, tools
+from linvit.tasks.detection.evaluation import FIGURES, tools
 from linvit.tasks.detection.results import CocoScore, DetectionResults, Kind, Objects, image_size
 from linvit.tasks.published import PublishedScores, published_ap
 from linvit.tasks.results import Result
@@ -111,7 +111,6 @@ class DetectionTask(Task):
 
     Args:
         head: Name, or `{name: ..., option: value}`. See `linvit list heads`.
-        evaluator: Package that computes the figures; both give the same ones, pycocotools in more time.
         area_from: Of which area detected masks are small, medium or large in mask_APs, mask_APm and mask_APl: of their
             "box", as in mmdetection before 2.12, with which the papers' tables were made, or of the "mask" itself.
         **task: Arguments of `Task`: backbone, attention, optimisation.
@@ -121,12 +120,11 @@ class DetectionTask(Task):
     """
 
     score_metric = "box_AP"
-    advanced_options = Task.advanced_options | {"evaluator", "area_from"}
+    advanced_options = Task.advanced_options | {"area_from"}
 
     def __init__(
         self,
         head: str | dict[str, Any] = "retinanet",
-        evaluator: Evaluator = "faster-coco-eval",
         area_from: Literal["box", "mask"] = "box",
         **task: Any,
     ) -> None:
@@ -148,14 +146,14 @@ class DetectionTask(Task):
         """COCO's figures."""
         kinds: list[Kind] = ["box", "mask"] if self.network.with_masks else ["box"]
         settings = self.hparams
-        results = DetectionResults(settings["num_classes"], kinds, settings["evaluator"], settings["area_from"])
+        results = DetectionResults(settings["num_classes"], kinds, settings["area_from"])
         return {f"{kind}_{name}": CocoScore(results, f"{kind}_{name}") for kind in kinds for name in FIGURES}
 
     def setup(self, stage: str) -> None:
         """Raises a `UserError` before the first batch if the package that evaluates is not installed."""
         super().setup(stage)
         if stage != "predict":
-            tools(self.hparams["evaluator"])
+            tools()
 
     def forward(self, images: Tensor | Sequence[Tensor]) -> Any:
         """Images, each (3, H, W), to mappings of what is found in each, by the weights that `Task.forward` takes."""
