@@ -82,7 +82,18 @@ def test_nothing_is_built_that_is_not_registered(change, said):
         build_task(replace(description, **{**change, "options": options}), task.network.state_dict(), "FILE")
 
 
-@pytest.mark.parametrize("content", [[], {"version": 1}, {"version": "1", "task": "x", "options": {"a": "{b: c}"}}])
+DESCRIBED = {"version": "1", "task": "x", "weights": "raw", "preprocessing": None}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *([], {"version": 1}, {**DESCRIBED, "options": {"a": object()}}, {**DESCRIBED, "options": {"class_names": 5}}),
+        {**DESCRIBED, "options": {"class_names": ["a"], "num_classes": 2}},
+        {**DESCRIBED, "options": {"class_names": [1, 2], "num_classes": 2}},
+    ],
+    ids=str,
+)
 def test_what_is_no_description_is_refused(content):
     with pytest.raises(UserError, match="'FILE' does not describe a trained network"):
         ModelDescription.from_dict(content, "FILE")

@@ -75,6 +75,10 @@ class ModelDescription:
                 wrong = f"{name} is {content.get(name)!r:.80}"
         if wrong is None and (reason := not_plain(content["options"]) or not_plain(content["preprocessing"])):
             wrong = f"it holds {reason}"
+        elif wrong is None and (names := content["options"].get("class_names")):
+            texts = isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
+            if not texts or len(names) != content["options"].get("num_classes"):
+                wrong = f"the names of its classes are {names!r:.80}"
         if wrong is not None:
             raise UserError(f"'{source}' does not describe a trained network of linvit: {wrong}")
         return cls(**{name: content[name] for name in kinds})
