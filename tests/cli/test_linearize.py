@@ -14,6 +14,7 @@ from linvit.experiments import linearize
 from linvit.experiments.keep import Measurements, add_curve
 from linvit.experiments.page import Page
 from linvit.runs.folder import RunFolder
+from linvit.runs.run import Run
 from linvit.tasks import Teacher
 from tests.cli.runs import QUICKSTART, linvit, tiny
 
@@ -62,6 +63,12 @@ def test_a_run_becomes_linear_and_has_a_page(folder):
     assert "student before any step" in page
     assert page.count("<img") == 4  # score, errors, time, maps
     assert "left out" not in page
+
+
+def test_of_a_folder_of_runs_the_teacher_is_the_newest_that_had_none(folder, monkeypatch):
+    monkeypatch.chdir(folder[0])
+    run = Run.read(["fit", "--config=quickstart", "--model.teacher.source=checkpoints/quickstart"])
+    assert run.settings.model.init_args.teacher["source"].startswith("checkpoints/quickstart/version_0/")
 
 
 def test_the_blocks_that_keep_softmax_are_found_once(folder):

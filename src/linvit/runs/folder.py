@@ -181,9 +181,10 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return content
 
 
-def newest(folder: Path) -> RunFolder | None:
-    """The newest run `version_N` in a folder."""
-    return next((RunFolder(run) for run in reversed(versions(folder)) if (run / CONFIG).exists()), None)
+def newest(folder: Path, *, students: bool = True) -> RunFolder | None:
+    """The newest run `version_N` in a folder, with or without those that have learned from a teacher."""
+    runs = (RunFolder(run) for run in reversed(versions(folder)) if (run / CONFIG).exists())
+    return next((run for run in runs if students or not run.model.get("teacher")), None)
 
 
 def best_checkpoints(predict_with: str) -> list[str]:

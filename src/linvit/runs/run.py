@@ -250,7 +250,8 @@ class Run:
             return
         teacher = Teacher.of(model.teacher)
         if teacher.source is not None and Path(teacher.source).is_dir():
-            run = newest(Path(teacher.source)) or RunFolder(Path(teacher.source))
+            folder = Path(teacher.source)
+            run = newest(folder, students=False) or RunFolder(folder)  # its students lie beside it
             if teacher.untrained and not run.complete:
                 return  # linvit linearize continues with it
             teacher = replace(teacher, source=str(checkpoint_in(run.folder, run.best, "--model.teacher.source")))
