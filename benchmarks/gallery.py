@@ -18,10 +18,10 @@ from torch import nn
 
 from linvit import create_backbone
 from linvit.cli import main as linvit
-from linvit.experiments.bench.conditions import conditions
 from linvit.experiments.compare.experiment import Experiment
 from linvit.experiments.compare.results import Results
 from linvit.experiments.compare.tables import notes, rows, titles
+from linvit.experiments.measure import conditions
 from linvit.plain_text import markdown_table
 
 LINE = 22  # pixels

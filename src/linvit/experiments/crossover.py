@@ -18,14 +18,10 @@ LONGEST = 6.0
 
 
 def costs_by_size(networks: Mapping[str, nn.Module], image: Tensor, device: torch.device, seconds: float) -> list[Cost]:
-    """Time and memory of a forward pass of one image, at its size and at multiples of it, by the width in pixels.
+    """Time and memory of a forward pass of one image (C, H, W), and of multiples of its size, by the width in pixels.
 
-    Args:
-        networks: Images (1, C, H, W) in, by name. They are timed in turns.
-        image: (C, H, W).
-        device: Where they are measured.
-        seconds: For the timing of all sizes. One that would take `LONGEST` times as long alone is left out, and those
-            above it, as is what does not fit into memory or what a network refuses.
+    The seconds are for the timing of all sizes. One that would take `LONGEST` times as long alone is left out, and
+    those above it, as is what does not fit into memory or what a network refuses.
     """
     found: list[Cost] = []
     for times in TIMES:

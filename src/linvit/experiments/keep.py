@@ -5,7 +5,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -93,18 +93,7 @@ class Measurements:
 
 
 def find_kept(run: Run, count: int) -> tuple[list[Spec | None], Path]:
-    """Finds the blocks of a run's teacher that keep their attention; rank 0 prints what is found, as it comes.
-
-    Args:
-        run: Of which one attention for all blocks is given.
-        count: How many are kept.
-
-    Returns:
-        The list for `--model.attention`, and the file with all measurements.
-
-    Raises:
-        UserError: If the run has no such attention, or the network not so many blocks.
-    """
+    """The list for `--model.attention` in which so many blocks keep their teacher's, and the file of measurements."""
     task, attention = run.task, run.task.hparams["attention"]
     if task.teacher is None or attention is None or isinstance(attention, list):
         raise UserError(f"--keep chooses the blocks of one attention; got --model.attention={attention}")
@@ -123,7 +112,9 @@ def find_kept(run: Run, count: int) -> tuple[list[Spec | None], Path]:
 
     def measure(converted: Collection[int]) -> Measured:
         if not batches:
-            batches.extend(validation_batches(run, BATCHES, device))
+            run.data.setup("validate")
+            for batch in islice(run.data.val_dataloader(), BATCHES):
+                batches.append(run.data.on_after_batch_transfer(move_data_to_device(batch, device), 0))
             targets.extend(features(task, teacher, batches)[0])
         found, score, seconds = features(task, conversions.network(converted), batches)
         distance = sum((own - target).square().sum() for own, target in zip(found, targets, strict=True))
@@ -174,32 +165,16 @@ def add_curve(page: Page, path: Path) -> None:
     page.pictures([(plot, "Numbers of converted blocks, before any step") for plot in plots])
 
 
-def validation_batches(run: Run, count: int | None, device: torch.device) -> Iterator[dict[str, Any]]:
-    """Batches of the validation split, as they reach the network; None is all of them."""
-    run.data.setup("validate")
-    for batch in islice(run.data.val_dataloader(), count):
-        yield run.data.on_after_batch_transfer(move_data_to_device(batch, device), 0)
-
-
-def features(task: Task, network: nn.Module, batches: Iterable[dict[str, Any]]) -> tuple[list[Tensor], float, float]:
-    """The last features that a network makes of batches, and what `score` returns."""
+@torch.no_grad()
+def features(task: Task, network: nn.Module, batches: Sequence[dict[str, Any]]) -> tuple[list[Tensor], float, float]:
+    """What a network in the place of the task's makes of batches: its last features, score, and seconds per image."""
+    device = next(network.eval().parameters()).device
+    metrics = {name: metric.to(device) for name, metric in task.configure_metrics().items()}
     found: list[Tensor] = []
     hooks = [
         network.get_submodule(name).register_forward_hook(lambda _, __, output: found.append(first_tensor(output)))
         for name in last_features(network)
     ]
-    try:
-        return found, *score(task, network, batches)
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-@torch.no_grad()
-def score(task: Task, network: nn.Module, batches: Iterable[dict[str, Any]]) -> tuple[float, float]:
-    """What a network in the place of the task's scores on batches, and seconds per image of the fastest batch."""
-    device = next(network.eval().parameters()).device
-    metrics = {name: metric.to(device) for name, metric in task.configure_metrics().items()}
     fastest = math.inf
     for batch in batches:
         start = time.perf_counter()
@@ -207,4 +182,6 @@ def score(task: Task, network: nn.Module, batches: Iterable[dict[str, Any]]) -> 
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         fastest = min(fastest, (time.perf_counter() - start) / len(batch["image"]))
-    return float(metrics[task.score_metric].compute()), fastest
+    for hook in hooks:
+        hook.remove()
+    return found, float(metrics[task.score_metric].compute()), fastest

@@ -17,10 +17,10 @@ from linvit.callbacks.common import DARK, LIGHT
 from linvit.callbacks.report import write_table
 from linvit.errors import UserError
 from linvit.experiments.analyze import Photo, read_photos
-from linvit.experiments.bench.conditions import conditions
 from linvit.experiments.bench.costs import Cost
 from linvit.experiments.crossover import costs_by_size, crossover, times_of
 from linvit.experiments.keep import TABLE, add_curve
+from linvit.experiments.measure import conditions
 from linvit.experiments.page import Page
 from linvit.experiments.plots import Axis, Series, heat_map, line_plot, svg
 from linvit.files import replacing
@@ -59,19 +59,12 @@ MAPS = (
 
 
 class Findings(NamedTuple):
-    """What a run has logged of its teacher and of itself, and what both cost.
+    """What a run has logged of its teacher and of itself, and what both cost."""
 
-    Attributes:
-        scores: Of the validation split, by network.
-        errors: Of each attention layer, relative to its teacher's: at the "start", and after epochs, by their numbers.
-        costs: Of teacher and student, at the same sizes, in turns.
-        device: On which costs were measured.
-    """
-
-    scores: dict[str, float]
-    errors: dict[str, dict[str, float]]
-    costs: list[Cost]
-    device: str
+    scores: dict[str, float]  # of the validation split, by network
+    errors: dict[str, dict[str, float]]  # of each layer, relative to its teacher's, at the "start" and after epochs
+    costs: list[Cost]  # of teacher and student, at the same sizes, in turns
+    device: str  # on which costs were measured
 
     def tables(self, metric: str) -> list[tuple[str, str, list[list[str]]]]:
         """Heading, what a table shows, and its rows, the titles first."""
@@ -114,13 +107,7 @@ def faster_in_words(side: float | None) -> str:
 
 
 def write_page(run: Run, command: str, folders: Sequence[Path]) -> None:
-    """Writes linearize.html, .md and .csv beside a run that has been trained: what it logged, and what it costs.
-
-    Args:
-        run: The run, after `fit`, whose task has a teacher.
-        command: What made it.
-        folders: Of the stages, each of which started from the weights of the one before; the last is the run's.
-    """
+    """Writes linearize.html, .md and .csv beside a run after `fit`: what its stages have logged, and what it costs."""
     folder, device = folders[-1], run.trainer.strategy.root_device
     task = run.trained() if run.finished else run.task  # there was nothing left to train
     logged = [RunFolder(stage) for stage in folders]
@@ -246,13 +233,7 @@ def time_plot(costs: Sequence[Cost]) -> list[tuple[str, str]]:
 def maps(
     networks: Mapping[str, nn.Module], photos: Sequence[Photo], seconds: float
 ) -> tuple[list[Maps], dict[str, str]]:
-    """The attention maps of each image, of one network below the other, and what is left out, with the reason.
-
-    Args:
-        networks: By name.
-        photos: The images; the first is drawn in any case.
-        seconds: After which no other image is begun.
-    """
+    """The maps of images, of one network below the other, until time is up, and what is left out, with the reason."""
     drawn, left_out, until = [], {}, time.monotonic() + seconds
     for photo in photos:
         for name, network in networks.items():

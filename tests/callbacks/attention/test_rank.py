@@ -122,7 +122,7 @@ def test_a_matrix_over_channels_is_logged_by_that_name_and_is_no_rank_of_a_layer
     memory = Memory()
     task = tiny_task(backbone={**TINY, "depth": 2}, attention=["xca", "linear"])
     logger = TensorBoardLogger(tmp_path, name="", version="run")
-    fit(task, tmp_path, logger=[logger, memory], callbacks=[AttentionRank(1, max_share=None, channel="all")])
+    fit(task, tmp_path, logger=[logger, memory], callbacks=[AttentionRank(1, max_share=None)])
     tags = [tag for tag in memory.values if "blocks.0.attn" in tag]
     assert tags == ["rank/blocks.0.attn/channels"]
     assert all(1 <= value <= HEAD_WIDTH for value in values(memory.values, tags[0]))
@@ -136,7 +136,7 @@ def test_a_matrix_over_channels_is_logged_by_that_name_and_is_no_rank_of_a_layer
 
 
 class TestChannels:
-    """A mechanism whose map differs per channel: one, the mean map, or all."""
+    """A mechanism whose map differs per channel: one, or the mean map."""
 
     TAGS = ("rank", "effective_rank", "entropy")
 
@@ -144,17 +144,9 @@ class TestChannels:
     def test_one_value_per_layer(self, tmp_path, channel):
         assert set(logged(tmp_path, "focused", channel=channel)) == {f"{tag}/{LAYER}" for tag in self.TAGS}
 
-    def test_all_gives_the_range(self, tmp_path):
-        found = logged(tmp_path, "focused", channel="all")
-        assert set(found) == {f"{tag}/{LAYER}/{part}" for tag in self.TAGS for part in ("min", "mean", "max")}
-        for tag in self.TAGS:
-            low, mean, high = (values(found, f"{tag}/{LAYER}/{part}")[0] for part in ("min", "mean", "max"))
-            assert low <= mean <= high
-            assert low < high or tag == "rank"
-
     def test_it_makes_no_difference_where_channels_agree(self, tmp_path):
-        found = [logged(tmp_path / str(channel), "softmax", channel=channel) for channel in (0, "mean", "all")]
-        assert found[0] == found[1] == found[2]
+        found = [logged(tmp_path / str(channel), "softmax", channel=channel) for channel in (0, "mean")]
+        assert found[0] == found[1]
         assert found[0]
 
     @pytest.mark.parametrize("channel", [HEAD_WIDTH, 999])
@@ -203,7 +195,7 @@ class TestTrouble:
         assert set(many) == {f"rank/{LAYER}", f"effective_rank/{LAYER}", f"entropy/{LAYER}"}
 
     @pytest.mark.filterwarnings("error:AttentionRank")
-    @pytest.mark.parametrize("channel", [5, "mean", "all"])
+    @pytest.mark.parametrize("channel", [5, "mean"])
     @pytest.mark.parametrize("attention", ["hydra", "aft_simple"])
     def test_so_do_those_of_a_map_per_channel(self, tmp_path, monkeypatch, attention, channel):
         many = logged(tmp_path / "many", attention, channel=channel, max_tokens=16)
@@ -214,9 +206,8 @@ class TestTrouble:
         assert few == many
         for tag in probed:
             assert values(few, tag) == pytest.approx(values(probed, tag), rel=1e-9), tag
-        tags = [f"rank/{LAYER}"] if channel != "all" else [f"rank/{LAYER}/{part}" for part in ("min", "mean", "max")]
         columns = HEAD_WIDTH if channel == "mean" else 1
-        assert all(1 <= value <= columns for tag in tags for value in values(many, tag))
+        assert all(1 <= value <= columns for value in values(many, f"rank/{LAYER}"))
 
     def test_a_model_without_attention_is_told(self, tmp_path):
         task = tiny_task(backbone={"name": "timm", "model": "resnet10t"}, img_size=32)
@@ -237,7 +228,7 @@ class TestUndisturbed:
     @pytest.mark.parametrize("attention", ["softmax", "focused", "performer", "nystrom"])  # performer draws and counts
     def test_training_is_bit_identical(self, tmp_path, attention):
         weights = []
-        for callbacks in ([], [AttentionRank(1, channel="all", max_share=None)]):
+        for callbacks in ([], [AttentionRank(1, max_share=None)]):
             task = tiny_task(attention=attention, backbone={**TINY, "depth": 2}, drop_path_rate=0.3, mixup_alpha=0.5)
             fit(task, tmp_path, 24, max_epochs=2, callbacks=callbacks, logger=Memory())
             weights.append(task.state_dict())

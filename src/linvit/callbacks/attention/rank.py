@@ -38,9 +38,8 @@ class AttentionRank(Measurement):
 
     Args:
         every_n_steps: Optimiser steps between two measurements.
-        channel: For mechanisms whose map differs per channel: the index of one (0 is the paper's figure), "mean" (the
-            map averaged over channels), or "all" (min, mean and max over the channels).
-        rtol: Relative tolerance of the rank; null is max(N, M) times the float64 epsilon.
+        channel: For mechanisms whose map differs per channel: the index of one (0 is the paper's figure), or "mean"
+            (the map averaged over channels).
         max_tokens: Of layers with more queries or keys and without thin factors nothing is measured: the singular value
             decomposition of their matrix takes seconds per head at 3,136 tokens.
         images: Images, spread evenly over the validation set, over which the values are averaged.
@@ -52,8 +51,7 @@ class AttentionRank(Measurement):
     def __init__(
         self,
         every_n_steps: int = 100,
-        channel: int | Literal["mean", "all"] = 0,
-        rtol: float | None = None,
+        channel: int | Literal["mean"] = 0,
         max_tokens: int = 1024,
         images: int = 1,
         max_seconds: float = 10.0,
@@ -61,7 +59,6 @@ class AttentionRank(Measurement):
     ) -> None:
         super().__init__(every_n_steps, images, max_seconds, max_share)
         self.channel = channel
-        self.rtol = rtol
         self.max_tokens = max_tokens
         self._next = 0
         self._file: Path | None = None
@@ -101,9 +98,8 @@ class AttentionRank(Measurement):
                 CsvWriter(file).writerows(rows)
 
     def _layer(self, layer: str, calls: list[Call]) -> dict[str, dict[str, Tensor]]:
-        """The statistics of a layer's parts, (images, h) or (images, h, d) each."""
-        channel = None if self.channel == "all" else self.channel
-        found = layer_statistics(calls, channel=channel, rtol=self.rtol, max_tokens=self.max_tokens)
+        """The statistics of a layer's parts, (images, h) each."""
+        found = layer_statistics(calls, channel=self.channel, max_tokens=self.max_tokens)
         if not found.keys() & {"", CHANNELS}:
             tokens = max(calls[0].grid.num_queries, calls[0].grid.num_keys)
             rank_zero_warn(f"AttentionRank: {layer} has {tokens} tokens, over max_tokens={self.max_tokens}; left out")
@@ -111,26 +107,13 @@ class AttentionRank(Measurement):
 
     def _curves(self, layer: str, part: str, numbers: dict[str, Tensor]) -> dict[str, float]:
         """What is logged of a layer or of its part."""
-        if part:
-            return self._tags(f"rank/{layer}/{part}", numbers["rank"])
-        nonfinite = int(numbers["rank"].isnan().sum())
-        curves: dict[str, float] = {f"nonfinite/{layer}": nonfinite} if nonfinite else {}
-        for name in CURVES:
-            curves |= self._tags(f"{name}/{layer}", numbers[name])
+        named = {f"rank/{layer}/{part}": numbers["rank"]} if part else {}
+        named = named or {f"{name}/{layer}": numbers[name] for name in CURVES}
+        finite = {tag: values[values.isfinite()] for tag, values in named.items()}
+        curves = {tag: values.mean().item() for tag, values in finite.items() if len(values)}
+        if not part and (nonfinite := int(numbers["rank"].isnan().sum())):
+            curves[f"nonfinite/{layer}"] = nonfinite
         return curves
-
-    def _tags(self, tag: str, per_map: Tensor) -> dict[str, float]:
-        """Mean over images and heads of (n, h); for "all" channels (n, h, d), min, mean and max over all of them."""
-        finite = per_map[per_map.isfinite()]
-        if finite.numel() == 0:
-            return {}
-        if per_map.ndim == 2:
-            return {tag: finite.mean().item()}
-        return {
-            f"{tag}/min": finite.min().item(),
-            f"{tag}/mean": finite.mean().item(),
-            f"{tag}/max": finite.max().item(),
-        }
 
 
 def read_table(path: Path) -> list[dict[str, str]]:

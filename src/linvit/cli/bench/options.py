@@ -13,10 +13,10 @@ import torch
 from tqdm import tqdm
 
 from linvit.errors import UserError, check_number
-from linvit.experiments.bench.conditions import conditions, cpu_load
 from linvit.experiments.bench.costs import Cost
 from linvit.experiments.bench.report import CostReport
 from linvit.experiments.bench.runner import Settings
+from linvit.experiments.measure import conditions, cpu_load
 from linvit.machine import keep_memory
 from linvit.terminal import reflow, terminal_width
 

@@ -12,11 +12,11 @@ from torch.utils.tensorboard import SummaryWriter
 
 from linvit.callbacks.attention import maps
 from linvit.callbacks.report import write_table
-from linvit.experiments.bench.conditions import conditions
 from linvit.experiments.compare import tables
 from linvit.experiments.compare.costs import Costs
 from linvit.experiments.compare.grid import LONGEST, UNSAFE
 from linvit.experiments.compare.results import Results, Variant, differing, is_rank, option_text, outermost
+from linvit.experiments.measure import conditions
 from linvit.experiments.page import Page
 from linvit.experiments.plots import Axis, Series, bar_plot, heat_map, line_plot, scatter_plot, small_multiples, svg
 from linvit.files import replacing

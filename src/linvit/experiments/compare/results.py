@@ -166,8 +166,8 @@ def _teacher(run: RunFolder) -> str:
 
 
 def is_rank(tag: str) -> bool:
-    """Whether a curve is the rank of a layer, and not of a part of its matrix, nor the least over channels."""
-    return tag.startswith("rank/") and (tag.count("/") == 1 or tag.endswith("/mean"))
+    """Whether a curve is the rank of a layer, and not of a part of its matrix."""
+    return tag.startswith("rank/") and tag.count("/") == 1
 
 
 def group(runs: Iterable[RunFolder]) -> list[Variant]:
