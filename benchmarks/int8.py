@@ -1,10 +1,10 @@
-"""docs/int8.md: what 8 bits cost every attention, in the score of the digits' test set, and save in bytes and time.
+"""The table of docs/export.md: what 8 bits cost every attention in the digits' test score, and save in bytes and time.
 
     python benchmarks/int8.py --attentions softmax focused mlla
     python benchmarks/int8.py --epochs 10
 
-Each is a copy of one softmax teacher (`linvit fit --config linearize/teacher`, trained if there is none), and learns
-beside it for some epochs (`linearize/quickstart`). Runs stay in checkpoints/int8: the same command continues.
+Each starts from the weights of one softmax network (`linvit fit --config linearize/teacher`, trained if there is none),
+and learns the labels for some epochs. Runs stay in checkpoints/int8: the same command continues.
 """
 
 import argparse
@@ -25,6 +25,7 @@ from linvit.runs.folder import RunFolder
 from linvit.runs.run import Run
 
 TEACHER = Path("checkpoints/linearize/teacher")
+ROOT = "--trainer.default_root_dir"
 BATCH = 16
 BUDGET = 1.0  # seconds of timing
 
@@ -39,12 +40,12 @@ def main() -> None:
     print("|---|---:|---:|---:|---:|---:|---:|", flush=True)
     if not TEACHER.exists():
         trained("--config=linearize/teacher")
+    options = ["--model.teacher.attention_weight=0", "--model.lr=2e-3", f"--trainer.max_epochs={args.epochs}"]
     for name in args.attentions:
         root = Path(f"checkpoints/int8/{name}-{args.epochs}")
         run = root / "quickstart" / "version_0"
         if not (run.exists() and RunFolder(run).complete):
-            options = [f"--model.attention={name}", "--model.lr=2e-3", f"--trainer.max_epochs={args.epochs}"]
-            trained("--config=linearize/quickstart", *options, f"--trainer.default_root_dir={root}")
+            trained("--config=linearize/quickstart", f"--model.attention={name}", *options, f"{ROOT}={root}")
         print(f"| `{name}` | {' | '.join(row(run))} |", flush=True)
 
 

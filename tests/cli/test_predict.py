@@ -1,11 +1,21 @@
 """`linvit predict --model RUN`: options, and what is said of bad ones."""
 
+import io
 import re
+from types import SimpleNamespace
 
 import pytest
 from PIL import Image
 
+from tests.cli import runs
 from tests.cli.runs import linvit
+
+
+class Terminal(io.StringIO):
+    """What somebody looks at."""
+
+    def isatty(self):
+        return True
 
 
 @pytest.mark.parametrize(
@@ -44,6 +54,17 @@ def test_a_folder_is_predicted_without_what_cannot_be_read(run, tmp_path):
     assert done.out == f"wrote the predictions to predictions/{table.name}\n"
     rows = table.read_text(encoding="utf-8").splitlines()[1:]
     assert [row.partition(",")[0] for row in rows] == [str(photos / name) for name in ("a.jpg", "more/c.png")]
+
+
+def test_on_a_terminal_it_shows_how_far_it_is(run, tmp_path, monkeypatch):
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    for number in range(3):
+        Image.new("L", (9, 12), 40).save(photos / f"{number}.png")
+    monkeypatch.setattr(runs, "io", SimpleNamespace(StringIO=Terminal))
+    done = linvit("predict", f"--model={run.folder}", "photos", cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert "3/3" in done.err
 
 
 def test_help_names_the_options(tmp_path):

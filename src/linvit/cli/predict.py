@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tqdm import tqdm
 
 from linvit import yaml_text
 from linvit.data.sources.folder import EXTENSIONS
@@ -76,11 +77,12 @@ def main(argv: list[str]) -> int:
     )
     with warnings.catch_warnings():
         warnings.simplefilter("always")
-        warnings.showwarning = lambda message, *_, **__: print(f"linvit: warning: {message}", file=sys.stderr)
+        warnings.showwarning = lambda message, *_, **__: tqdm.write(f"linvit: warning: {message}", sys.stderr)
         for source in args.images if any(path.is_dir() for path in args.images) else [None]:
-            paths = images_in(args.images if source is None else [source])
-            results = model(paths, batch_size=args.batch_size, on_error=args.on_error)
-            found = (each for each in results if each is not None)
+            paths = [*images_in(args.images if source is None else [source])]
+            results = model(iter(paths), batch_size=args.batch_size, on_error=args.on_error)
+            bar = tqdm(results, total=len(paths), unit=" images", disable=None)  # none where nobody looks
+            found = (each for each in bar if each is not None)
             first = next(found, None)
             if first is None:
                 raise UserError(f"none of the images in {quote_first([*map(str, args.images)])} can be predicted")
