@@ -13,10 +13,11 @@ import torch
 from lightning.pytorch import Callback
 
 import linvit
+from linvit.analysis.operations import kept_for_backward
 from linvit.callbacks import AttentionRank
 from linvit.errors import UserError
 from linvit.tasks import ClassificationTask
-from linvit.tasks.execution import enable_grad_checkpointing
+from linvit.tasks.execution import AttentionMemory, enable_grad_checkpointing
 from tests.tasks.two_ranks import run
 from tests.training import SIDE, Memory, batches, fit, tiny_task, trainer
 
@@ -126,6 +127,32 @@ class TestGradientCheckpointing:
         task = tiny_task(attention="mlla", recompute_attention=False)
         assert {module.recompute for module in task.modules() if hasattr(module, "recompute")} == {False}
         assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(lean[1], full[1], strict=True))
+
+    @pytest.mark.parametrize("free", [2**40, 2**20])
+    def test_a_gpu_with_enough_memory_keeps_them(self, tmp_path, monkeypatch, free):
+        task, images = tiny_task(attention="mlla"), torch.ones(8, 3, SIDE, SIDE)
+        chosen = AttentionMemory()
+        runner = fit(task, tmp_path, callbacks=[chosen])
+        assert all(module.recompute for module in task.modules() if hasattr(module, "recompute"))  # as on any CPU
+        monkeypatch.setattr(type(task), "device", property(lambda self: torch.device("cuda")))
+        monkeypatch.setattr(AttentionMemory, "needed", lambda *_: 2.0**22)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, free))
+        chosen.on_train_batch_start(runner, task, {"image": images}, 0)
+        keeps = {not module.recompute for module in task.modules() if hasattr(module, "recompute")}
+        assert keeps == {free == 2**40}
+
+    def test_what_a_step_keeps_is_found_in_a_copy(self, tmp_path):
+        task = tiny_task(attention="mlla")
+        runner = fit(task, tmp_path)
+        state = torch.random.get_rng_state()
+        one, two = (
+            AttentionMemory.needed(runner, task, {"image": torch.ones(count, 3, SIDE, SIDE)}) for count in (8, 16)
+        )
+        full = kept_for_backward(lambda: task.network.train()(torch.ones(8, 3, SIDE, SIDE)), task.network)
+        assert two == 2 * one
+        assert full < one < 10 * full
+        assert torch.equal(torch.random.get_rng_state(), state)
+        assert all(module.recompute for module in task.modules() if hasattr(module, "recompute"))
 
     def test_it_keeps_less_and_computes_the_same(self):
         much, plain = self.gradients()

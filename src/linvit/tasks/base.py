@@ -26,6 +26,7 @@ from linvit.image_size import image_size
 from linvit.optim import adamw, parameter_groups
 from linvit.signatures import check_choices
 from linvit.tasks.execution import (
+    AttentionMemory,
     MatmulPrecision,
     enable_grad_checkpointing,
     freeze_parameters,
@@ -99,7 +100,8 @@ class Task(LightningModule):
             float32 unless the network is compiled.
         grad_checkpointing: Whether the backward pass computes activations again: less memory, more time.
         recompute_attention: Whether it computes the features and sums of attention again: a fraction of the memory, 10
-            to 35 % more time of these layers. Compiled networks decide that themselves.
+            to 35 % more time of these layers on a CPU. "auto" keeps them on a GPU with enough memory, as a line says at
+            the first step, and else computes them again. Compiled networks decide that themselves.
         **optimisation: Arguments of `linvit.tasks.optimisation.Optimisation`.
 
     Attributes:
@@ -138,7 +140,7 @@ class Task(LightningModule):
         compile: bool = False,
         float32_matmul_precision: Literal["highest", "high", "medium"] = "highest",
         grad_checkpointing: bool = False,
-        recompute_attention: bool = True,
+        recompute_attention: bool | Literal["auto"] = "auto",
         **optimisation: Any,
     ) -> None:
         super().__init__()
@@ -157,7 +159,7 @@ class Task(LightningModule):
         self.ema = None if ema_decay is None else ModelEma(self.network, ema_decay)
         if grad_checkpointing:
             enable_grad_checkpointing(self.network)
-        if not recompute_attention:
+        if recompute_attention is False:
             keep_attention_features(self.network)
         if compile:  # in place, so that no name of a weight changes
             self.network.compile()
@@ -279,7 +281,7 @@ class Task(LightningModule):
         present: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
         return [
             own
-            for own in [ExactResume(), MatmulPrecision(), *self.run_callbacks()]
+            for own in [ExactResume(), MatmulPrecision(), AttentionMemory(), *self.run_callbacks()]
             if not any(isinstance(other, type(own)) for other in present)
         ]
 

@@ -1,13 +1,16 @@
 """How a network is executed: in which precision, with less memory or with more; and what of it is trained."""
 
+import copy
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
-from torch import nn
+from torch import Tensor, nn
 
+from linvit.analysis.operations import kept_for_backward
 from linvit.backbones.initialise import classifiers
 from linvit.errors import UserError, quote_first
 
@@ -74,6 +77,48 @@ def keep_attention_features(network: nn.Module) -> None:
     for module in network.modules():
         if hasattr(module, "recompute"):
             module.recompute = False  # type: ignore[assignment]
+
+
+class AttentionMemory(Callback):
+    """Lets attention keep its features (`recompute_attention: auto`) on a GPU that has the memory, and says so.
+
+    What a step would keep is found at its first batch with two images in a copy of the network; it may take half of
+    what is free beside gradients and averages of the weights.
+    """
+
+    def __init__(self) -> None:
+        self.chosen = False
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: dict[str, Any], batch_idx: int
+    ) -> None:
+        """Chooses once. Compiled networks choose themselves, and with `grad_checkpointing` memory is short."""
+        given, device = pl_module.hparams, pl_module.device
+        if self.chosen or device.type != "cuda" or given["compile"] or given["grad_checkpointing"]:
+            return
+        self.chosen = True
+        if given["recompute_attention"] == "auto":
+            needed = self.needed(trainer, pl_module, batch)
+            own = sum(weight.nbytes for weight in pl_module.parameters() if weight.requires_grad)
+            free = torch.cuda.mem_get_info(device)[0] - 3 * own
+            if keeps := needed < free / 2:
+                keep_attention_features(pl_module)
+            rank_zero_info(
+                f"recompute_attention=auto: attention {'keeps' if keeps else 'recomputes'} its features; a step that "
+                f"keeps them takes about {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free"
+            )
+
+    @staticmethod
+    def needed(trainer: Trainer, task: Any, batch: dict[str, Any]) -> float:
+        """Bytes that a step keeps for its backward pass if attention keeps its features."""
+        network = copy.deepcopy(task.measurable_network()).train()
+        keep_attention_features(network)
+        images: Tensor = task.example_input_array.to(task.device).expand(2, -1, -1, -1)
+        devices = [task.device] if task.device.type == "cuda" else []
+        with torch.random.fork_rng(devices), trainer.precision_plugin.forward_context():
+            kept = kept_for_backward(lambda: network(images), network)
+        pixels: int = sum(image[0].numel() for image in batch["image"])
+        return kept * pixels / float(images[:, 0].numel())
 
 
 class MatmulPrecision(Callback):
