@@ -39,7 +39,7 @@ def test_a_long_legend_stays_within_the_picture():
 def test_names_at_the_ends_of_curves_are_apart():
     assert apart([0.1, 0.5], 0.1, 0.0) == [0.1, 0.5]
     assert apart([0.5, 0.5, 0.5], 0.1, 0.0) == pytest.approx([0.4, 0.5, 0.6])
-    assert apart([0.05, 0.05, 0.05], 0.1, 0.0) == pytest.approx([0.0, 0.1, 0.2])
+    assert apart([0.05, 0.05, 0.9], 0.2, 0.0) == pytest.approx([0.0, 0.2, 0.9])
     series = [Series(f"mechanism_{i}", ((8, 1.0), (32, 0.1))) for i in range(9)]
     nodes = ET.fromstring(small_multiples("T", series, Axis("n", log=True), Axis("y"))).iter(
         "{http://www.w3.org/2000/svg}text"

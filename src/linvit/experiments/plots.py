@@ -91,7 +91,7 @@ def small_multiples(
     columns = min(len(parts), 3)
     rows = -(-len(parts) // columns)
     with mpl.rc_context(STYLE):
-        figure = Figure((4 * columns + 0.5, 3.2 * rows + 1))
+        figure = Figure((max(4 * columns, 6) + 0.5, 3.2 * rows + 1))
         panels = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).flatten()
         figure.suptitle(f"{title}\n{note}", fontsize=10)
         ends: list[list[tuple[float, str, int, float]]] = [[] for _ in parts]
@@ -117,12 +117,13 @@ def small_multiples(
 
 
 def apart(places: Sequence[float], gap: float, low: float) -> list[float]:
-    """Places in ascending order, moved until they are a gap apart; as far down as up, but not below `low`."""
+    """Places in ascending order, those that are nearer than a gap pushed apart; none is below `low`."""
     moved = [*places]
-    for i in range(1, len(moved)):
-        moved[i] = max(moved[i], moved[i - 1] + gap)
-    down = max(0.0, min((moved[-1] - places[-1]) / 2, moved[0] - low)) if moved else 0.0
-    return [place - down for place in moved]
+    for _ in range(100):
+        for i in range(1, len(moved)):
+            lack = max(0.0, gap - (moved[i] - moved[i - 1]))
+            moved[i - 1 : i + 1] = max(low, moved[i - 1] - lack / 2), moved[i] + lack / 2
+    return moved
 
 
 def scatter_plot(title: str, series: Sequence[Series], x: Axis, y: Axis, note: str = "", *, lines: bool = False) -> str:
