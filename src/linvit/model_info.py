@@ -44,44 +44,46 @@ class CocoInfo(NamedTuple):
 @functools.cache
 def model_info() -> dict[str, ModelInfo]:
     """Returns the rows of the table by the name of the backbone."""
-    with TABLE.open(newline="", encoding="utf-8") as file:
-        return {
-            row["name"]: ModelInfo(
-                img_size=int(row["img_size"]),
-                parameters=int(row["parameters"]),
-                macs=int(row["macs"]),
-                top1=float(row["top1"]) if row["top1"] else None,
-                top1_source=row["top1_source"],
-                crop_pct=float(row["crop_pct"]),
-                crop_mode=row["crop_mode"],
-                also=json.loads(row["also"] or "{}"),
-            )
-            for row in csv.DictReader(file)
-        }
+    return {
+        row["name"]: ModelInfo(
+            img_size=int(row["img_size"]),
+            parameters=int(row["parameters"]),
+            macs=int(row["macs"]),
+            top1=float(row["top1"]) if row["top1"] else None,
+            top1_source=row["top1_source"],
+            crop_pct=float(row["crop_pct"]),
+            crop_mode=row["crop_mode"],
+            also=json.loads(row["also"] or "{}"),
+        )
+        for row in _rows(TABLE)
+    }
 
 
 @functools.cache
 def ade20k_info() -> dict[tuple[str, str], Ade20kInfo]:
     """What was published of segmentors, by the names of backbone and head. Nothing that linvit measured."""
-    with ADE20K.open(newline="", encoding="utf-8") as file:
-        return {
-            (row["backbone"], row["head"]): Ade20kInfo(
-                float(row["miou"]), row["source"], json.loads(row["options"] or "{}")
-            )
-            for row in csv.DictReader(file)
-        }
+    return {
+        (row["backbone"], row["head"]): Ade20kInfo(
+            float(row["miou"]), row["source"], json.loads(row["options"] or "{}")
+        )
+        for row in _rows(ADE20K)
+    }
 
 
 @functools.cache
 def coco_info() -> dict[tuple[str, str, str], CocoInfo]:
     """What was published of detectors, by the names of backbone, head and schedule, "1x" or "3x" (12 or 36 epochs)."""
-    with COCO.open(newline="", encoding="utf-8") as file:
-        return {
-            (row["backbone"], row["head"], row["schedule"]): CocoInfo(
-                box_ap=float(row["box_ap"]),
-                mask_ap=float(row["mask_ap"]) if row["mask_ap"] else None,
-                source=row["source"],
-                options=json.loads(row["options"] or "{}"),
-            )
-            for row in csv.DictReader(file)
-        }
+    return {
+        (row["backbone"], row["head"], row["schedule"]): CocoInfo(
+            box_ap=float(row["box_ap"]),
+            mask_ap=float(row["mask_ap"]) if row["mask_ap"] else None,
+            source=row["source"],
+            options=json.loads(row["options"] or "{}"),
+        )
+        for row in _rows(COCO)
+    }
+
+
+def _rows(table: Path) -> list[dict[str, str]]:
+    with table.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))

@@ -4,7 +4,7 @@ import pytest
 
 from linvit import UserError
 from linvit.testing import Line, Report, Verdict
-from linvit.testing.report import Advice, at, crash, refusable
+from linvit.testing.report import Check, at, crash, passed, refusable
 
 LINES = (
     Line("grids", Verdict.PASS, "7x9", 0.31),
@@ -44,9 +44,13 @@ def test_a_crash_says_what_and_where():
 
 
 def test_advice_comes_last() -> None:
-    with pytest.raises(ValueError, match="first") as caught, at(Advice("take another")), at("7x9"), at("scale 2"):
-        raise ValueError("first")
-    assert crash(caught.value).note == "ValueError: first (at scale 2, 7x9); take another"
+    def run(_: object) -> Line:
+        with at("7x9"), at("scale 2"):
+            raise ValueError("first")
+
+    clause = Check("a", run, advice="take another")
+    assert clause.line(None).note == "ValueError: first (at scale 2, 7x9); take another"
+    assert clause._replace(run=lambda _: passed("all is well")).line(None).note == "all is well"
 
 
 def test_an_exit_is_a_crash_with_its_place() -> None:

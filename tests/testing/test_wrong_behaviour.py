@@ -49,7 +49,7 @@ def test_noise_in_evaluation_fails_determinism_and_not_the_declarations() -> Non
 def test_dropout_in_training_passes() -> None:
     (line,) = attention_lines(wrong_behaviour.DropsInTraining, {"batch independence"})
     assert line.verdict is Verdict.PASS
-    assert line.note.endswith("random in training, so compared there at one seed among others")
+    assert line.note.endswith("in training, at one seed among others")
 
 
 @pytest.mark.parametrize(

@@ -88,17 +88,15 @@ def batch_independence(subject: Subject) -> Line:
     """
     model = subject.build()
     given = subject.neighbours(model)
-    errors, note = {"in evaluation": neighbours_effect(model, given)}, ""
+    errors = {"in evaluation": neighbours_effect(model, given)}
     if subject.independent_in_training:
         if _equal(*(in_training(model, given, seed) for seed in (0, 1))):
             errors["in training"] = neighbours_effect(model, given, training=True)
         else:
             errors["in training, at one seed among others"] = _other_neighbours_effect(model, given)
-            note = "; random in training, so compared there at one seed among others"
+    said = ", ".join(f"{error:.0e} {mode}" for mode, error in errors.items())
     largest = worst(errors.values())
-    mode = next(mode for mode, error in errors.items() if error is largest)
-    said = "alone and among neighbours of another scale"
-    return judged(largest, f"{said}, a sample's outputs differ by {largest:.0e} {mode}{note}")
+    return judged(largest, f"alone and among neighbours of another scale, a sample's outputs differ by {said}")
 
 
 @torch.no_grad()

@@ -84,6 +84,7 @@ class Check(NamedTuple):
     name: str
     run: Callable[[Any], Line]
     quick: bool = True  # whether a quick run has it
+    advice: str = ""  # what the author of a subject that breaks it can do
 
     def line(self, subject: Any, *, first: bool = False) -> Line:
         """Looks at the subject, and leaves random numbers and warning filters as they are.
@@ -100,6 +101,8 @@ class Check(NamedTuple):
                 if first and isinstance(error, UserError):
                     raise
                 found = crash(error)
+        if self.advice and found.verdict is Verdict.FAIL:
+            found = found._replace(note=f"{found.note}; {self.advice}")
         return found._replace(name=self.name, seconds=time.perf_counter() - start)
 
 
@@ -173,15 +176,9 @@ def refusable(check: Callable[[S], Line]) -> Callable[[S], Line]:
     return run
 
 
-class Advice(str):
-    """A note on an exception that says what the author of the subject can do about it."""
-
-    __slots__ = ()
-
-
 @contextlib.contextmanager
 def at(note: str) -> Iterator[None]:
-    """Adds to an exception where it happened, such as "7x9" or "N=3136, scale 2^6", or an `Advice`."""
+    """Adds to an exception where it happened, such as "7x9" or "N=3136, scale 2^6"."""
     try:
         yield
     except CRASHES as error:
@@ -190,13 +187,12 @@ def at(note: str) -> Iterator[None]:
 
 
 def crash(error: BaseException) -> Line:
-    """Reports a failure by an exception: its message, where it happened, and what to do about it."""
-    advice = "".join(f"; {note}" for note in getattr(error, "__notes__", []) if isinstance(note, Advice))
-    return Line("", Verdict.FAIL, f"{type(error).__name__}: {message(error)}{advice}", error=error)
+    """Reports a failure by an exception: its message, and where it happened."""
+    return Line("", Verdict.FAIL, f"{type(error).__name__}: {message(error)}", error=error)
 
 
 def message(error: BaseException) -> str:
     """Returns the beginning of an error's message, and the places that `at` added, such as " (at 7x9)"."""
-    notes = [note for note in getattr(error, "__notes__", []) if not isinstance(note, Advice)]
+    notes = getattr(error, "__notes__", [])
     text = textwrap.shorten(str(error), 200, placeholder=" ...") or "(no message)"
     return text + (f" (at {', '.join(notes)})" if notes else "")

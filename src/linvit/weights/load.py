@@ -24,35 +24,24 @@ from linvit.weights.read import Weights, read, split
 
 @dataclass
 class Report:
-    """Says what happened to every tensor of a model and of a file. Names are the model's.
-
-    Attributes:
-        source: The source.
-        layout: The key layout of the file, such as "pvt".
-        key: Where the weights were in the file: "model", "state_dict.ema.network", or "" if they were not nested.
-        other_keys: The keys beside it.
-        loaded: Names that were loaded as they are in the file.
-        resized: Names that were resized from one grid to another, with the shapes.
-        initialised: Names that the file cannot have, with the reason: a classifier of other classes, the parameters of
-            another attention. They keep their initial values; a classifier of other classes is zero.
-        missing: Names that the file should have and has not, or whose shapes differ, with the reason.
-        unexpected: Names of the file that the model does not have.
-        fraction: The part of the model that was loaded or resized, counted in numbers, between 0 and 1. The classifier
-            and the parameters of another attention do not count, nor a head that the file does not have.
-        part: What the fraction is of: "backbone"; "network" if the file has the head of one, too; or "head" if it has
-            nothing else, as DINOv2's. The classifier counts then.
-    """
+    """Says what happened to every tensor of a model and of a file. Names are the model's."""
 
     source: str
-    layout: str
-    key: str = ""
-    other_keys: tuple[str, ...] = ()
-    loaded: list[str] = field(default_factory=list)
-    resized: dict[str, str] = field(default_factory=dict)
+    layout: str  # the key layout of the file, such as "pvt"
+    key: str = ""  # where the weights were: "model", "state_dict.ema.network", or "" if they were not nested
+    other_keys: tuple[str, ...] = ()  # beside it
+    loaded: list[str] = field(default_factory=list)  # as they are in the file
+    resized: dict[str, str] = field(default_factory=dict)  # from one grid to another, with the shapes
+    # What the file cannot have, with the reason: a classifier of other classes, the parameters of another attention.
+    # They keep their initial values; a classifier of other classes is zero.
     initialised: dict[str, str] = field(default_factory=dict)
-    missing: dict[str, str] = field(default_factory=dict)
-    unexpected: list[str] = field(default_factory=list)
+    missing: dict[str, str] = field(default_factory=dict)  # what it should have, or of another shape, with the reason
+    unexpected: list[str] = field(default_factory=list)  # names of the file that the model does not have
+    # The part of the model that was loaded or resized, counted in numbers, between 0 and 1. The classifier and the
+    # parameters of another attention do not count, nor a head that the file does not have.
     fraction: float = 1.0
+    # What the fraction is of: "backbone"; "network" if the file has the head of one, too; or "head" if it has nothing
+    # else, as DINOv2's. The classifier counts then.
     part: str = "backbone"
 
     def __str__(self) -> str:

@@ -28,15 +28,10 @@ number of tokens on a mechanism costs less than these (the crossover), and how
 its costs grow with the number of tokens (the exponent). Tables with quartiles
 (Markdown, CSV) and plots (SVG) are written.
 
---compile and --no_recompute measure each module once more in that mode, in the
-same rounds, and add tables of ratios to the same module eager: 0.7 for the time
-of "compiled / eager" says that torch.compile saves three tenths of it.
-
 Time is that of whole calls, taken in turns, in as many rounds as the budget
 allows, at least three. Memory is what a call allocates beyond its inputs and
-weights. A size for which memory does not suffice, or that a mechanism cannot
-take, is left out, and the tables say why. Ctrl-C ends the measurement and keeps
-what is measured.
+weights. A size that cannot be measured is left out, and the tables say why.
+Ctrl-C ends the measurement and keeps what is measured.
 """
 
 

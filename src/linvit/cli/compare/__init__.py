@@ -23,11 +23,8 @@ EPILOG = """the grid:
 examples:
   linvit compare --config quickstart --seeds 3 \\
     --model.attention=softmax,linear,focused
-  linvit compare --config quickstart --seeds 3 --model.attention=linear \\
-    --model.attention='{name: focused, focusing_factor: 4}'
   linvit compare ablations/flatten_table_4 --data.source=path/to/imagenet
   linvit compare linearize/quickstart --seeds 3 --model.attention='*'
-  linvit compare ablations/flatten_table_4 --config quickstart
   linvit compare diagnostics/recall --model.attention='*' --data.pairs=8,32,128
   linvit compare ablations/flatten_table_4 --engine ray --address auto
   linvit compare ablations/flatten_table_4 --engine slurm --partition gpu
@@ -50,16 +47,12 @@ configuration, its log and its run. The same command again runs what is
 missing; a run that was interrupted resumes from its checkpoint. Tables
 (Markdown, CSV, LaTeX), plots and report.html are written beside the runs.
 
-The score of a run is that of its last epoch, and not of its best: val/score,
-or with model.predict_with=ema val/ema_score, that of the moving average; then
-val/score stands beside it. A run whose last evaluation is not on disk has no
-score, and the exit code is 1. A star marks a difference from the baseline that
-is significant at 5 % by Holm's correction; it takes three seeds.
-Of runs with a teacher (linvit linearize) the table has its score, theirs before
-any step, how far their attention is from its, and the image size from which
-they are faster. A teacher that is not there yet is trained first.
-The machines of a Ray cluster (pip install 'linvit[ray]') or of SLURM (pip
-install 'linvit[slurm]') must share the folder of the runs.
+The score of a run is that of its last epoch, and not of its best. A run whose
+last evaluation is not on disk has no score, and the exit code is 1. A star
+marks a difference that is significant at 5 % by Holm's correction. A teacher
+(linvit linearize) that is not there yet is trained first. The machines of a Ray
+cluster (pip install 'linvit[ray]') or of SLURM ('linvit[slurm]') must share the
+folder of the runs.
 """
 
 OPTIONS: dict[tuple[str, ...], dict[str, Any]] = {

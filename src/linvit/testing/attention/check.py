@@ -7,6 +7,18 @@ from linvit.testing.attention import cost, declarations, host, matrix, precision
 from linvit.testing.attention.inputs import AttentionSubject
 from linvit.testing.report import Check, Contract, Report
 
+TAKE_THE_SIZE = "it works at 14x14, so take the size from grid and not from the number of tokens"
+FOLLOW = "take all sizes from the grid of the call, or refuse it by a linvit.UserError that names it, as 7x9"
+HALF = "run the delicate part in float32: decorate forward, or a method (self, q, k, v), with @linvit.full_precision"
+AS_MANY = "if keys must be as many as queries, declare fewer_keys = False"
+AS_WIDE = "if keys must be as wide as values, declare narrow_keys = False"
+
+
+def _numerics(one: precision.Precision) -> Check:
+    advice = HALF if one.dtype.itemsize == 2 else ""
+    return Check(f"numerics, {one.name}", precision.numerics(one), advice=advice)
+
+
 CONTRACT = Contract(
     first=(
         Check("constructor", behaviour.constructor),
@@ -14,12 +26,12 @@ CONTRACT = Contract(
     ),
     clauses=(
         Check("shape and dtype", shape.shape),
-        Check("grids", shape.grids),
-        Check("another size", shape.another_size),
+        Check("grids", shape.grids, advice=TAKE_THE_SIZE),
+        Check("another size", shape.another_size, advice=FOLLOW),
         Check("resizes its tables", shape.resizes_its_tables),
         Check("prefix tokens", host.prefix_tokens),
-        Check("spatial reduction", host.spatial_reduction),
-        Check("narrow keys", host.narrow_keys),
+        Check("spatial reduction", host.spatial_reduction, advice=AS_MANY),
+        Check("narrow keys", host.narrow_keys, advice=AS_WIDE),
         Check("attention layer", host.attention_layer),
         Check("position bias", host.position_bias),
         Check("masked keys", host.masked_keys),
@@ -33,7 +45,7 @@ CONTRACT = Contract(
         Check("matrix parts", matrix.matrix_parts),
         Check("channel matrix", matrix.channel_matrix),
         Check("rank", matrix.rank_bound),
-        *(Check(f"numerics, {one.name}", precision.numerics(one)) for one in precision.PRECISIONS),
+        *map(_numerics, precision.PRECISIONS),
         Check("growth of work", cost.growth_of_work),
         *behaviour.COMPILER,
         behaviour.ONNX,

@@ -11,14 +11,10 @@ from linvit.attention.base import Attention, Grid
 from linvit.errors import UserError
 from linvit.registry import Spec, attentions
 from linvit.testing.numbers import gradients_of, normal, trainable
-from linvit.testing.report import Advice
 from linvit.testing.subject import Given, Subject
 
 NOMINAL, SECOND, WIDE = Grid((14, 14)), Grid((7, 9)), Grid((12, 20))
 NEIGHBOURS = (1.0, 2.0**-4, 2.0**4, 1.0)  # scales of the samples of a batch; the last is flat
-HALF = Advice(
-    "run the delicate part in float32: decorate forward, or a method (self, q, k, v), with @linvit.full_precision"
-)
 
 
 class Inputs(Given):

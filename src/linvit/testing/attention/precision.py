@@ -13,7 +13,7 @@ from torch import Tensor
 
 from linvit.attention.base import Attention, Grid
 from linvit.errors import UserError
-from linvit.testing.attention.inputs import HALF, AttentionSubject, Inputs, flat, inputs
+from linvit.testing.attention.inputs import AttentionSubject, Inputs, flat, inputs
 from linvit.testing.numbers import gradients_of, relative_error, sortable, trainable
 from linvit.testing.report import Line, at, failed, message, not_supported, passed
 
@@ -73,7 +73,6 @@ def numerics(precision: Precision) -> Callable[[AttentionSubject], Line]:
     inputs and parameters are changed at random by as much as the precision rounds them. A stable algorithm is no worse
     than a few times the effect of that.
     """
-    half = precision.dtype != torch.float32
 
     def check(subject: AttentionSubject) -> Line:
         values, refused, notes = 0, set(), []
@@ -81,7 +80,7 @@ def numerics(precision: Precision) -> Callable[[AttentionSubject], Line]:
         for side in sizes:
             for name, change in itertools.islice(CASES.items(), QUICK if subject.quick else None):
                 place = f"N={side * side}, {name}"
-                with at(place), at(HALF) if half else contextlib.nullcontext():
+                with at(place):
                     try:
                         run = run_at(subject, precision, side, change)
                     except UserError as error:
@@ -91,7 +90,7 @@ def numerics(precision: Precision) -> Callable[[AttentionSubject], Line]:
                     if not wrong and name == UNIT and side in COMPARED:
                         wrong, far = _far_off(run, precision)
                 if wrong:
-                    return failed(f"{wrong} at {place}" + (f"; {HALF}" if half else ""))
+                    return failed(f"{wrong} at {place}")
                 notes += [f"{far} at N={side * side}"] * bool(far)
                 values += sum(tensor.numel() for tensor in run.results.values())
         said = (

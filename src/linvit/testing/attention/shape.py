@@ -1,16 +1,13 @@
 """Shapes of outputs at all sizes, of one instance and of several, tables of another size, views, and NaN."""
 
-import contextlib
-
 import torch
 from torch import Tensor
 
 from linvit.attention.base import Attention, Grid
 from linvit.errors import UserError
-from linvit.testing.attention.inputs import HALF, NOMINAL, SECOND, AttentionSubject, inputs
+from linvit.testing.attention.inputs import NOMINAL, SECOND, AttentionSubject, inputs
 from linvit.testing.numbers import EXACT, relative_error
 from linvit.testing.report import (
-    Advice,
     Line,
     at,
     failed,
@@ -24,8 +21,6 @@ from linvit.testing.report import (
 from linvit.testing.subject import sized
 
 GRIDS = [NOMINAL, SECOND, Grid((1, 50)), Grid((50, 1)), Grid((13, 31))]
-TAKE_THE_SIZE = Advice("it works at 14x14, so take the size from grid and not from the number of tokens")
-FOLLOW = Advice("take all sizes from the grid of the call, or refuse it by a linvit.UserError that names it, as 7x9")
 OLD, NEW = Grid((18, 18)), Grid((16, 17))
 """Both have more patches than Linformer's 256 rows, which more patches cannot change; the new one has fewer, so that
 tables of which a mechanism takes the first entries follow, too."""
@@ -36,7 +31,7 @@ def shape(subject: AttentionSubject) -> Line:
     for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
         mechanism = subject.build(dtype=dtype)
         for batch in (1, 3):
-            with at(_name(dtype)), at(HALF) if dtype.itemsize == 2 else contextlib.nullcontext():
+            with at(_name(dtype)):
                 out = inputs(mechanism, NOMINAL, batch=batch, dtype=dtype)(mechanism)
             wrong = wrong_shape(out, mechanism, NOMINAL, batch)
             if wrong:
@@ -51,13 +46,12 @@ def grids(subject: AttentionSubject) -> Line:
     refused = []
     for grid in GRIDS:
         try:
-            with at(TAKE_THE_SIZE) if grid != NOMINAL else contextlib.nullcontext():
-                wrong = wrong_output(subject.build(grid), grid)
+            wrong = wrong_output(subject.build(grid), grid)
         except UserError as error:
             refused.append(f"{sized(grid)}: {message(error)}")
             continue
         if wrong:
-            return failed(f"{wrong} at {sized(grid)}" + (f"; {TAKE_THE_SIZE}" if grid != NOMINAL else ""))
+            return failed(f"{wrong} at {sized(grid)}")
     return not_supported("; ".join(refused)) if refused else passed(", ".join(map(sized, GRIDS)))
 
 
@@ -70,9 +64,8 @@ def another_size(subject: AttentionSubject) -> Line:
     for grid in GRIDS[1:]:
         size = sized(grid)
         try:
-            with at(FOLLOW):
-                wrong, there = wrong_output(mechanism, grid), inputs(mechanism, grid)
-                changed = relative_error(there(mechanism), there(subject.build()))
+            wrong, there = wrong_output(mechanism, grid), inputs(mechanism, grid)
+            changed = relative_error(there(mechanism), there(subject.build()))
         except UserError as error:
             if size not in str(error):
                 return failed(f"{size} is refused in words that do not name it: {message(error)}")
