@@ -181,6 +181,7 @@ def test_new_parameters_have_a_learning_rate_of_their_own(teacher, tmp_path):
     ("options", "message"),
     [
         ({"attention": None}, r"needs another attention than its teacher's: set --model\.attention"),
+        ({"teacher": {"source": None}}, r"has no trained weights: .*--model\.teacher\.source=FILE"),
         ({"teacher": {"source": "missing.ckpt"}}, r"there is no checkpoint at 'missing\.ckpt'"),
         (
             {"backbone": {**TINY, "depth": 2}},

@@ -162,7 +162,7 @@ def add_curve(page: Page, path: Path) -> None:
             ("Error of the last features", tuple((1e3 * one.seconds, one.error) for one in found)),
         )
     ]
-    page.pictures([(plot, "Numbers of converted blocks, before any step") for plot in plots])
+    page.pictures([(plot, "Numbers of converted blocks, before any step") for plot in plots], width=560)
 
 
 @torch.no_grad()

@@ -1,6 +1,7 @@
 """What came of a network whose attention was replaced: scores, errors of layers, time and memory, maps, as one page."""
 
 import copy
+import json
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -126,12 +127,14 @@ def write_page(run: Run, command: str, folders: Sequence[Path]) -> None:
     )
     tables = found.tables(task.score_metric)
     source = Teacher.of(task.hparams["teacher"]).source or "the weights that the backbone brings"
-    introduction = INTRODUCTION.format(teacher=source, student=task.hparams["attention"])
+    given = task.hparams["attention"]
+    attention = given if isinstance(given, str) else json.dumps(given).replace('"', "")
+    introduction = INTRODUCTION.format(teacher=source, student=attention)
     parts = [f"## {heading}\n\n{caption}\n\n{markdown_table(rows)}" for heading, caption, rows in tables]
     with replacing(folder / "linearize.md") as file:
         file.write("\n\n".join([f"`{command}`", introduction, *parts, ""]).encode())
     write_table(folder / "linearize.csv", [("what", "of", "value"), *found.rows()])
-    page = Page(f"linearize: {task.hparams['attention']}")
+    page = Page(f"linearize: {attention}")
     page.code(command)
     page.paragraph(introduction)
     pictures = [score_plot(logged), error_picture(found.errors), time_plot(found.costs)]

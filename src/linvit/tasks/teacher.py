@@ -165,6 +165,12 @@ def teacher_network(task: "Task", teacher: Teacher) -> nn.Module:
     options = {**task.hparams, "attention": None, "teacher": None, "pretrained": None, "freeze": None}
     options |= {"ema_decay": None, "predict_with": "raw", "compile": False, "grad_checkpointing": False}
     if teacher.source is None:
+        backbone = task.hparams["backbone"]
+        if not isinstance(backbone, Mapping) or not backbone.get("pretrained"):
+            raise UserError(
+                "the teacher has no trained weights: name a file of them, --model.teacher.source=FILE, or a backbone "
+                "that brings them, --model.backbone='{name: timm, model: MODEL, pretrained: true}'"
+            )
         return type(task)(**options).network
     if teacher.untrained:
         raise UserError(

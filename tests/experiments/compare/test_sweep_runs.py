@@ -290,3 +290,10 @@ def test_a_job_whose_time_is_over_lets_its_cell_save_and_is_queued_again(tmp_pat
     assert isinstance(again, helpers.DelayedSubmission)
     assert (type(again.function), again.args) == (ProcessJob, arguments)
     thread.join()
+
+
+def test_all_lines_of_an_error_are_its_last_words(experiment):
+    run = experiment.runs[0]
+    run.folder.mkdir(parents=True, exist_ok=True)
+    run.log.write_text('begins\nlinvit: error: Parser key "model":\n  Problem:\n    No such option.\nSee --help\n')
+    assert run.last_words() == 'Parser key "model": Problem: No such option.'

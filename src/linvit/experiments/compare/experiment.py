@@ -101,14 +101,15 @@ class SweepRun:
         return state
 
     def last_words(self) -> str:
-        """The signal that ended its process, or else the last line of its log that says something."""
+        """The signal that ended its process, or else the last error in its log, or its last line."""
         code = self._outcome().get("exit_code", 0)
         if code < 0:
             return f"its process was ended by {signal.Signals(-code).name}"
         text = self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else ""
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        errors = [line for line in lines if "error:" in line.lower()]
-        return (errors or lines or ["nothing was printed"])[-1].removeprefix("linvit: error: ")
+        lines = [line.strip() for line in text.splitlines() if line.strip()] or ["nothing was printed"]
+        errors = [number for number, line in enumerate(lines) if "error:" in line.lower()]
+        last = errors[-1] if errors else len(lines) - 1
+        return " ".join(lines[last : last + 3]).removeprefix("linvit: error: ")  # one of an option has three lines
 
     def _outcome(self) -> dict[str, Any]:
         try:
