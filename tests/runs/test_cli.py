@@ -503,7 +503,10 @@ model:
         for seed in range(20):
             save(picture(seed), tmp_path / "mine" / f"{seed}.png")
         for options, words in (
-            ({}, "the data does not say how many classes there are. To train, give each class a folder"),
+            (
+                {},
+                "the data does not say how many classes there are. To train, score or probe, give each class a folder",
+            ),
             ({"data__num_classes": 3}, "data source 'mine' has no labels, so it can only be predicted"),
         ):
             text, left = self.error(tmp_path, f"--config={QUICKSTART}", *tiny(data__source="mine", **options))

@@ -269,7 +269,8 @@ class Run:
         if value is None and name == "num_classes":
             way = data.how_to_count or data.how_to_label
             raise UserError(
-                f"the data does not say how many classes there are. To train, {way}; to predict, set --data.num_classes"
+                f"the data does not say how many classes there are. To train, score or probe, {way}; to predict alone, "
+                f"set --data.num_classes"
             )
         return list(value) if name == "class_names" and value else value  # a list, as in a checkpoint
 

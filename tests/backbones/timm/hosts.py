@@ -35,6 +35,7 @@ HOSTS: dict[str, Host] = {
     "levit_128s": Host(64, {"img_size": 64, "embed_dim": (16, 24, 32), "key_dim": 4, "num_heads": (2, 3, 4)}),
     "crossvit_9_240": Host(120, {"img_size": 120, "depth": ((1, 1, 0),) * 2}, (96, 150)),
     "nextvit_small": Host(96, {"depths": (1, 2, 5, 2)}, (128, 64)),
+    "naflexvit_base_patch16_gap": Host(64, {"embed_dim": 32, "depth": 2, "num_heads": 2}, (96, 32)),
 }
 
 
