@@ -105,6 +105,7 @@ def test_classes_are_left_out_by_name():
         ({"scales": []}, "at least one factor"),
         ({"scales": [0]}, "scales must be a number above 0"),
         ({"loss_average": "some"}, "loss_average"),
+        ({"score": "miou"}, "score must be one of mIoU, .*; got 'miou'"),
         ({"head": "no_such_head"}, "no head is called 'no_such_head'"),
     ],
     ids=str,
@@ -117,12 +118,13 @@ def test_bad_options_are_refused(options, message):
 def test_a_run_learns_scores_reports_and_writes_masks(tmp_path):
     data = InkData(batch_size=16, num_workers=0, img_size=32)
     names = list(data.class_names)
-    model = task(num_classes=2, class_names=names, ema_decay=0.5)
+    model = task(num_classes=2, class_names=names, ema_decay=0.5, score="mAcc")
     logger = CSVLogger(tmp_path, name="", version="")
     runner = trainer(tmp_path, max_epochs=2, limit_train_batches=15, limit_val_batches=3, logger=logger)
     runner.fit(model, datamodule=data)
     scores = runner.callback_metrics
-    assert scores["val/score"] == scores["val/mIoU"] > 0.7
+    assert scores["val/score"] == scores["val/mAcc"] != scores["val/mIoU"] > 0.7
+    assert task().score_metric == "mIoU"
     assert {"val/ema_score", "val/mAcc", "val/aAcc", "val/mF1", "val/kappa", "val/loss"} <= scores.keys()
     model.report_folder = tmp_path
     runner = trainer(tmp_path, limit_test_batches=3, limit_predict_batches=1)
