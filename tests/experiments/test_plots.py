@@ -3,10 +3,13 @@
 import math
 import re
 import xml.etree.ElementTree as ET
+from functools import partial
 
 import pytest
 
-from linvit.experiments.plots import Axis, Series, apart, line_plot, look, scatter_plot, small_multiples
+from linvit.experiments.plots import Axis, Series, apart, line_plot, look, small_multiples
+
+scatter_plot = partial(line_plot, front=True)
 
 TOKENS = Axis("tokens N", log=True, ticks=(196, 784, 3136))
 TIME = Axis("time, ms", log=True)

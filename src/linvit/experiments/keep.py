@@ -20,7 +20,7 @@ from linvit.backbones.stage import specs_per_layer
 from linvit.callbacks.report import write_table
 from linvit.errors import UserError
 from linvit.experiments.page import Page
-from linvit.experiments.plots import Axis, Series, scatter_plot
+from linvit.experiments.plots import Axis, Series, line_plot
 from linvit.linearization.distillation import first_tensor, last_features
 from linvit.linearization.search import Conversions, greedy_order
 from linvit.registry import Spec
@@ -156,7 +156,7 @@ def add_curve(page: Page, path: Path) -> None:
     page.table(["converted", "block", "error", "score", "ms per image"], rows, CAPTION)
     labels = tuple(map(str, range(len(found))))
     plots = [
-        scatter_plot(title, [Series("converted", points, labels=labels)], Axis("ms per image"), Axis(title), lines=True)
+        line_plot(title, [Series("converted", points, labels=labels)], Axis("ms per image"), Axis(title))
         for title, points in (
             ("Score", tuple((1e3 * one.seconds, one.score) for one in found)),
             ("Error of the last features", tuple((1e3 * one.seconds, one.error) for one in found)),

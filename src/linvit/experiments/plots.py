@@ -56,7 +56,7 @@ class Series(NamedTuple):
     name: str
     points: tuple[Point, ...]
     spread: tuple[Point, ...] = ()  # lower and upper bound of each y, drawn as bars
-    labels: tuple[str, ...] = ()  # of the points of a scatter plot
+    labels: tuple[str, ...] = ()  # of the points
 
 
 PANEL = 4  # curves of a panel of small multiples
@@ -64,20 +64,30 @@ LABEL = 0.06  # least distance of two names in one, as a part of its height
 LEGEND_ROWS = 18  # that fit beside a plot; more entries stand in further columns
 
 
-def line_plot(title: str, series: Sequence[Series], x: Axis, y: Axis, note: str = "") -> str:
+def line_plot(title: str, series: Sequence[Series], x: Axis, y: Axis, note: str = "", *, front: bool = False) -> str:
     """Draws a curve per series as the text of an SVG file; the legend has them in the order of their right ends.
 
     Series at the same place of the list look the same in every plot. The note, such as the machine, is below the title.
+    With `front` points stand alone, in the order of the series, and a grey line joins those that no other one beats
+    (the Pareto front): the smaller `x` and the larger `y`, the better.
     """
     with mpl.rc_context(STYLE):
         figure, axes = _axes(title, x, y, note)
-        ends = []
+        bars: list[Bar] = []
+        entries = []
         for i, one in enumerate(series):
             if points := _drawable(one, x, y):
-                drawn = axes.errorbar(*_columns(points), **look(i), linestyle=LINES[i // len(COLOURS) % len(LINES)])
-                ends.append((points[-1][:2], one.name, drawn))
-        ends.sort(key=lambda end: end[0], reverse=True)
-        return _svg(figure, [drawn for *_, drawn in ends], [name for _, name, _ in ends])
+                bars += points
+                line = "none" if front else LINES[i // len(COLOURS) % len(LINES)]
+                entries.append((points[-1][:2], one.name, axes.errorbar(*_columns(points), **look(i), linestyle=line)))
+            for point, label in zip(one.points, one.labels, strict=False):
+                axes.annotate(label, point, (6, 3), textcoords="offset points", color=COLOURS[i % len(COLOURS)])
+        best = [bar[:2] for bar in sorted(bars) if not any(x <= bar[0] and y > bar[1] for x, y, *_ in bars)]
+        if best and front:
+            axes.plot(*zip(*best, strict=True), color="#cccccc", linewidth=5, zorder=0)
+        if not front:
+            entries.sort(key=lambda entry: entry[0], reverse=True)
+        return _svg(figure, [drawn for *_, drawn in entries], [name for _, name, _ in entries])
 
 
 def small_multiples(
@@ -124,28 +134,6 @@ def apart(places: Sequence[float], gap: float, low: float) -> list[float]:
             lack = max(0.0, gap - (moved[i] - moved[i - 1]))
             moved[i - 1 : i + 1] = max(low, moved[i - 1] - lack / 2), moved[i] + lack / 2
     return moved
-
-
-def scatter_plot(title: str, series: Sequence[Series], x: Axis, y: Axis, note: str = "", *, lines: bool = False) -> str:
-    """Draws points with labels, as `line_plot`; a grey line joins those that no other one beats (the Pareto front).
-
-    The smaller `x` and the larger `y`, the better. With `lines` points of a series are joined, and there is no front.
-    """
-    with mpl.rc_context(STYLE):
-        figure, axes = _axes(title, x, y, note)
-        drawn: list[Bar] = []
-        handles, names = [], []
-        for i, one in enumerate(series):
-            if points := _drawable(one, x, y):
-                drawn += points
-                names.append(one.name)
-                handles.append(axes.errorbar(*_columns(points), **look(i), linestyle="-" if lines else "none"))
-            for point, label in zip(one.points, one.labels, strict=False):
-                axes.annotate(label, point, (6, 3), textcoords="offset points", color=COLOURS[i % len(COLOURS)])
-        best = [bar[:2] for bar in sorted(drawn) if not any(x <= bar[0] and y > bar[1] for x, y, *_ in drawn)]
-        if best and not lines:
-            axes.plot(*zip(*best, strict=True), color="#cccccc", linewidth=5, zorder=0)
-        return _svg(figure, handles, names)
 
 
 def bar_plot(title: str, bars: Sequence[tuple[str, float, float]], label: str, note: str = "") -> Figure:

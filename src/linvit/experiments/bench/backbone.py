@@ -12,7 +12,7 @@ from linvit.experiments.bench.attention import check_builds, spec_label
 from linvit.experiments.bench.costs import Cost, format_size, measure_costs
 from linvit.experiments.bench.report import CostReport
 from linvit.experiments.bench.runner import Candidate, Settings
-from linvit.experiments.plots import Axis, Series, scatter_plot
+from linvit.experiments.plots import Axis, Series, line_plot
 from linvit.model_info import model_info
 from linvit.registry import Spec, backbones
 
@@ -75,7 +75,7 @@ def accuracy_plot(report: CostReport, top1: Mapping[str, float]) -> str:
             point = (cost.seconds["forward"].median / batch * 1e3, score)
             series.append(Series(name, (point,), labels=(name,)))
     what, time = "published ImageNet-1K top-1, %", "time of a forward pass per image, ms"
-    return scatter_plot(f"{what} over time", series, Axis(time, log=True), Axis(what), report.footnote())
+    return line_plot(f"{what} over time", series, Axis(time, log=True), Axis(what), report.footnote(), front=True)
 
 
 def backbone_label(spec: Spec) -> str:

@@ -18,7 +18,7 @@ from linvit.experiments.compare.grid import LONGEST, UNSAFE
 from linvit.experiments.compare.results import Results, Variant, differing, is_rank, option_text, outermost
 from linvit.experiments.measure import conditions
 from linvit.experiments.page import Page
-from linvit.experiments.plots import Axis, Series, bar_plot, heat_map, line_plot, scatter_plot, small_multiples, svg
+from linvit.experiments.plots import Axis, Series, bar_plot, heat_map, line_plot, small_multiples, svg
 from linvit.files import replacing
 from linvit.runs.folder import RunFolder
 
@@ -124,7 +124,7 @@ def costs_plots(results: Results, where: str) -> dict[str, str]:
         if series:
             title = f"{results.title}: {name.replace('_', ' ')}"
             note = f"grey: the Pareto front; bars: one standard deviation over seeds\n{where}"
-            plots[name] = scatter_plot(title, series, Axis(label, log=_wide(series)), Axis(results.tag), note)
+            plots[name] = line_plot(title, series, Axis(label, log=_wide(series)), Axis(results.tag), note, front=True)
     return plots
 
 

@@ -130,8 +130,8 @@ def _numbers(results: Results, variant: Variant) -> dict[str, Any]:
             found.state,
         ]
     row |= dict(zip(columns, costs, strict=True)) | {"rank": variant.rank(), "published": variant.published}
-    if results.teachers and isinstance(found, Costs):
-        row["faster_from"] = found.crossover
+    if results.teachers:
+        row["faster_from"] = found.crossover if isinstance(found, Costs) else None
     scores = variant.scores(results.score)
     for seed in sorted({seed for one in results.variants for seed in (*one.runs, *one.trouble)}):
         score = scores.get(seed)
