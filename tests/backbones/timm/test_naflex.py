@@ -73,3 +73,9 @@ def test_under_patch_dropout_only_a_mask_leaves_tokens_out() -> None:
     assert masked(batch(images())).isfinite().all()
     with pytest.raises(UserError, match="TaylorAttention cannot leave tokens out by a mask: it needs whole images"):
         whole(batch(images()))
+    given = batch(images())
+    given["attn_mask"] = F.pad(given["patch_valid"], (4, 0), value=True)[:, None, None]
+    assert_near(whole.eval()(given), whole(batch(images())), 1e-12)
+    given["attn_mask"][0, ..., 5] = False
+    with pytest.raises(UserError, match="it needs whole images"):
+        whole(given)

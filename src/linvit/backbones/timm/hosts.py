@@ -40,7 +40,7 @@ class NaFlexGrid(PatchGrid):
     """
 
     places: Tensor
-    _sizes: list[tuple[int, int]] | None
+    _sizes: Sequence[tuple[int, int]] | None = ()
 
     def __init__(self, network: Any, img_size: tuple[int, int]) -> None:
         network.use_key_only_attn_mask = True  # of N entries, not N x N
@@ -56,10 +56,10 @@ class NaFlexGrid(PatchGrid):
             self.grid = self.grid._replace(size=(1, self.places.shape[1]))
 
     @property
-    def sizes(self) -> list[tuple[int, int]]:
+    def sizes(self) -> Sequence[tuple[int, int]]:
         """Patches of each image, (H, W)."""
         if self._sizes is None:  # once per batch, since a GPU has to be waited for
-            self._sizes = (self.places.amax(1) + 1).tolist()
+            self._sizes = [(row + 1, column + 1) for row, column in self.places.amax(1).tolist()]
         return self._sizes
 
 
@@ -184,32 +184,14 @@ class ReplacedAttention(AttentionHost):
         self.proj = widened(proj, self.mechanism.out_dim, heads)
         self.proj_drop = getattr(source, "proj_drop", nn.Identity())
 
-    def mix(
-        self,
-        x: Tensor,
-        grid: Grid,
-        bias: Tensor | None = None,
-        rope: Tensor | None = None,
-        mask: Tensor | None = None,
-    ) -> Tensor:
-        """Projects tokens (B, N, C) and attends, with a bias (B or 1, h, N, N) for a mechanism that takes one.
+    def mix(self, x: Tensor, grid: Grid, **given: Any) -> Tensor:
+        """Projects tokens (B, N, C) and attends, with what else is given of `bias`, `rope` and `mask` of `attended`."""
+        return self.project(self.mixed(x, grid, **given), x)
 
-        `rope` are sines and cosines (..., N, 2 d) of timm for the patches, by which q and k are turned; `mask` (B, N)
-        are the tokens that take part.
-        """
-        return self.project(self.mixed(x, grid, bias, rope, mask), x)
-
-    def mixed(
-        self,
-        x: Tensor,
-        grid: Grid,
-        bias: Tensor | None = None,
-        rope: Tensor | None = None,
-        mask: Tensor | None = None,
-    ) -> Tensor:
+    def mixed(self, x: Tensor, grid: Grid, **given: Any) -> Tensor:
         """As `mix`, before the output projection, (B, N, C) -> (B, N, out_dim)."""
         t = self.stemmed(x, grid)
-        return self.attended(t, *queries_keys_values(self.mechanism, self.projected(t), t), grid, bias, rope, mask)
+        return self.attended(t, *queries_keys_values(self.mechanism, self.projected(t), t), grid, **given)
 
     def projected(self, t: Tensor) -> Sequence[Tensor]:
         """Projects tokens (B, N, C) to what the mechanism wants of q, k and v, (B, N, width) each."""
@@ -240,7 +222,11 @@ class ReplacedAttention(AttentionHost):
         rope: Tensor | None = None,
         mask: Tensor | None = None,
     ) -> Tensor:
-        """Norms and turns q and k, (B, N, C), and attends, (B, N, out_dim). Only what takes a bias gets one."""
+        """Norms and turns q and k, (B, N, C), and attends, (B, N, out_dim).
+
+        Only what takes a bias (B or 1, h, N, N) gets one. `rope` are sines and cosines (..., N, 2 d) of timm for the
+        patches, by which q and k are turned; `mask` (B, N) are the tokens that take part.
+        """
         tied = k is q
         q = self._turned(self.norm_queries(q), grid.num_prefix, rope)
         k = q if tied else self._turned(self.norm_keys(k), grid.num_prefix, rope)

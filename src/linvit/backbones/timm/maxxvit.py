@@ -28,7 +28,7 @@ class ReplacedMaxViTAttention(ReplacedAttention):
     def forward(self, x: Tensor, shared_rel_pos: Tensor | None = None) -> Tensor:
         """The map, mixed."""
         x = x.permute(0, 2, 3, 1) if self.channels_first else x
-        out = self.mixed(x.flatten(1, 2), Grid((x.shape[1], x.shape[2])), shared_rel_pos)
+        out = self.mixed(x.flatten(1, 2), Grid((x.shape[1], x.shape[2])), bias=shared_rel_pos)
         out = self.project(out.unflatten(1, x.shape[1:3]), x)
         return out.permute(0, 3, 1, 2) if self.channels_first else out
 

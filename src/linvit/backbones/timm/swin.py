@@ -26,7 +26,7 @@ class ReplacedSwinAttention(ReplacedAttention):
         """(B n, h w, C) -> (B n, h w, C) with a mask (n, h w, h w) for the n windows of an image."""
         height, width = self.window_size
         bias = None if mask is None else mask[:, None].repeat(len(x) // len(mask), 1, 1, 1)  # (B n, 1, h w, h w)
-        return self.mix(x, Grid((height, width)), bias)
+        return self.mix(x, Grid((height, width)), bias=bias)
 
 
 class ReplacedSwinV2Attention(ReplacedSwinAttention):

@@ -90,27 +90,31 @@ class ReplacedViTAttention(ReplacedAttention):
             raise UserError(
                 f"{type(self.mechanism).__name__} in a timm model takes no {'causal ' if is_causal else ''}mask"
             )
-        if mask is not None and not (self.mechanism.masks_keys and self.mechanism.equivariant and self.stem is None):
-            return self.image_by_image(x, rope)
+        placeless = (self.mechanism.equivariant and self.stem is None) or not isinstance(self.patches, NaFlexGrid)
+        if mask is not None and not (self.mechanism.masks_keys and placeless):
+            return self.image_by_image(x, mask, rope)
         if self.drops_patches and self.training:
             grid = Grid((1, x.shape[1] - grid.num_prefix), num_prefix=grid.num_prefix)
         if attn_mask is not None:
             if attn_mask.dtype == torch.bool:  # what takes part
                 attn_mask = torch.zeros_like(attn_mask, dtype=x.dtype).masked_fill(~attn_mask, -torch.inf)
             attn_mask = attn_mask[(None,) * (4 - attn_mask.ndim)]  # (B or 1, h or 1, N, N)
-        return self.mix(x, grid, shared_rel_pos_bias if attn_mask is None else attn_mask, rope, mask)
+        bias = shared_rel_pos_bias if attn_mask is None else attn_mask
+        return self.mix(x, grid, bias=bias, rope=rope, mask=mask)
 
-    def image_by_image(self, x: Tensor, rope: Tensor | None) -> Tensor:
+    def image_by_image(self, x: Tensor, mask: Tensor, rope: Tensor | None) -> Tensor:
         """Mixes the tokens (B, N, C) of each image of a batch of several sizes on their own grid."""
-        if not isinstance(self.patches, NaFlexGrid) or (self.drops_patches and self.training):
+        prefix, sizes = self.patches.grid.num_prefix, getattr(self.patches, "sizes", ())
+        grids = [Grid(size, num_prefix=prefix) for size in sizes]
+        dropped = self.drops_patches and self.training
+        if dropped or mask.sum(1).tolist() != [grid.num_queries for grid in grids]:
             raise UserError(
                 f"{type(self.mechanism).__name__} cannot leave tokens out by a mask: it needs whole images. Pass "
                 f"images of one size, or of several to timm's NaFlexVit with patch_drop_rate=0"
             )
         done = []
-        for i, size in enumerate(self.patches.sizes):
-            grid = Grid((size[0], size[1]), num_prefix=self.patches.grid.num_prefix)
-            turn = None if rope is None else rope[i : i + 1, ..., : size[0] * size[1], :]
+        for i, grid in enumerate(grids):
+            turn = None if rope is None else rope[i : i + 1, ..., : grid.num_queries - prefix, :]
             out = self.mix(x[i : i + 1, : grid.num_queries], grid, rope=turn)
             done.append(F.pad(out, (0, 0, 0, x.shape[1] - grid.num_queries)))
         return torch.cat(done)
