@@ -5,8 +5,7 @@ import timm
 import torch
 
 from linvit import create_backbone
-from linvit.linearization.search import Conversions, greedy_order
-from linvit.linearization.student import linearize
+from linvit.linearization.student import Conversions, greedy_order, linearize
 
 SMALL = {"img_size": 64, "num_classes": 3}
 NETWORKS = {

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from lightning.fabric.utilities import move_data_to_device
 from PIL import Image
-from torch import Tensor, nn
+from torch import nn
 
 from linvit.analysis.attention_matrix import CHANNELS
 from linvit.analysis.attention_statistics import STATISTICS, layer_statistics, per_head
@@ -95,16 +96,11 @@ def read_photos(data: ImageData, count: int, device: torch.device, *, spread: bo
     photos = []
     for i, sample in enumerate(chosen):
         batch = collate([sample], data.list_keys, data.list_if_ragged)
-        batch["image"] = moved(batch["image"], device)
+        batch["image"] = move_data_to_device(batch["image"], device)
         data.finish(batch)
         name = str(batch["id"][0]) if "id" in batch else f"image {i}"
         photos.append(Photo(name, batch, pixels(batch["image"][0], data)))
     return photos
-
-
-def moved(images: Tensor | list[Tensor], device: torch.device) -> Tensor | list[Tensor]:
-    """Images of a batch on a device."""
-    return images.to(device) if isinstance(images, Tensor) else [image.to(device) for image in images]
 
 
 @torch.no_grad()
@@ -113,7 +109,7 @@ def analyze(subject: AnalysedModel, photos: Sequence[Photo], query: Query, max_t
 
     No matrix is formed of more than `max_tokens`; see `attention_statistics` and `rollout`.
     """
-    calls = [observe(subject.network, _one(photo.batch["image"])) for photo in photos]
+    calls = [observe(subject.network, photo.batch["image"][0][None]) for photo in photos]
     rows, left_out = [], {}
     for layer in calls[0]:
         try:
@@ -143,11 +139,6 @@ def analyze(subject: AnalysedModel, photos: Sequence[Photo], query: Query, max_t
         maps.append(found_maps._replace(caption=caption, beside=beside))
     drawn &= {*range(len(subject.class_names))}  # pixels without a class are of none
     return Analysis(subject, rows, tokens, columns, maps, described, left_out | maps[0].left_out, sorted(drawn))
-
-
-def _one(images: Tensor | list[Tensor]) -> Tensor:
-    """The image of a batch of one, (1, 3, H, W)."""
-    return images[0][None]
 
 
 def _overlaid(pixels: np.ndarray, mask: np.ndarray, subject: AnalysedModel) -> np.ndarray:

@@ -22,7 +22,7 @@ from linvit.errors import UserError
 from linvit.experiments.page import Page
 from linvit.experiments.plots import Axis, Series, line_plot
 from linvit.linearization.distillation import first_tensor, last_features
-from linvit.linearization.search import Conversions, greedy_order
+from linvit.linearization.student import Conversions, greedy_order
 from linvit.registry import Spec
 from linvit.runs.folder import run_name
 from linvit.runs.run import Run

@@ -212,16 +212,13 @@ class Distillation:
         """A copy, or one from a pickle, has copies of both networks: those of a module that has all three as parts."""
         return type(self), (self.teacher, self.student, self.matching)
 
-    def _forget(self) -> None:
-        for kept in (self._of_teacher, self._of_student, self._inputs):
-            kept.clear()
-
     @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
     def _start(self, student: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Runs the teacher on what the student is about to get."""
         if student is not self.student:
             return  # one of DataParallel's
-        self._forget()
+        for kept in (self._of_teacher, self._of_student, self._inputs):
+            kept.clear()
         if not (self._measuring or (student.training and any(self.matching.weights.values()))):
             return
         of_student, of_teacher = next(student.parameters()), next(self.teacher.parameters())
