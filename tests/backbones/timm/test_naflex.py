@@ -9,8 +9,10 @@ from timm.models.naflexvit import batch_patchify
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from linvit import UserError, replace_attention
-from tests.helpers import assert_near, perturb
+from linvit import Grid, UserError, create_attention, replace_attention
+from linvit.registry import attentions
+from tests.backbones.timm.test_table import PAGE
+from tests.helpers import assert_near, own_names, perturb
 
 SIZES = ((64, 48), (32, 80), (64, 64))
 LENGTH = 20
@@ -79,3 +81,9 @@ def test_under_patch_dropout_only_a_mask_leaves_tokens_out() -> None:
     given["attn_mask"][0, ..., 5] = False
     with pytest.raises(UserError, match="it needs whole images"):
         whole(given)
+
+
+def test_the_page_names_those_that_mask() -> None:
+    (line,) = (line for line in PAGE.read_text().splitlines() if "by a mask of the keys" in line)
+    built = {name: create_attention(name, dim=8, num_heads=2, grid=Grid((4, 4))) for name in own_names(attentions)}
+    assert {name for name in built if f"`{name}`" in line} == {name for name in built if built[name].masks_keys}
