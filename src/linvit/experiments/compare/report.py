@@ -37,7 +37,6 @@ def write(results: Results, folder: Path, device: str) -> Path:
     where = "{machine}; {date}".format(**known)
     plots = {
         **difficulty_plots(results, where),
-        **difficulty_plots(results, where),
         **costs_plots(results, where),
         **curve_plots(results, where),
     }
