@@ -28,6 +28,8 @@ class Terminal(io.StringIO):
         (["--model", "RUN", "text.png", "--on_error=skip"], "none of the images in 'text.png' can be predicted"),
         (["--model", "RUN", "a.png", "--data.sizes=3"], "an option of preprocessing must be one of"),
         (["--model", "RUN", "a.png", "--model.window=3"], "cannot be used: TypeError"),
+        (["--model", "RUN", "a.png", "--model.compile=true"], "the task has no option 'compile'"),
+        (["--model", "RUN", "a.png", "--device=tpu"], "--device tpu cannot be used"),
         (["--model", "RUN", "a.png", "--weights=ema"], "has no moving average of the weights"),
         (["--model", "RUN", "a.png", "--weights=both"], "invalid choice: 'both'"),
     ],

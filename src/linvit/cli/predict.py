@@ -11,10 +11,12 @@ import torch
 from tqdm import tqdm
 
 from linvit import yaml_text
+from linvit.cli.spec import usable_device
 from linvit.data.sources.folder import EXTENSIONS
 from linvit.errors import UserError, quote_first
 from linvit.inference.model import load
 from linvit.runs.folder import check_writable, shown
+from linvit.signatures import parameters_of
 from linvit.terminal import argument_parser
 
 EPILOG = """examples:
@@ -63,12 +65,14 @@ def main(argv: list[str]) -> int:
         if not equals:
             raise UserError(f"write {name}=VALUE, with a =")
         section, _, name = name.partition(".")
+        if section == "--model" and name in parameters_of(load):
+            raise UserError(f"{option}: the task has no option '{name}'; --device, --compile, --weights are linvit's")
         given[section][name] = yaml_text.load(value, f"'{option}'")
     check_writable(args.output)
     model = load(
         args.model,
         weights=args.weights,
-        device=args.device,
+        device=usable_device(args.device),
         dtype=torch.bfloat16 if args.bf16 else None,
         compile=args.compile,
         preprocessing=given["--data"],

@@ -19,6 +19,19 @@ def read_spec(registry: Registry, text: str, options: str | None) -> Spec:
     return {"name": name, **given, **read_mapping("--options", options)}
 
 
+def usable_device(name: str) -> str:
+    """The name of a device, if this machine has it; else a `UserError` says what it has."""
+    import torch
+
+    try:
+        torch.zeros(1, device=name)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        has = f"cpu and {torch.cuda.device_count()} CUDA devices" if torch.cuda.is_available() else "cpu alone"
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"--device {name} cannot be used ({reason}); this machine has {has}") from error
+    return name
+
+
 def read_mapping(what: str, text: str) -> Mapping[str, Any]:
     """A mapping, as JSON or YAML."""
     value = read_value(what, text)

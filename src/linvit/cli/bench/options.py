@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from linvit.cli.spec import usable_device
 from linvit.errors import UserError, check_number
 from linvit.experiments.bench.costs import Cost
 from linvit.experiments.bench.report import CostReport
@@ -66,13 +67,7 @@ def settings(args: argparse.Namespace) -> Settings:
     if args.threads is not None:
         check_number("--threads", args.threads, at_least=1, whole=True)
         torch.set_num_threads(args.threads)
-    try:
-        device = torch.device(args.device)
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        has = f"cpu and {torch.cuda.device_count()} CUDA devices" if torch.cuda.is_available() else "cpu alone"
-        reason = str(error).partition("\n")[0]
-        raise UserError(f"--device {args.device} cannot be used ({reason}); this machine has {has}") from error
+    device = torch.device(usable_device(args.device))
     if device.type == "cpu":
         keep_memory()  # as a run of `linvit fit` does
     if device.type not in ("cpu", "cuda"):
