@@ -17,6 +17,7 @@ from linvit.runs.folder import RunFolder
 from linvit.runs.run import Run
 from linvit.tasks import Teacher
 from tests.cli.runs import QUICKSTART, linvit, tiny
+from tests.experiments.compare.runs import write_run
 
 
 @pytest.fixture(scope="module")
@@ -162,6 +163,12 @@ def test_a_teacher_is_a_run_a_model_of_timm_or_a_file(tmp_path):
     (run / "checkpoints").mkdir(parents=True)
     with pytest.raises(UserError, match=r"which attention .*--model\.attention=focused"):
         of_teacher(str(run), ["--trainer.max_epochs=3"])
+
+
+def test_several_stages_or_variants_train_their_teacher_once(tmp_path, monkeypatch):
+    write_run(tmp_path / "teacher/version_0")  # the first has trained it
+    monkeypatch.setattr(subprocess, "Popen", None)
+    assert train_teacher(Teacher(source=str(tmp_path / "teacher"), config="linearize/teacher"))
 
 
 def test_two_commands_do_not_train_one_teacher(tmp_path):

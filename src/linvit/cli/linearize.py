@@ -194,6 +194,11 @@ def train_teacher(teacher: "Teacher") -> bool:
     """
     if teacher.source is None or not teacher.untrained:
         return False
+    from linvit.runs.folder import newest
+
+    begun = newest(Path(teacher.source), students=False)
+    if begun is not None and begun.complete:
+        return True  # for another stage or variant, a moment ago
     how = f"linvit fit --config {teacher.config} --resume=auto"
     if int(os.environ.get("WORLD_SIZE", os.environ.get("SLURM_NTASKS", 1))) > 1:
         raise UserError(f"of several processes each would train the teacher. Train it first: {how}")
