@@ -7,7 +7,7 @@ import linvit
 
 ROOT = Path(linvit.__file__).parent
 DOORS = {  # what opens something: the files that may call it
-    "torch.load": {"weights/torch_file.py", "weights/sharded.py"},
+    "torch.load": {"weights/torch_file.py"},
     "pickle.load": set(),
     "pickle.loads": {"testing/behaviour.py"},  # what they have just pickled
     "Image.open": {"data/transforms/decode.py"},

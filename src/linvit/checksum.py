@@ -3,8 +3,6 @@
 A comment is the end of a zip file, and every reader of zip files passes over it. The checksum is that of all bytes of
 the archive as torch wrote it, without a comment, so that a change of any byte is noticed, the directory and the padding
 of the archive included. Files without one, from other programs, have a CRC-32 of the content of each entry.
-
-A checkpoint that is a folder has a list of the SHA-256 of its files, which `sha256sum -c` reads, too.
 """
 
 import hashlib
@@ -21,7 +19,6 @@ COMMENT = len(LABEL) + 64  # bytes
 END = 22  # bytes of a zip file's last record, without the comment; the last two are the length of the comment
 ENTRY, LAST_RECORD = b"PK\x03\x04", b"PK\x05\x06"
 CHUNK = 2**20
-LIST = "sha256sums.txt"
 
 
 def append(file: BinaryIO, digest: str) -> None:
@@ -30,21 +27,8 @@ def append(file: BinaryIO, digest: str) -> None:
     file.write(struct.pack("<H", COMMENT) + LABEL + digest.encode())
 
 
-def write_list(folder: Path) -> None:
-    """Writes the list of a folder that is complete."""
-    names = sorted(path.name for path in folder.iterdir())
-    text = "".join(f"{_digest_of(folder / name)}  {name}\n" for name in names)
-    (folder / LIST).write_text(text, encoding="utf-8")
-
-
 def verify(path: Path) -> None:
-    """Reads a file and compares it with its checksum, or with the CRC-32 of its entries; other formats have neither.
-
-    Of a folder, it reads the files that its list names.
-    """
-    if path.is_dir():
-        _verify_folder(path)
-        return
+    """Reads a file and compares it with its checksum, or with the CRC-32 of its entries; other formats have neither."""
     size = path.stat().st_size
     with path.open("rb") as file:
         zipped = file.read(len(ENTRY)) == ENTRY
@@ -77,18 +61,3 @@ def _entries_are_whole(path: Path) -> bool:
             return not any(entry.CRC for entry in archive.infolist()) or archive.testzip() is None
     except Exception:  # bytes of any kind
         return False
-
-
-def _verify_folder(folder: Path) -> None:
-    if not (folder / LIST).is_file():
-        return  # another program's
-    for line in (folder / LIST).read_text(encoding="utf-8", errors="replace").splitlines():
-        digest, _, name = line.partition("  ")
-        path = folder / Path(name).name
-        if not path.is_file() or _digest_of(path) != digest:
-            raise UserError(f"'{path}' is missing or damaged: its content is not what was written, by its checksum")
-
-
-def _digest_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

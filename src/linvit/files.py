@@ -1,4 +1,4 @@
-"""Files and folders that appear whole or not at all, and replace others in one operation; folders with one owner."""
+"""Files that appear whole or not at all, and replace others in one operation; folders with one owner."""
 
 import errno
 import os
@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from linvit import checksum
 from linvit.errors import UserError
 
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
@@ -59,19 +58,9 @@ def rewriting(path: Path) -> Iterator[Path]:
 
 
 def publish(prepared: Path, path: Path) -> None:
-    """Renames a complete file or folder to `path`, and waits until the disk has it. A folder gets its checksums here.
-
-    A kill in between leaves the old one or the new one; of a folder, which no rename can replace, it may leave only
-    the one before, `PREVIOUS`.
-    """
-    if prepared.is_dir():
-        checksum.write_list(prepared)
-        for part in (*prepared.iterdir(), prepared):
-            sync(part)
+    """Renames a complete file to `path`, and waits until the disk has it; a kill leaves the old one or the new one."""
     if path.name == LAST and path.exists():
-        _keep(path, path.with_name(PREVIOUS))
-    elif path.is_dir():
-        shutil.rmtree(path)
+        link(path, path.with_name(PREVIOUS))
     os.replace(prepared, path)
     sync(path.parent)
 
@@ -105,25 +94,8 @@ def sweep(folder: Path) -> list[Path]:
     """Deletes what dead processes left unfinished in a folder that no living one writes to; returns what it was."""
     stale = sorted(folder.glob(f".*{TEMPORARY}"))
     for path in stale:
-        remove(path)
+        path.unlink()
     return stale
-
-
-def remove(path: Path) -> None:
-    """Deletes a file or a folder, if there is one."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
-
-
-def _keep(path: Path, kept: Path) -> None:
-    """Gives a file the name `kept` as well, or a folder instead."""
-    if path.is_dir() or kept.is_dir():
-        remove(kept)
-        os.replace(path, kept)
-    else:
-        link(path, kept)
 
 
 def lock(folder: Path) -> None:

@@ -56,10 +56,7 @@ def test_each_bomb_is_live(tmp_path, name):
 
 
 def test_nothing_else_in_linvit_opens_a_pickle():
-    """Every door to a file of weights is this reader, so the bombs are tried on it alone.
-
-    Tables of contents of sharded checkpoints have a reader and bombs of their own, tests/weights/test_sharded.py.
-    """
+    """Every door to a file of weights is this reader, so the bombs are tried on it alone."""
     modules = "torch", "torch.jit", "torch.serialization", "pickle", "cPickle", "dill", "joblib", "np", "numpy"
     openers = {f"{module}.{name}" for module in modules for name in ("load", "loads", "Unpickler")}
     package, found = Path(linvit.__file__).parent, set()
@@ -71,7 +68,7 @@ def test_nothing_else_in_linvit_opens_a_pickle():
             if named & openers:
                 found.add(file.relative_to(package).as_posix())
     kit = {name for name in found if name.startswith("testing/")}  # it pickles what it checks, in memory
-    assert found - kit == {"weights/torch_file.py", "weights/sharded.py"}
+    assert found - kit == {"weights/torch_file.py"}
 
 
 def test_stand_ins_are_gone_afterwards(tmp_path):

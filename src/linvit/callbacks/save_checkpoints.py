@@ -10,15 +10,11 @@ from typing import Any, Literal
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
-from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
-from torch.distributed.checkpoint.api import CheckpointException
 
 from linvit.callbacks.checkpoint_io import AtomicCheckpointIO, is_remote
 from linvit.errors import UserError, check_choice
-from linvit.files import BEST, BEST_AVERAGE, LAST, link, lock, publish, remove, sweep, temporary, unlock
-
-WRITE_FOLDERS = (FSDPStrategy, ModelParallelStrategy, DeepSpeedStrategy)  # themselves, without the plug-in
+from linvit.files import BEST, BEST_AVERAGE, LAST, link, lock, sweep, unlock
 
 
 @dataclass
@@ -147,8 +143,7 @@ class SaveCheckpoints(Checkpoint):
         log_now(trainer)
         for logger in trainer.loggers:
             logger.save()
-        plain = isinstance(trainer.strategy.checkpoint_io, AtomicCheckpointIO) and self._writes(trainer)
-        linked = plain and not isinstance(trainer.strategy, WRITE_FOLDERS)
+        linked = isinstance(trainer.strategy.checkpoint_io, AtomicCheckpointIO) and self._writes(trainer)
         paths = [os.path.join(str(self.dirpath), name) for name in (*names, LAST)]
         failures = (self._write(trainer, path) for path in (paths[:1] if linked else paths))
         self.failure = next((failure for failure in failures if failure is not None), None)
@@ -162,27 +157,14 @@ class SaveCheckpoints(Checkpoint):
         return self.failure is None
 
     def _write(self, trainer: Trainer, path: str) -> str | None:
-        """Writes a file or folder; why it failed, on all ranks, or None."""
-        in_folder = isinstance(trainer.strategy, WRITE_FOLDERS) and not is_remote(path)
-        prepared = temporary(Path(path)) if in_folder else Path(path)
-        error: OSError | CheckpointException | None = None
+        """Writes a file; why it failed, on all ranks, or None."""
+        reason = None
         try:
-            trainer.save_checkpoint(prepared if in_folder else path, weights_only=False)
-        except (OSError, CheckpointException) as caught:
-            error = caught
+            trainer.save_checkpoint(path, weights_only=False)
+        except OSError as error:
+            reason = error.strerror or str(error)
             trainer.strategy.barrier("Trainer.save_checkpoint")  # where the other ranks wait
-
-        def finish() -> None:
-            try:
-                if error is not None:
-                    raise error
-                if in_folder:
-                    publish(prepared, Path(path))
-            finally:
-                if in_folder:
-                    remove(prepared)
-
-        return _not_saved(path, on_rank_zero(trainer, finish))
+        return _not_saved(path, trainer.strategy.broadcast(reason))
 
     def _writes(self, trainer: Trainer) -> bool:
         """Whether the run saves to a folder of this machine's file systems."""
@@ -233,7 +215,7 @@ def on_rank_zero(trainer: Trainer, work: Callable[..., None], *args: Any) -> str
     if trainer.is_global_zero:
         try:
             work(*args)
-        except (UserError, OSError, CheckpointException) as error:
+        except (UserError, OSError) as error:
             reason = getattr(error, "strerror", None) or str(error)
     return trainer.strategy.broadcast(reason)
 

@@ -22,7 +22,6 @@ from linvit.tasks.pretrained import skip_pretrained
 from linvit.tasks.safe_loading import check_content, epochs_done, no_larger_than, problems, stopped_early
 from linvit.weights import torch_file
 from linvit.weights.read import model_named
-from linvit.weights.sharded import is_sharded, outline
 
 
 class Checkpoint:
@@ -95,8 +94,6 @@ class Checkpoint:
     def check_weights(self, model: nn.Module) -> None:
         """Raises a `UserError` with the first differences if the weights do not fit the model, or are not finite."""
         check_same_model(self.path, self._weights, model, model_named(self._options), self._asked)
-        if Path(self.path).is_dir():
-            return  # only its strategy can read the weights
         if bad := not_finite(model, {"state_dict": self._weights, "optimizer_states": self._optimizers}):
             raise UserError(
                 f"checkpoint '{self.path}' is not finite: {quote_first(bad, 3)}. Use an earlier one; others may lie in "
@@ -108,7 +105,7 @@ class Checkpoint:
 def read_checkpoint(path: str | Path, resumed: bool = False) -> dict[str, Any]:
     """A checkpoint's content, with `hyper_parameters` and `state_dict`. Nothing in the file is executed."""
     path = Path(path)
-    if not path.is_file() and not is_sharded(path):
+    if not path.is_file():
         others = (
             sorted(path.parent.glob("*.ckpt")) if path.parent.is_dir() else sorted(Path("checkpoints").rglob("*.ckpt"))
         )
@@ -117,7 +114,7 @@ def read_checkpoint(path: str | Path, resumed: bool = False) -> dict[str, Any]:
     option = f"--model.pretrained={shlex.quote(str(path))}"
     start = f"\nTo start from the weights of another program: {option}, without --ckpt_path"
     try:
-        content = outline(path) if path.is_dir() else torch_file.load(path, objects=False)
+        content = torch_file.load(path, objects=False)
         checkpoint = check_content(content, path)
     except UserError as error:
         before = path.with_name(PREVIOUS)

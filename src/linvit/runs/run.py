@@ -40,6 +40,7 @@ from linvit.runs.ranks import Ranks
 from linvit.runs.resume import Found, SameCheckpoint, find
 from linvit.runs.trainer import (
     SaveRunConfig,
+    check_strategy,
     check_sync_batch_norm,
     default_callbacks,
     default_precision,
@@ -141,10 +142,7 @@ class Run:
 
     def trained(self) -> Task:
         """The task with the weights of the checkpoint, in evaluation mode."""
-        path = Path(self.settings.ckpt_path)
-        if path.is_dir():
-            raise UserError(f"'{path}' is a sharded checkpoint, which only its strategy can read; save whole weights")
-        content = read_checkpoint(path)
+        content = read_checkpoint(self.settings.ckpt_path)
         self.task.on_load_checkpoint(content)
         self.task.load_state_dict(content["state_dict"])
         return self.task.eval()
@@ -282,6 +280,7 @@ class Run:
             raise UserError("these are several runs, one for each of the stages: train them with linvit linearize")
         check_number("requeue_exit_code", settings.requeue_exit_code, at_least=1, at_most=255, whole=True)
         STOP.requeue_exit_code = settings.requeue_exit_code
+        check_strategy(settings.trainer.strategy)
         if settings.trainer.precision is None:  # written down, so that a resumed run keeps it
             settings.trainer.precision = default_precision(settings.trainer.accelerator)
         if self.verb in ("validate", "test"):

@@ -37,6 +37,18 @@ def with_progress_bar(callbacks: Any) -> list[Callback]:
     return given if any(isinstance(callback, AnyProgressBar) for callback in given) else [*given, ProgressBar()]
 
 
+def check_strategy(strategy: Any) -> None:
+    """Raises a `UserError` for one whose checkpoints are folders, with a share of each rank."""
+    name = str(getattr(strategy, "class_path", strategy)).lower()
+    options = getattr(strategy, "init_args", None) or {}
+    shares = name.endswith("modelparallelstrategy") and options.get("save_distributed_checkpoint", True)
+    if shares or "deepspeed" in name or options.get("state_dict_type") == "sharded":
+        raise UserError(
+            f"the checkpoints of --trainer.strategy={name} are folders, which linvit does not read. Whole weights in a "
+            f"file are those of FSDPStrategy with state_dict_type: full, as in --config base/strategy/fsdp"
+        )
+
+
 def default_precision(accelerator: Any) -> str:
     """`bf16-mixed` on CUDA devices that compute in bfloat16, else `32-true`; says which, in one line."""
     cuda = accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()

@@ -23,7 +23,6 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from linvit.errors import UserError, check_choice
 from linvit.weights import torch_file
-from linvit.weights.sharded import check_sharded
 
 SCHEMES = ("http", "https", "hf", "s3", "gs", "gcs", "az", "abfs", "abfss")
 """Where a checkpoint may lie besides this machine, if the user names it there."""
@@ -36,16 +35,12 @@ YAML = re.compile(r"[{\[]|:(\s|$)")  # text that a parser of configurations may 
 
 @contextmanager
 def opened(source: Any) -> Iterator[Path]:
-    """A checkpoint as a file or folder here, which holds tensors and plain values alone."""
+    """A checkpoint as a file here, which holds tensors and plain values alone."""
     here = isinstance(source, Path) or (isinstance(source, str) and "://" not in source)
     with ExitStack() as stack:  # no folder is made if none is needed: a kill would leave it
         path = Path(source) if here else _temporary(stack)
         if not here:
             _copy(source, path)
-        elif path.is_dir():  # of a sharded strategy, which alone can read it
-            check_sharded(path)
-            yield path
-            return
         elif not path.is_file():
             raise UserError(f"there is no checkpoint at '{source}'")
         content = check_content(torch_file.load(path, objects=False), source)
@@ -157,7 +152,7 @@ def guard(strategy: Strategy, task: LightningModule) -> None:
             content: dict[str, Any] = load(file, True)
         if task.trainer.state.fn != TrainerFn.FITTING:
             return {name: part for name, part in content.items() if name not in OF_TRAINING}
-        if not Path(str(checkpoint_path)).is_dir() and (wrong := list(problems(content, resumed=True))):
+        if wrong := list(problems(content, resumed=True)):
             raise UserError(f"checkpoint '{checkpoint_path}' cannot be resumed: {'; '.join(wrong)}")
         for callback in task.trainer.checkpoint_callbacks:
             state = content.get("callbacks", {}).get(callback.state_key)
