@@ -51,12 +51,7 @@ class Measured(NamedTuple):
 
 
 class Measurements:
-    """What was measured with each choice of converted blocks; each is measured once, and kept in a CSV file.
-
-    Args:
-        path: The file. What it has is not measured again.
-        measure: Measures the network with these blocks converted. Only rank 0 does; others wait for its file.
-    """
+    """What was measured with each choice of converted blocks, each once, by rank 0, and kept in a CSV file."""
 
     def __init__(self, path: Path, measure: Callable[[Collection[int]], Measured] | None = None) -> None:
         self.path, self._measure = path, measure

@@ -61,12 +61,11 @@ def interleaved(
 ) -> dict[str, Timing]:
     """Times callables in turns, so that other work of the machine slows all of them.
 
-    Every callable is called once or twice to warm up. Then rounds follow: each takes a sample of every callable, which
-    is the mean of as many calls as take 2 ms. A callable that has had its share of the budget, and its `least` samples,
-    leaves the rounds, so that the slow ones do not keep the fast ones from more rounds. There are at most 100. Each
-    must have done its work when it returns, but for what is queued on a CUDA device, which is synchronised before and
-    after each sample: what is measured is wall time, launches included. `times` is filled with the samples as they
-    come, so that an interruption does not lose them; `on_sample` is told an estimate of the seconds that are left.
+    After one or two calls to warm up, each of at most 100 rounds takes a sample of every callable, which is the mean of
+    as many calls as take 2 ms. A callable that has had its share of the budget, and its `least` samples, leaves the
+    rounds, so that slow ones do not keep fast ones from more. A CUDA device is synchronised before and after each
+    sample: launches are included. `times` is filled as samples come, so that an interruption does not lose them;
+    `on_sample` is told an estimate of the seconds that are left.
     """
     cuda = torch.device(device).type == "cuda"
     times = {} if times is None else times

@@ -88,13 +88,7 @@ class Page:
         self._parts.append(f"<pre>{_text(text, lines=True)}</pre>\n")
 
     def table(self, titles: Sequence[str], rows: Iterable[Sequence[object]], caption: str = "") -> None:
-        """A table. Columns of numbers, but the first, are aligned to the right.
-
-        Args:
-            titles: Of the columns.
-            rows: Cells, as many as titles, shown as `str` has them; None is an empty cell.
-            caption: What the table shows.
-        """
+        """A table of cells as `str` has them, None empty; columns of numbers, but the first, go to the right."""
         shown = [["" if cell is None else str(cell) for cell in row] for row in rows]
         texts = [not all(_numeric(cell) for cell in column) for column in zip(*shown, strict=True)]
         kinds = [' class="text"' if text else "" for text in texts or [False] * len(titles)]
@@ -112,9 +106,7 @@ class Page:
     def pictures(self, pictures: Iterable[tuple[Picture | Either, str]], width: int | None = None) -> None:
         """Pictures beside one another, as many as the screen is wide, each with its caption beneath.
 
-        Args:
-            pictures: Pictures with captions, which also stand for the pictures where these cannot be seen.
-            width: Of each, in CSS pixels; None is a picture's own, or less where the screen is narrower.
+        The width is in CSS pixels; None is a picture's own. Where the screen is narrower, so are pictures.
         """
         size = "" if width is None else f' width="{width}"'
         figures = (

@@ -43,16 +43,15 @@ def backbone_costs(
             for name, builder in builders.items()
             for mode in settings.modes
         ]
-        told = partial(_of_size, report, format_size(size))
+
+        def told(text: str, at: str = format_size(size)) -> None:
+            report(f"{at}: {text}")
+
         found, interrupted = measure_costs(candidates, settings, budget=budget / len(sizes), report=told, **measuring)
         costs += found
         if interrupted:
             break
     return costs, interrupted
-
-
-def _of_size(report: Callable[[str], None], size: str, text: str) -> None:
-    report(f"{size}: {text}")
 
 
 def published(report: CostReport) -> dict[str, float]:

@@ -24,27 +24,17 @@ PASSES = {
 
 @dataclass
 class Cost:
-    """What one module costs at one size. What could not be measured is None, and `note` says why.
-
-    Attributes:
-        name: Of the module.
-        size: Patch grid or image, (H, W).
-        amount: Tokens or pixels.
-        macs: Of the forward pass on one image, as `flops`; see `Operations`.
-        seconds: Time of each of the passes, of the whole batch.
-        peak: Most bytes that these allocate at one time, beyond inputs, weights and what an optimizer keeps.
-        kept: Bytes kept for backward, without weights.
-    """
+    """What one module costs at one size. What could not be measured is None, and `note` says why."""
 
     name: str
-    size: tuple[int, int]
-    amount: int
+    size: tuple[int, int]  # of the patch grid or image, (H, W)
+    amount: int  # of tokens or pixels
     parameters: int | None = None
-    macs: int | None = None
+    macs: int | None = None  # of the forward pass on one image; see `Operations`
     flops: int | None = None
-    seconds: dict[str, Timing] = field(default_factory=dict)
-    peak: dict[str, int] = field(default_factory=dict)
-    kept: int | None = None
+    seconds: dict[str, Timing] = field(default_factory=dict)  # of each of the passes, of the whole batch
+    peak: dict[str, int] = field(default_factory=dict)  # most bytes at one time, beyond inputs, weights, an optimizer's
+    kept: int | None = None  # bytes for backward, without weights
     note: str = ""
     mode: Mode = "eager"
 
@@ -72,11 +62,9 @@ def measure_costs(
 ) -> tuple[list[Cost], bool]:
     """Measures operations and memory of each candidate, the small ones first, and then the time of all in turns.
 
-    A pass for which the memory does not suffice, or that fails, is left out, and the cost's note says why. On a CPU the
-    passes get 80 % of the free memory (`machine.memory_limit`). The budget is that of the timing, see `interleaved`;
-    `time.process_time` is the clock for one thread on a CPU that has other work, too. `report` is told how far it is,
-    in words. Returns the costs in the order of the candidates, and whether Ctrl-C ended the measurement, after which
-    they have what was measured by then.
+    A pass for which the memory does not suffice (on a CPU 80 % of what is free), or that fails, is left out, and the
+    cost's note says why. The budget is that of `interleaved`; `report` is told how far it is, in words. Returns the
+    costs in the order of the candidates, and whether Ctrl-C ended the measurement: they have what was measured by then.
     """
     costs = [Cost(one.name, one.size, one.amount, mode=one.mode) for one in candidates]
     runners: dict[int, Runner] = {}
