@@ -48,8 +48,7 @@ def test_the_same_process_may_ask_again(tmp_path):
 
 def test_what_is_unfinished_is_swept(tmp_path):
     (tmp_path / ".last.ckpt.77.tmp").touch()
-    (tmp_path / ".best.ckpt.78.tmp").mkdir()
-    (tmp_path / ".best.ckpt.78.tmp" / "__0_0.distcp").touch()
+    (tmp_path / ".best.ckpt.78.tmp").touch()
     (tmp_path / "last.ckpt").touch()
     (tmp_path / "mine.tmp").touch()
     assert len(sweep(tmp_path)) == 2
