@@ -79,7 +79,7 @@ def main(argv: list[str]) -> int:
         (before, after), sizes = done.scores, [f"{size / 1e6:.3g}" for size in done.sizes]
         print(
             reflow(
-                f"8 bits: {', '.join(QUANTISED)} by weights. test/{task.score_metric} before {before:.4f}, after "
+                f"8 bits: {', '.join(QUANTISED)} of layers. test/{task.score_metric} before {before:.4f}, after "
                 f"{after:.4f}; {sizes[0]} MB before, {sizes[1]} after"
             )
         )
