@@ -13,6 +13,7 @@ import torch
 
 import linvit as package
 from linvit.errors import UserError
+from linvit.heads.create import heads_of
 from linvit.heads.detection.detector import create_detector
 from linvit.heads.segmentation.base import SegmentationHead
 from linvit.heads.segmentation.segmentor import create_segmentor
@@ -100,17 +101,72 @@ def test_a_segmentor_with_every_head_is_right_at_every_size_and_gives_logits_of_
     assert not export.fixed
     run = export.write(tmp_path / "model.onnx")
     cases = export.compare(run)
-    assert [(batch, size) for batch, size, _ in cases] == [(1, (64, 64)), (5, (96, 64)), (1, (64, 128)), (5, (96, 128))]
+    assert [(batch, size) for batch, size, *_ in cases] == [
+        (1, (64, 64)),
+        (5, (96, 64)),
+        (1, (64, 128)),
+        (5, (96, 128)),
+    ]
     assert max(case.error for case in cases) <= 1e-5
     images = export.images(3, odd)
     assert relative_error(run(images), segmentor(images)) <= 1e-5
 
 
-def test_a_detector_is_refused():
-    detector = create_detector(small("pvt_v2_b0"), narrow("retinanet"), 2, img_size=64).eval()
-    description = ModelDescription("0", "linvit.tasks:DetectionTask", {"img_size": 64, "num_classes": 2})
-    with pytest.raises(UserError, match="a detector cannot be exported"):
-        Export(detector, description)
+def small_detector(head):
+    """One with some detections in noise."""
+    torch.manual_seed(0)
+    spec = narrow(head) | {"score_threshold": 0.2}
+    spec |= {"candidates": 30} if head == "retinanet" else {"candidates": [30, 20]}
+    detector = create_detector({"name": "timm", "model": "test_resnet"}, spec, 3, img_size=160).eval()
+    for layer in detector.head.classifiers():
+        for parameter in layer.parameters():
+            torch.nn.init.normal_(parameter, std=0.3)
+    for weight in (weight for name, weight in detector.head.named_parameters() if "tower" in name and weight.ndim > 1):
+        torch.nn.init.kaiming_normal_(weight)
+    return detector
+
+
+def detector_export(detector, dtype="float32"):
+    return Export(detector, ModelDescription("0", "linvit.tasks:DetectionTask", {"img_size": 160}), dtype=dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", ["model.onnx", "model.pt2"])
+@pytest.mark.parametrize("head", heads_of("detection"))
+def test_a_detector_finds_the_same_in_its_file_at_every_size(head, file, tmp_path):
+    detector = small_detector(head)
+    export = detector_export(detector)
+    run = export.write(tmp_path / file)
+    cases = export.compare(run)
+    sizes = [(160, 160), (181, 160), (160, 202), (181, 202)]  # also to be padded
+    assert [(batch, size) for batch, size, *_ in cases] == list(zip([1, 5, 1, 5], sizes, strict=True))
+    assert all(case.detections for case in cases)
+    assert max(case.error for case in cases) <= 1e-5
+    shapes = [tuple(x.shape) for x in run(export.images(3, (160, 160)))]
+    assert shapes == [(3,), (3, 10, 4), (3, 10), (3, 10), (3, 10, 28, 28)][: len(export.outputs)]
+    if file.endswith("onnx"):
+        operators = [node.op_type for node in onnx.load(tmp_path / file).graph.node]
+        assert operators.count("NonMaxSuppression") == (1 if head == "retinanet" else 2)
+        assert [output.name for output in onnx.load(tmp_path / file).graph.output] == export.outputs
+
+
+def test_the_comparison_of_a_detector_sees_a_wrong_file():
+    export = detector_export(small_detector("retinanet"))
+    with torch.no_grad():
+        assert max(case.error for case in export.compare(lambda images: wrong(export, images, 0))) == 0
+        assert min(case.error for case in export.compare(lambda images: wrong(export, images, 1))) >= 0.003
+
+
+def wrong(export, images, pixels):
+    """A file's outputs, the first box of which is larger by so many pixels."""
+    found = export.network.detect_batch(images)
+    found["boxes"][:, 0, 2] += pixels
+    return list(found.values())
+
+
+def test_a_detector_in_half_precision_is_refused():
+    with pytest.raises(UserError, match="a detector is exported in float32"):
+        detector_export(small_detector("retinanet"), dtype="float16")
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """`linvit export`: a trained network as an ONNX file, or as a program of torch.export, compared with torch."""
 
 import argparse
+import copy
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -63,16 +64,22 @@ def main(argv: list[str]) -> int:
     description, state = read_trained(args.model)
     task = build_task(description, state, args.model)
     export = Export(task.network, description, args.with_preprocessing, args.dtype)
+    if data is not None and export.is_detector:
+        raise UserError("--int8 is for classification and segmentation; the run is of detection")
     run = export.write(args.file)
     print(reflow(summary(args.file, export)))
     cases = export.compare(run)
     works = {"the file": run}
-    rows = [(f"  {case.batch} x {case.size[0]}x{case.size[1]}", f"{case.error:.0e}", "") for case in cases]
-    print("\n".join(table([("  images", "error", ""), *rows])))
+    rows = [("  images", "error", "detections" if export.is_detector else "")]
+    for batch, (height, width), one, detections in cases:
+        rows.append((f"  {batch} x {height}x{width}", f"{one:.0e}", str(detections) if export.is_detector else ""))
+    print("\n".join(table(rows)))
     error = worst(case.error for case in cases)
     if not error <= TOLERANCE[args.dtype]:
         print(f"the file differs from torch by {error:.0e}, more than {TOLERANCE[args.dtype]:.0e}")
         return 1
+    if export.is_detector and not any(case.detections for case in cases):
+        print("nothing was detected in these images, of noise: the file is not compared with torch")
     if data is not None:
         done = quantise_file(args.file, export, run, task, data)
         works |= {"the file in 8 bits": done.run}
@@ -112,7 +119,8 @@ def summary(file: Path, export: Export) -> str:
     kind = f"ONNX, opset {OPSET}" if file.suffix == ".onnx" else "a program of torch.export"
     size = f"images of {export.size[0]}x{export.size[1]} only, since {export.fixed}" if export.fixed else "any size"
     takes = export.metadata["images"]
-    return f"{file}: {kind}, {export.dtype}, for any batch and {size}. Takes images ({takes}), gives logits."
+    gives = ", ".join(export.outputs)
+    return f"{file}: {kind}, {export.dtype}, for any batch and {size}. Takes images ({takes}), gives {gives}."
 
 
 @torch.no_grad()
@@ -121,7 +129,8 @@ def latency(export: Export, files: dict[str, RunFile]) -> str:
     images = export.images(export.cases[0][0], export.size)
     works: dict[str, Callable[[], Any]] = {"torch": lambda: export.exported(images)}
     if has_compiler():
-        compiled = torch.compile(export.exported)
+        compiled = copy.deepcopy(export.exported)
+        compiled.network.compile()  # of a detector the backbone
         works["compiled torch"] = lambda: compiled(images)
     works |= {name: partial(run, images) for name, run in files.items()}
     found = interleaved(works, budget=BUDGET)

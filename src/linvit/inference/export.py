@@ -16,10 +16,12 @@ from torch import Tensor, nn
 
 from linvit.errors import UserError
 from linvit.files import replacing
+from linvit.heads.detection.base import Detections
 from linvit.heads.detection.detector import Detector
+from linvit.heads.detection.masks import paste_masks
 from linvit.image_size import image_size
 from linvit.inference.description import ModelDescription
-from linvit.testing.numbers import relative_error
+from linvit.testing.numbers import relative_error, worst
 from linvit.testing.onnx import in_onnxruntime, to_onnx
 
 Dtype = Literal["float32", "float16"]
@@ -29,20 +31,26 @@ SUFFIXES = (".onnx", ".pt2")
 DESCRIPTION = "description.json"
 """Where a file of `torch.export` has what an ONNX file has in its metadata."""
 
-RunFile = Callable[[Tensor], Tensor]
-"""Images to logits."""
+OUTPUTS = ("num_detections", "boxes", "labels", "scores", "masks")
+"""Of a detector's file: (B,), (B, n, 4), (B, n), (B, n) and, of a head with masks, (B, n, 28, 28). Behind the number of
+an image's detections there are zeros. Boxes are x1, y1, x2, y2 in pixels of the images that the file takes. Masks are
+probabilities of the pixels of each box, which `linvit.heads.detection.masks.paste_masks` puts into the image."""
+
+RunFile = Callable[[Tensor], Any]
+"""Images to logits, or to a list of a detector's outputs."""
 
 
 class Case(NamedTuple):
-    """How far a file is from torch on a batch of images."""
+    """How far a file is from torch on a batch of images, in which a detector has so many detections."""
 
     batch: int
     size: tuple[int, int]
     error: float
+    detections: int = 0
 
 
 class ExportedNetwork(nn.Module):
-    """What a file computes: images to logits.
+    """What a file computes: images to logits, or to the `OUTPUTS` of a detector.
 
     Args:
         network: In evaluation mode.
@@ -60,11 +68,17 @@ class ExportedNetwork(nn.Module):
         mean, std = normalise or ([0.0], [1.0])
         self.mean, self.std = (nn.Buffer(255 * torch.tensor(each).view(-1, 1, 1)) for each in (mean, std))
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Images (B, C, H, W) to logits."""
+    def forward(self, images: Tensor) -> Any:
+        """Images (B, C, H, W) to logits; of a detector, outside of an export, to a list of `Detections`."""
         if self.normalise:
             images = (images.float() - self.mean) / self.std
-        return self.network(images.to(self.dtype)).float()  # type: ignore[no-any-return]
+        images = images.to(self.dtype)
+        if not isinstance(self.network, Detector):
+            return self.network(images).float()
+        if not torch.compiler.is_exporting():
+            return self.network(list(images))
+        found = self.network.detect_batch(images)
+        return [found[name] for name in OUTPUTS if name in found]
 
 
 @dataclass
@@ -88,10 +102,10 @@ class Export:
     dtype: Dtype = "float32"
 
     def __post_init__(self) -> None:
-        if isinstance(self.network, Detector):
+        self.is_detector = isinstance(self.network, Detector)
+        if self.is_detector and self.dtype != "float32":
             raise UserError(
-                "a detector cannot be exported: how many boxes it looks at follows from each image. linvit export is "
-                "for classification and segmentation"
+                "a detector is exported in float32: in half precision other boxes stay, and nobody could tell an error"
             )
         known = self.description.preprocessing or {}
         if self.with_preprocessing and "mean" not in known:
@@ -111,7 +125,7 @@ class Export:
     def cases(self) -> list[tuple[int, tuple[int, int]]]:
         """Batches and sizes at which a file is compared with torch: the nominal one, and others that are not square."""
         height, width = self.size
-        step = math.gcd(height, width, 32)
+        step = 21 if self.is_detector else math.gcd(height, width, 32)  # detectors pad images to multiples of 32
         more = [(height + step, width), (height, width + 2 * step), (height + step, width + 2 * step)]
         sizes = [self.size, *more]
         if self.fixed:
@@ -134,6 +148,13 @@ class Export:
         return pixels if self.pixels.is_floating_point else pixels.round().clamp(0, 255).to(self.pixels)
 
     @property
+    def outputs(self) -> list[str]:
+        """Names of what the file gives."""
+        if not isinstance(self.network, Detector):
+            return ["logits"]
+        return list(OUTPUTS if self.network.with_masks else OUTPUTS[:-1])
+
+    @property
     def metadata(self) -> dict[str, str]:
         """What a file says of itself."""
         known = self.description
@@ -141,6 +162,7 @@ class Export:
         return {
             "class_names": json.dumps(known.class_names),
             "images": f"{str(self.pixels).removeprefix('torch.')}, {pixels}",
+            "outputs": json.dumps(self.outputs),
             "preprocessing": json.dumps(known.preprocessing),
             "description": json.dumps(known.as_dict()),
         }
@@ -152,12 +174,13 @@ class Export:
             UserError: If the suffix is unknown, or torch cannot export the network.
         """
         check_path(path)
-        example = (self.images(2, self.size),)
+        traced = (288, 352) if self.is_detector and not self.fixed else self.size  # no map of a pyramid has a side of 1
+        example = (self.images(2, traced),)
         dynamic = (dict.fromkeys([0, *([] if self.fixed else [2, 3])], torch.export.Dim.DYNAMIC),)
         try:
             if path.suffix == ".pt2":
                 return self._write_program(path, example, dynamic)
-            proto = to_onnx(self.exported, example, dynamic, ["images"], ["logits"])
+            proto = to_onnx(self.exported, example, dynamic, ["images"], self.outputs)
         except UserError:
             raise
         except Exception as error:  # of torch's exporter, of any kind
@@ -189,11 +212,20 @@ class Export:
 
     @torch.no_grad()
     def compare(self, run: RunFile) -> list[Case]:
-        """Returns the largest relative error of a file's logits against torch's in float32, in each of the cases."""
+        """Returns the largest relative error of a file's logits against torch's in float32, in each of the cases.
+
+        Of a detector it is what no detection of the same class of the other side is nearer than, in any side of the box
+        over the image's and in the score, and the part of the pixels of masks that differ.
+        """
         found = []
         for batch, size in self.cases:
             images = self.images(batch, size)
-            found.append(Case(batch, size, relative_error(run(images), self.wanted(images))))
+            got, want = run(images), self.wanted(images)
+            if self.is_detector:
+                errors = [_apart([x[i] for x in got], one, size) for i, one in enumerate(want)]
+                found.append(Case(batch, size, worst(errors), sum(len(one["scores"]) for one in want)))
+            else:
+                found.append(Case(batch, size, relative_error(got, want)))
         return found
 
     @torch.no_grad()
@@ -211,10 +243,33 @@ class Export:
         return ""
 
 
+def _apart(found: Sequence[Tensor], want: Detections, size: tuple[int, int]) -> float:
+    """How far a file's `OUTPUTS` for an image (H, W) are from detections."""
+    count = int(found[0])
+    if count != len(want["scores"]):
+        return math.inf
+    if not count:
+        return 0.0
+    got = dict(zip(OUTPUTS[1:], (x[:count] for x in found[1:]), strict=False))
+    a, b = (torch.column_stack([x["boxes"] / max(size), x["labels"], x["scores"]]) for x in (want, got))
+    apart = torch.cdist(a, b, p=math.inf)
+    nearest, match = apart.min(1)
+    errors = [float(nearest.max()), float(apart.amin(0).max())]
+    if "masks" in got:
+        pasted = paste_masks(got["masks"], got["boxes"], size)[match]
+        errors.append(float((pasted != want["masks"]).float().mean()))
+    return worst(errors)
+
+
 def run_onnx(content: bytes) -> RunFile:
     """Returns what runs an ONNX file of a network."""
     run = in_onnxruntime(content)
-    return lambda images: run(images)[0]
+
+    def outputs(images: Tensor) -> Any:
+        found = run(images)
+        return found[0] if len(found) == 1 else found
+
+    return outputs
 
 
 def check_path(path: Path) -> None:

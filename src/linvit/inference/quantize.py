@@ -109,7 +109,8 @@ class FileNetwork(nn.Module):
 
     def forward(self, images: Tensor, full_size: bool = True) -> Tensor:
         """Returns logits, of segmentation at full size always."""
-        return self.run(self.export.from_normalised(images))
+        logits: Tensor = self.run(self.export.from_normalised(images))
+        return logits
 
 
 def calibration_images(export: Export, data: ImageData) -> Iterator[Tensor]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from linvit.errors import UserError
+from linvit.heads.detection.batched import onnx_translations
 
 OPSET = 20
 SCOPES = "pkg.torch.onnx.name_scopes"
@@ -51,6 +52,7 @@ def to_onnx(
             opset_version=OPSET,
             input_names=input_names,
             output_names=output_names,
+            custom_translation_table=onnx_translations(),
             verbose=False,
         )
     for node in program.model.graph.all_nodes():

@@ -8,9 +8,10 @@ import torch
 import linvit
 from linvit import UserError
 from linvit.heads.create import feature_maps, heads_of
-from linvit.heads.detection.base import ImageShape
+from linvit.heads.detection.base import DetectionHead, ImageShape
 from linvit.heads.detection.boxes import BoxCoder
 from linvit.heads.detection.detector import Detector
+from linvit.heads.detection.masks import paste_masks
 from tests.families import narrow, small
 
 
@@ -135,6 +136,45 @@ def test_boxes_stay_precise_under_autocast() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         decoded = coder.decode(boxes, torch.zeros(1, 4, dtype=torch.bfloat16))
     assert torch.equal(decoded, boxes)
+
+
+@pytest.mark.parametrize(
+    ("head", "options"),
+    [
+        *((head, {"candidates": [20, 20]}) for head in heads_of("detection") if head != "retinanet"),
+        ("faster_rcnn", {"drop_empty": True, "anchor_scale": 0.5}),
+        ("retinanet", {"candidates": 30}),
+        ("retinanet", {"candidates": 30, "candidate_rule": "pairs", "anchor_scale": 0.5}),
+    ],
+)
+@torch.no_grad()
+def test_a_batch_in_tensors_of_fixed_sizes_has_the_detections_of_its_images(head: str, options: dict) -> None:
+    torch.manual_seed(0)
+    spec = {**narrow(head), "score_threshold": 0.2, "nms_threshold": 0.3, **options}
+    model = linvit.create_detector({"name": "timm", "model": "test_resnet"}, spec, 3).eval()
+    for weight in (weight for name, weight in model.head.named_parameters() if "tower" in name and weight.ndim > 1):
+        torch.nn.init.kaiming_normal_(weight)  # no ties
+    for parameter in (each for layer in model.head.classifiers() for each in layer.parameters()):
+        parameter.copy_(0.3 * torch.randn_like(parameter))
+    images = torch.randn(4, 3, 70, 97)
+    got, want = model.detect_batch(images), model(list(images))
+    assert {len(one["scores"]) for one in want} - {0}
+    for i, one in enumerate(want):
+        count = int(got["num_detections"][i])
+        assert count == len(one["scores"])
+        for name in ("boxes", "labels", "scores"):
+            assert torch.equal(got[name][i, :count], one[name]), name
+            assert not got[name][i, count:].any()
+        if model.with_masks:
+            pasted = paste_masks(got["masks"][i, :count], one["boxes"], (70, 97))
+            assert torch.equal(pasted, one["masks"])
+
+
+def test_a_head_of_ones_own_is_refused_by_name_in_a_batch() -> None:
+    model = detector()
+    model.head = type("Own", (DetectionHead,), {"__init__": lambda self: torch.nn.Module.__init__(self)})()
+    with pytest.raises(UserError, match="a detector with Own cannot be exported: the head has no detect_batch"):
+        model.eval().detect_batch(torch.randn(2, 3, 64, 64))
 
 
 @pytest.mark.slow

@@ -61,13 +61,14 @@ class Anchors:
 
     def _grid(self, size: Size, stride: int, like: Tensor) -> Tensor:
         y, x = (stride * torch.arange(side, dtype=like.dtype, device=like.device) for side in size)
-        shifts = torch.stack([x.repeat(len(y)), y.repeat_interleave(len(x))], 1).repeat(1, 2)  # (H W, 4)
+        shifts = torch.cartesian_prod(y, x).flip(1).repeat(1, 2)  # (H W, 4)
         return (shifts[:, None] + self.shapes(stride, like)).flatten(0, 1)  # (H W A, 4)
 
 
 def by_anchor(maps: Tensor, values: int) -> Tensor:
     """Returns a map of A predictions of some values at each cell, (B, A values, H, W), as (B, H W A, values)."""
-    return maps.permute(0, 2, 3, 1).reshape(len(maps), -1, values)
+    found: Tensor = maps.permute(0, 2, 3, 1).unflatten(3, (-1, values)).flatten(1, 3)
+    return found
 
 
 @dataclass(frozen=True)

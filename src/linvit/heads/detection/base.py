@@ -6,6 +6,7 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 from torchvision.ops import clip_boxes_to_image
 
+from linvit.errors import UserError
 from linvit.heads.base import Head
 from linvit.heads.detection.device import constants
 
@@ -87,3 +88,12 @@ class DetectionHead(Head):
     def detect(self, features: Sequence[Tensor], images: Sequence[ImageShape]) -> list[Detections]:
         """Returns the detections of each image in pixels of its original size, the best first."""
         raise NotImplementedError(f"{type(self).__name__} has no detect")
+
+    def detect_batch(self, features: Sequence[Tensor], image: ImageShape) -> dict[str, Tensor]:
+        """Returns the detections of images of one size, in tensors of fixed sizes, for exported programs.
+
+        They are `num_detections` (B,) and, with zeros behind so many, `boxes` (B, n, 4), `labels` (B, n), `scores`
+        (B, n), the best first, and of mask heads `masks` (B, n, h, w), the probabilities of each box's pixels; n is
+        `max_detections`.
+        """
+        raise UserError(f"a detector with {type(self).__name__} cannot be exported: the head has no detect_batch")

@@ -81,7 +81,7 @@ class BoxHead(nn.Module):
         """Returns the boxes (n, 4) for these classes (n,) of deltas (n, 4 K), or (n, 4)."""
         if self.class_agnostic:
             return deltas
-        rows = torch.arange(len(labels), device=labels.device)
+        rows = torch.arange(labels.shape[0], device=labels.device)
         return deltas.unflatten(1, (-1, 4))[rows, labels]  # type: ignore[no-any-return]
 
     def refine(self, boxes: Tensor, deltas: Tensor, logits: Tensor, labels: Tensor | None = None) -> Tensor:

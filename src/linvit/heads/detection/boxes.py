@@ -101,5 +101,5 @@ def top(scores: Tensor, limit: int) -> Tensor:
 
 
 def has_area(boxes: Tensor) -> Tensor:
-    """Returns which of boxes (n, 4) have an area, (n,)."""
-    return (boxes[:, 2:] > boxes[:, :2]).all(1)
+    """Returns which of boxes (..., 4) have an area, (...)."""
+    return (boxes[..., 2:] > boxes[..., :2]).all(-1)

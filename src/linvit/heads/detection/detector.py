@@ -61,7 +61,13 @@ class Detector(DenseNetwork):
             truth = usable(checked, shapes)
         return self.head(self.feature_maps(images), shapes, truth)  # type: ignore[no-any-return]
 
-    def feature_maps(self, images: Sequence[Tensor]) -> list[Tensor]:  # type: ignore[override]  # of several sizes
+    def detect_batch(self, images: Tensor) -> dict[str, Tensor]:
+        """Detections of normalised images (B, 3, H, W) as `DetectionHead.detect_batch` returns them."""
+        size = (images.shape[2], images.shape[3])
+        (padded,) = padded_sizes([images])
+        return self.head.detect_batch(self.feature_maps(images), ImageShape(size, padded, size))  # type: ignore[no-any-return]
+
+    def feature_maps(self, images: Sequence[Tensor] | Tensor) -> list[Tensor]:
         """What the head gets of images (3, h, w): maps (B, C, H', W') of all, padded to one size."""
         return self.through_neck(self._feature_maps(self.backbone, pad_and_stack(images), self.pyramid.indices))
 
@@ -74,15 +80,19 @@ class Detector(DenseNetwork):
         return {**super().__getstate__(), "_feature_maps": feature_maps}  # type: ignore[no-untyped-call]
 
 
-def pad_and_stack(images: Sequence[Tensor]) -> Tensor:
-    """Returns images (3, h, w) as one batch (B, 3, H, W), with zeros to the right and below."""
+def pad_and_stack(images: Sequence[Tensor] | Tensor) -> Tensor:
+    """Returns images (3, h, w), or a batch, as one batch (B, 3, H, W), with zeros to the right and below."""
+    if isinstance(images, Tensor):  # in a program for any size it is not known whether there is something to pad
+        ((height, width),) = padded_sizes([images])
+        return F.pad(images, (0, DIVISOR - 1, 0, DIVISOR - 1))[..., :height, :width]
     height, width = (max(sides) for sides in zip(*padded_sizes(images), strict=True))
     return torch.stack([F.pad(x, (0, width - x.shape[-1], 0, height - x.shape[-2])) for x in images])
 
 
 def padded_sizes(images: Sequence[Tensor]) -> list[tuple[int, int]]:
     """The sizes (H, W) to which images (3, h, w) are padded."""
-    return [(-(-x.shape[-2] // DIVISOR) * DIVISOR, -(-x.shape[-1] // DIVISOR) * DIVISOR) for x in images]
+    height, width = ([(x.shape[i] + DIVISOR - 1) // DIVISOR * DIVISOR for x in images] for i in (-2, -1))
+    return list(zip(height, width, strict=True))  # not -(-x // 32): integers of ONNX are divided towards 0
 
 
 def check_images(images: Sequence[Tensor]) -> None:

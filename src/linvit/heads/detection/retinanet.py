@@ -18,6 +18,7 @@ from linvit.errors import check_number
 from linvit.heads.base import rows
 from linvit.heads.detection.anchors import IGNORED, Anchors, Assigner, by_anchor
 from linvit.heads.detection.base import DetectionHead, Detections, ImageShape, Target
+from linvit.heads.detection.batched import DROPPED, best_of_batch, gather_rows, top_of_batch
 from linvit.heads.detection.boxes import BoxCoder, best, check_limits, has_area, top
 from linvit.heads.detection.device import positions
 from linvit.heads.layers import FPN, TwoMoreLevels, conv, tower
@@ -154,6 +155,32 @@ class RetinaNet(DetectionHead):
             )
             for i, x in enumerate(images)
         ]
+
+    def detect_batch(self, features: Sequence[Tensor], image: ImageShape) -> dict[str, Tensor]:
+        """Returns the detections of images of one size; see `DetectionHead`."""
+        logits, deltas = self.predict(self.fpn(features))
+        found = []
+        for anchors, scores, moves in zip(
+            self.anchors(logits),
+            (upcast(by_anchor(x, self.num_classes)).sigmoid() for x in logits),
+            (by_anchor(x, 4) for x in deltas),
+            strict=True,
+        ):
+            pairs = self.candidate_rule == "pairs"
+            ranked = scores.flatten(1) if pairs else scores.amax(2)
+            best, place = top_of_batch(ranked, self.candidates)
+            row = place // self.num_classes if pairs else place
+            boxes = image.clip(self.coder.decode(anchors[row], gather_rows(moves, row)))  # (B, k, 4)
+            if pairs:
+                usable = has_area(boxes)[..., None] & (
+                    place[..., None] % self.num_classes == torch.arange(self.num_classes, device=place.device)
+                )
+                scores = best[..., None].where(usable, DROPPED)
+            else:
+                scores = gather_rows(scores, row).where(best[..., None] > DROPPED, DROPPED)
+            found.append((boxes, scores.where(scores > self.score_threshold, DROPPED)))
+        boxes, scores = (torch.cat(of_levels, 1) for of_levels in zip(*found, strict=True))
+        return best_of_batch(boxes, scores, self.nms_threshold, self.max_detections)
 
     def _of_image(self, levels: Sequence[tuple[Tensor, Tensor, Tensor]], image: ImageShape) -> Detections:
         """Anchors (n, 4), scores (n, K) and deltas (n, 4) of each level to detections."""

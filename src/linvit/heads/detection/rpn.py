@@ -14,6 +14,7 @@ from linvit.attention.ops.functional import upcast
 from linvit.errors import UserError, check_number
 from linvit.heads.detection.anchors import Anchors, Assigner, Sampler, by_anchor
 from linvit.heads.detection.base import ImageShape, Target
+from linvit.heads.detection.batched import DROPPED, best_of_batch, gather_rows, top_of_batch
 from linvit.heads.detection.boxes import BoxCoder, has_area, top
 from linvit.heads.detection.device import nms_in_groups, positions
 from linvit.heads.layers import conv, tower
@@ -120,3 +121,17 @@ class RPN(nn.Module):
             found = [(box[row], score[row], level[row]) for row, (box, score, level) in zip(kept, found, strict=True)]
         keep = [nms_in_groups(*of_image, NMS_THRESHOLD)[:limit] for of_image in found]
         return [(box[row], score[row]) for row, (box, score, _) in zip(keep, found, strict=True)]
+
+    def propose_batch(self, scores: Sequence[Tensor], boxes: Sequence[Tensor], image: ImageShape) -> dict[str, Tensor]:
+        """As `propose`, for images of one size, in the form of `best_of_batch`; labels are the levels."""
+        (_, candidates), (_, limit) = self.candidates, self.proposals
+        found = []
+        for i, anchors in enumerate(self.anchors(scores)):
+            of_level = by_anchor(upcast(scores[i]), 1)[..., 0].sigmoid()
+            best, row = top_of_batch(of_level, candidates)
+            box = image.clip(self.coder.decode(anchors[row], gather_rows(by_anchor(boxes[i], 4), row)))
+            if self.drop_empty:
+                best = best.where(has_area(box), DROPPED)
+            found.append((box, F.pad(best[..., None], (i, len(scores) - 1 - i), value=DROPPED)))
+        box, score = (torch.cat(of_levels, 1) for of_levels in zip(*found, strict=True))
+        return best_of_batch(box, score, NMS_THRESHOLD, limit)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torchvision.ops import roi_align
 
 from linvit.attention.ops.functional import upcast
@@ -69,17 +70,17 @@ class RoIStage(nn.Module):
             found.append(Samples(boxes, labels, matched[i][positive], rows < len(truth[i])))
         return found
 
-    def boxes(self, maps: Sequence[Tensor], boxes: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Returns logits and relative boxes of the RoIs of all images."""
-        return self.box_head(self._features(maps, boxes, self.box_head.size))  # type: ignore[no-any-return]
+    def boxes(self, maps: Sequence[Tensor], rois: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns logits and relative boxes of RoIs (n, 5)."""
+        return self.box_head(self._features(maps, rois, self.box_head.size))  # type: ignore[no-any-return]
 
-    def mask_features(self, maps: Sequence[Tensor], boxes: Sequence[Tensor]) -> Tensor:
-        """Returns what the mask head is given of the RoIs of all images, (n, C, size, size)."""
+    def mask_features(self, maps: Sequence[Tensor], rois: Tensor) -> Tensor:
+        """Returns what the mask head is given of RoIs (n, 5), (n, C, size, size)."""
         assert self.mask_head is not None
-        return self._features(maps, boxes, self.mask_head.size)
+        return self._features(maps, rois, self.mask_head.size)
 
-    def _features(self, maps: Sequence[Tensor], boxes: Sequence[Tensor], size: int) -> Tensor:
-        return roi_features(maps[: len(self.reductions)], boxes, self.reductions, size, self.finest_scale)
+    def _features(self, maps: Sequence[Tensor], rois: Tensor, size: int) -> Tensor:
+        return roi_features(maps[: len(self.reductions)], rois, self.reductions, size, self.finest_scale)
 
     def losses(
         self,
@@ -90,7 +91,7 @@ class RoIStage(nn.Module):
     ) -> tuple[dict[str, Tensor], list[Tensor]]:
         """Returns the losses `loss_cls`, `loss_bbox` and `loss_mask`, and the proposals for the next stage."""
         samples = self.sample(proposals, targets)
-        logits, deltas = self.boxes(maps, [of_image.boxes for of_image in samples])
+        logits, deltas = self.boxes(maps, with_image([of_image.boxes for of_image in samples]))
         boxes, labels = (torch.cat([of_image[i] for of_image in samples]) for i in (0, 1))
         truth = torch.cat([t["boxes"][s.matched] for s, t in zip(samples, targets, strict=True)])
         found = self.box_head.loss(logits, deltas, boxes, labels, truth)
@@ -111,7 +112,7 @@ class RoIStage(nn.Module):
             mask_targets(target["masks"], of_image, sample.matched, 2 * self.mask_head.size)
             for target, of_image, sample in zip(targets, boxes, samples, strict=True)
         ]
-        logits = self.mask_head.of_class(self.mask_features(maps, boxes), labels)
+        logits = self.mask_head.of_class(self.mask_features(maps, with_image(boxes)), labels)
         return self.mask_head.loss(logits, torch.cat(wanted))
 
 
@@ -124,22 +125,29 @@ def roi_levels(boxes: Tensor, finest_scale: float, count: int) -> Tensor:
     return (sides / finest_scale + 1e-6).log2().floor().clamp(0, count - 1).long()
 
 
+def with_image(boxes: Sequence[Tensor]) -> Tensor:
+    """Returns the boxes (n_i, 4) of all images as RoIs (n, 5), with the image's number in front."""
+    return torch.cat([F.pad(of_image, (1, 0), value=i) for i, of_image in enumerate(boxes)])
+
+
 def roi_features(
-    maps: Sequence[Tensor], boxes: Sequence[Tensor], reductions: Sequence[int], size: int, finest_scale: float
+    maps: Sequence[Tensor], rois: Tensor, reductions: Sequence[int], size: int, finest_scale: float
 ) -> Tensor:
-    """Returns the features (n, C, size, size) of the boxes of all images, from maps (B, C, H_i, W_i).
+    """Returns the features (n, C, size, size) of RoIs (n, 5), from maps (B, C, H_i, W_i).
 
     `torchvision.ops.MultiScaleRoIAlign` differs: it is half a pixel off (`aligned=False`), as Mask R-CNN's first
     version was. The operator itself is torchvision's, with as many samples as a box has pixels.
     """
-    flat = torch.cat(list(boxes))
-    image = torch.cat([flat.new_full((len(of_image), 1), i) for i, of_image in enumerate(boxes)])
-    rois = torch.cat([image, flat], 1)  # (n, 5)
-    level = roi_levels(flat, finest_scale, len(maps))
+    level = roi_levels(rois[:, 1:], finest_scale, len(maps))
     dtype = torch.promote_types(maps[0].dtype, torch.float32)
     rows = positions([level == i for i in range(len(maps))])
     cut = [  # also where there is no box, so that every map has a gradient
         roi_align(upcast(x), rois[row].to(dtype), size, 1 / reduction, sampling_ratio=0, aligned=True)
         for x, row, reduction in zip(maps, rows, reductions, strict=True)
     ]
+    if torch.compiler.is_exporting():  # where nobody knows that the levels' RoIs together are all
+        out: Tensor = cut[0].new_zeros(rois.shape[0], *cut[0].shape[1:])
+        for row, of_level in zip(rows, cut, strict=True):
+            out = out.index_put((row,), of_level)
+        return out.to(maps[0].dtype)
     return torch.cat(cut).index_select(0, torch.cat(rows).argsort()).to(maps[0].dtype)

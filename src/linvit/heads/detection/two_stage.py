@@ -3,7 +3,7 @@
 Faster R-CNN and Mask R-CNN are cascades of one stage.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -14,11 +14,12 @@ from linvit.errors import check_number
 from linvit.heads.base import rows
 from linvit.heads.detection.anchors import Assigner, Sampler
 from linvit.heads.detection.base import DetectionHead, Detections, ImageShape, Target
+from linvit.heads.detection.batched import DROPPED, best_of_batch
 from linvit.heads.detection.box_head import BoxHead
 from linvit.heads.detection.boxes import check_limits, multiclass_nms
 from linvit.heads.detection.masks import MaskHead, paste_masks
 from linvit.heads.detection.rpn import RPN
-from linvit.heads.detection.stage import RoIStage, StageSettings
+from linvit.heads.detection.stage import RoIStage, StageSettings, with_image
 from linvit.heads.layers import FPN
 
 
@@ -169,16 +170,11 @@ class TwoStage(DetectionHead):
         averaged.
         """
         counts = [len(boxes) for boxes in proposals]
-        total: Tensor | None = None
-        for i, stage in enumerate(self._stages()):
-            logits, deltas = stage.boxes(maps, proposals)
-            total = logits if total is None else total + logits
-            if i + 1 < len(self.stages):
-                refined = stage.box_head.refine(torch.cat(list(proposals)), deltas, logits).split(counts)
-                proposals = [image.clip(boxes) for image, boxes in zip(images, refined, strict=True)]
-        assert total is not None
-        scores = (total / len(self.stages)).softmax(1)[:, :-1].split(counts)
-        boxes = stage.box_head.decode(torch.cat(list(proposals)), deltas).split(counts)
+
+        def clip(boxes: Tensor) -> Tensor:
+            return torch.cat([image.clip(own) for image, own in zip(images, boxes.split(counts), strict=True)])
+
+        scores, boxes = (x.split(counts) for x in self._classify(maps, with_image(proposals), clip))
         options = self.score_threshold, self.nms_threshold, self.max_detections
         found = [
             multiclass_nms(image.to_original(image.clip(of_image)), score, *options)
@@ -191,12 +187,52 @@ class TwoStage(DetectionHead):
     def _add_masks(self, found: list[Detections], maps: Sequence[Tensor], images: Sequence[ImageShape]) -> None:
         boxes = [image.from_original(one["boxes"]) for image, one in zip(images, found, strict=True)]
         labels = torch.cat([one["labels"] for one in found])
-        stages = self._stages()
-        features = stages[0].mask_features(maps, boxes)  # the same for all stages
-        of_stages = [stage.mask_head.of_class(features, labels).sigmoid() for stage in stages]  # type: ignore[union-attr]
-        masks = torch.stack(of_stages).mean(0).split([len(of_image) for of_image in boxes])
+        masks = self._masks(maps, with_image(boxes), labels).split([len(of_image) for of_image in boxes])
         for one, mask, image in zip(found, masks, images, strict=True):
             one["masks"] = paste_masks(mask, one["boxes"], image.original)
 
+    def detect_batch(self, features: Sequence[Tensor], image: ImageShape) -> dict[str, Tensor]:
+        """Returns the detections of images of one size; see `DetectionHead`."""
+        maps = self.fpn(features)
+        logits, deltas = self.rpn(maps)
+        proposed = self.rpn.propose_batch(logits, deltas, image)
+        boxes, count = proposed["boxes"], proposed["num_detections"]
+        scores, found = self._classify(maps, _rois(boxes), image.clip)
+        real = torch.arange(boxes.shape[1], device=boxes.device) < count[:, None]  # (B, n)
+        usable = real[..., None] & (scores > self.score_threshold).view(*real.shape, -1)
+        scores = scores.view(usable.shape).where(usable, DROPPED)
+        boxes = image.clip(found).view(*real.shape, *found.shape[1:])
+        best = best_of_batch(boxes, scores, self.nms_threshold, self.max_detections)
+        if self.with_masks:
+            masks = self._masks(maps, _rois(best["boxes"]), best["labels"].flatten())
+            best["masks"] = masks.view(*best["labels"].shape, *masks.shape[1:])
+        return best
+
+    def _classify(
+        self, maps: Sequence[Tensor], rois: Tensor, clip: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Scores (n, K) and boxes (n, K, 4), or (n, 4), of RoIs (n, 5), which `clip` keeps in their images."""
+        total: Tensor | None = None
+        for i, stage in enumerate(self._stages()):
+            logits, deltas = stage.boxes(maps, rois)
+            total = logits if total is None else total + logits
+            if i + 1 < len(self.stages):
+                rois = torch.cat([rois[:, :1], clip(stage.box_head.refine(rois[:, 1:], deltas, logits))], 1)
+        assert total is not None
+        return (total / len(self.stages)).softmax(1)[:, :-1], stage.box_head.decode(rois[:, 1:], deltas)
+
+    def _masks(self, maps: Sequence[Tensor], rois: Tensor, labels: Tensor) -> Tensor:
+        """Probabilities (n, 28, 28) of the pixels of RoIs (n, 5) of these classes (n,)."""
+        stages = self._stages()
+        features = stages[0].mask_features(maps, rois)  # the same for all stages
+        of_stages = [stage.mask_head.of_class(features, labels).sigmoid() for stage in stages]  # type: ignore[union-attr]
+        return torch.stack(of_stages).mean(0)
+
     def _stages(self) -> list[RoIStage]:
         return list(self.stages)  # type: ignore[arg-type]
+
+
+def _rois(boxes: Tensor) -> Tensor:
+    """Boxes (B, n, 4) as RoIs (B n, 5), with the image's number in front."""
+    image = torch.arange(boxes.shape[0], device=boxes.device).to(boxes)[:, None, None].expand(-1, boxes.shape[1], 1)
+    return torch.cat([image, boxes], 2).flatten(0, 1)
