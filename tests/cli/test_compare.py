@@ -99,7 +99,7 @@ def test_what_makes_no_sense_is_refused(argv, message):
         ({"model.attention": ["softmax", "linaer"]}, r"the variant 'linaer' .*Did you mean 'linear'"),
         ({"model.attention": [{"name": "focused", "focusing": 2}]}, r"'focused-focusing2' .*'focusing_factor'"),
         ({"model.atention": ["softmax"]}, r"the variant 'softmax' \(model.atention=softmax\) cannot be run"),
-        ({"model.lr": ["fast"]}, r"the variant 'fast' (.|\n)*Expected a number"),
+        ({"model.lr": ["fast"]}, r"the variant 'fast' (.|\n)*Expected a float"),
         ({"model.lr": [0.001, "1e-3"]}, "the variants 'lr0.001' and '1e-3' are the same run"),
     ],
 )
