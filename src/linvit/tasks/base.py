@@ -117,8 +117,7 @@ class Task(LightningModule):
     advanced_options: ClassVar[frozenset[str]] = frozenset(
         {"betas", "no_decay", "schedule", "poly_power", "warmup_steps", "cooldown_epochs", "lr_interval", "lr_delay"}
         | {"lr_base_batch_size", "lr_scaling", "published_batch_size", "backbone_lr_scale", "recompute_attention"}
-        | {"teacher", "freeze", "new_lr_scale"}
-        | {"float32_matmul_precision"}
+        | {"teacher", "freeze", "new_lr_scale", "float32_matmul_precision", "warmup_lr"}
         | {"cycle_epochs", "cycle_growth", "decay_epochs", "decay_factor"}
     )
     """Options that recipes set and users rarely do: only `--help=all` shows them."""
