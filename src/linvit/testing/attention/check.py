@@ -46,6 +46,7 @@ CONTRACT = Contract(
         Check("channel matrix", matrix.channel_matrix),
         Check("rank", matrix.rank_bound),
         *map(_numerics, precision.PRECISIONS),
+        Check("numerics on a GPU", precision.numerics_on_a_gpu),
         Check("growth of work", cost.growth_of_work),
         *behaviour.COMPILER,
         behaviour.ONNX,

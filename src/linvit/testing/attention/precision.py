@@ -4,7 +4,7 @@ import contextlib
 import copy
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from linvit.attention.base import Attention, Grid
+from linvit.attention.ops import decorators
 from linvit.errors import UserError
 from linvit.testing.attention.inputs import AttentionSubject, Inputs, flat, inputs
 from linvit.testing.numbers import gradients_of, relative_error, sortable, trainable
@@ -99,6 +100,41 @@ def numerics(precision: Precision) -> Callable[[AttentionSubject], Line]:
         return not_supported(said) if refused else passed(said)
 
     return check
+
+
+def numerics_on_a_gpu(subject: AttentionSubject) -> Line:
+    """Checks that what a GPU leaves in bfloat16 is at most twice as far from float64 as softmax attention's kernel."""
+    autocast = PRECISIONS[3]
+    with _bfloat16_stays():
+        run = run_at(subject, autocast, COMPARED[0], torch.clone)
+        kernel = run_at(
+            AttentionSubject("softmax", subject.dim, subject.num_heads, True), autocast, COMPARED[0], torch.clone
+        )
+    if torch.equal(run.results["output"], run_at(subject, autocast, COMPARED[0], torch.clone).results["output"]):
+        return passed("as on a CPU")
+    (own, gradient), (fused, fused_gradient) = _root_mean_square(run), _root_mean_square(kernel)
+    said = f"output {own:.1e}, gradients {gradient:.1e}; softmax's kernel {fused:.1e}, {fused_gradient:.1e}"
+    return (
+        passed(said) if own <= 2 * fused and gradient <= 2 * fused_gradient else failed(f"{said}, at most twice that")
+    )
+
+
+@contextlib.contextmanager
+def _bfloat16_stays() -> Iterator[None]:
+    """Lets methods under `mixed_precision` compute here as on a GPU."""
+    before = set(decorators.BFLOAT16_DEVICES)
+    decorators.BFLOAT16_DEVICES.add("cpu")
+    try:
+        yield
+    finally:
+        decorators.BFLOAT16_DEVICES.intersection_update(before)
+
+
+def _root_mean_square(run: Outcome) -> tuple[float, float]:
+    """Relative errors of the output and of the worst gradient, in the norm of all entries."""
+    exact = exact_results(run)
+    errors = {name: float((x.double() - exact[name]).norm() / exact[name].norm()) for name, x in run.results.items()}
+    return errors.pop("output"), max(errors.values(), default=0.0)
 
 
 def run_at(subject: AttentionSubject, precision: Precision, side: int, change: Callable[[Tensor], Tensor]) -> Outcome:
