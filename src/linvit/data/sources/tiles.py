@@ -147,24 +147,11 @@ class AerialSet(NamedTuple):
     test: frozenset[str]
 
 
+VAIHINGEN_TEST = "2 4 6 8 10 12 14 16 20 22 24 27 29 31 33 35 38"
+POTSDAM_TEST = "2_13 2_14 3_13 3_14 4_13 4_14 4_15 5_13 5_14 5_15 6_13 6_14 6_15 7_13"
 SETS = {
-    "vaihingen": AerialSet(
-        r"area(\d+)",
-        frozenset({"30"}),
-        frozenset(
-            {*("2", "4", "6", "8", "10", "12", "14", "16", "20"), *("22", "24", "27", "29", "31", "33", "35", "38")}
-        ),
-    ),
-    "potsdam": AerialSet(
-        r"potsdam_(\d+_\d+)",
-        frozenset({"2_10"}),
-        frozenset(
-            {
-                *("2_13", "2_14", "3_13", "3_14", "4_13", "4_14", "4_15"),
-                *("5_13", "5_14", "5_15", "6_13", "6_14", "6_15", "7_13"),
-            }
-        ),
-    ),
+    "vaihingen": AerialSet(r"area(\d+)", frozenset({"30"}), frozenset(VAIHINGEN_TEST.split())),
+    "potsdam": AerialSet(r"potsdam_(\d+_\d+)", frozenset({"2_10"}), frozenset(POTSDAM_TEST.split())),
 }
 
 
