@@ -121,6 +121,10 @@ def small_detector(head):
     for layer in detector.head.classifiers():
         for parameter in layer.parameters():
             torch.nn.init.normal_(parameter, std=0.3)
+    if head != "retinanet":  # proposals of scores at which onnxruntime's sigmoid is flat
+        torch.nn.init.kaiming_normal_(detector.head.rpn.conv.weight)
+        torch.nn.init.normal_(detector.head.rpn.classifier.weight)
+        torch.nn.init.constant_(detector.head.rpn.classifier.bias, -30)
     for weight in (weight for name, weight in detector.head.named_parameters() if "tower" in name and weight.ndim > 1):
         torch.nn.init.kaiming_normal_(weight)
     return detector

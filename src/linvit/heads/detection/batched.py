@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchvision.ops import nms
 
-DROPPED = -1.0
-"""Less than any score."""
+DROPPED = -1e30
+"""Less than any score or logit."""
 
 
 def best_of_batch(boxes: Tensor, scores: Tensor, iou: float, limit: int) -> dict[str, Tensor]:

@@ -123,12 +123,12 @@ class RPN(nn.Module):
         return [(box[row], score[row]) for row, (box, score, _) in zip(keep, found, strict=True)]
 
     def propose_batch(self, scores: Sequence[Tensor], boxes: Sequence[Tensor], image: ImageShape) -> dict[str, Tensor]:
-        """As `propose`, for images of one size, in the form of `best_of_batch`; labels are the levels."""
+        """As `propose`, for images of one size, in the form of `best_of_batch`; labels are levels, scores logits."""
         (_, candidates), (_, limit) = self.candidates, self.proposals
         found = []
         for i, anchors in enumerate(self.anchors(scores)):
-            of_level = by_anchor(upcast(scores[i]), 1)[..., 0].sigmoid()
-            best, row = top_of_batch(of_level, candidates)
+            # by logits: onnxruntime's sigmoid is the same for all below -18, which proposals may be
+            best, row = top_of_batch(by_anchor(upcast(scores[i]), 1)[..., 0], candidates)
             box = image.clip(self.coder.decode(anchors[row], gather_rows(by_anchor(boxes[i], 4), row)))
             if self.drop_empty:
                 best = best.where(has_area(box), DROPPED)
