@@ -92,7 +92,6 @@ DESCRIBED = {"version": "1", "task": "x", "weights": "raw", "preprocessing": Non
         {**DESCRIBED, "options": {"class_names": ["a"], "num_classes": 2}},
         {**DESCRIBED, "options": {"class_names": [1, 2], "num_classes": 2}},
     ],
-    ids=str,
 )
 def test_what_is_no_description_is_refused(content):
     with pytest.raises(UserError, match="'FILE' does not describe a trained network"):

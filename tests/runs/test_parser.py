@@ -1,6 +1,7 @@
 """Exact option names, and jsonargparse's messages made readable."""
 
 import pytest
+from lightning.pytorch.loggers import CSVLogger
 
 from linvit.data import ClassificationData  # noqa: F401  # its options are known once it is imported
 from linvit.runs.parse_errors import readable
@@ -124,3 +125,17 @@ def test_other_messages_stay():
 def test_the_given_value_is_told(tmp_path):
     done = linvit("fit", f"--config={QUICKSTART}", "--trainer.max_epochs=long", cwd=tmp_path)
     assert "long" in done.err
+
+
+class NeedsAPackage(CSVLogger):
+    """A logger whose package is not installed."""
+
+    def __init__(self) -> None:
+        raise ModuleNotFoundError("run `pip install tracker`")
+
+
+def test_a_package_that_is_not_installed_is_named(tmp_path):
+    logger = "--trainer.logger=tests.runs.test_parser.NeedsAPackage"
+    done = linvit("fit", f"--config={QUICKSTART}", logger, "--trainer.fast_dev_run=true", cwd=tmp_path)
+    assert (done.code, done.err.count("Traceback")) == (2, 0)
+    assert "pip install tracker" in done.err

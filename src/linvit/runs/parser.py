@@ -168,7 +168,10 @@ def instantiate(settings: Namespace, **classes: type) -> Namespace:
         given = Namespace({section: settings[section] for section in classes})  # type: ignore[no-untyped-call]
         built: Namespace = parser.instantiate(given)
     except ValueError as error:  # jsonargparse's has the whole configuration in it
-        raise (error.__cause__ or error) from (error.__cause__ and error.__cause__.__cause__)
+        reason = error.__cause__
+        if reason is not None and isinstance(reason.__cause__, ImportError):  # a logger whose package is not installed
+            raise UserError(str(reason)) from error
+        raise (reason or error) from (reason and reason.__cause__)
     return built
 
 
