@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from linvit.attention.ops.functional import SizeOf
 from linvit.errors import UserError, check_choice, check_number
 from linvit.registry import Spec, attentions
+from linvit.signatures import parameters_of
 
 Stem = Literal["none", "conv_silu"]
 OutNorm = Literal["none", "ln"]
@@ -197,7 +198,7 @@ class Attention(nn.Module):
             v: Values (B, h, M, d).
             grid: Where the tokens lie.
             mask: Which keys and values take part, (B, M) of bool, as in a batch of images of several sizes; at least
-                one of each image. None is all.
+                one of each image. None is all. A `forward` that has a `mask` itself gets it as it is.
             extra: What else `forward` takes.
 
         Raises:
@@ -218,7 +219,9 @@ class Attention(nn.Module):
                 f"{type(self).__name__} needs as many keys as queries (fewer_keys is False); got a grid of "
                 f"{rows}x{columns} queries and {key_rows}x{key_columns} keys. Use sr_ratio=1 and sr_pool=0 with it"
             )
-        if mask is not None:
+        if mask is not None and "mask" in parameters_of(type(self).forward):
+            extra["mask"] = mask
+        elif mask is not None:
             if not self.masks_keys:
                 raise UserError(
                     f"{type(self).__name__} cannot leave keys out (masked_key is None, and takes_bias False): pass the "
