@@ -105,10 +105,12 @@ def test_what_is_imported_is_declared():
                 imported.add(str(node.module).partition(".")[0])
     imported -= {*sys.stdlib_module_names, "linvit", "pytest"}  # pytest runs the suites that use the kit
     optional = [
-        package for extra in ("ray", "slurm", "detection", "geo") for package in project["optional-dependencies"][extra]
+        package
+        for extra in ("ray", "slurm", "detection", "geo", "export")
+        for package in project["optional-dependencies"][extra]
     ]
     extras = {normalised(re.split(r"[<>=]", package)[0]) for package in optional}
-    assert extras <= {normalised(name) for name in imported}
+    assert extras - {"onnx", "onnxruntime"} <= {normalised(name) for name in imported}  # these are imported by name
     imported = {name for name in imported if normalised(name) not in extras}  # they need not be installed
     owners = packages_distributions()
     undeclared = {name for name in imported if not {normalised(owner) for owner in owners[name]} & declared}

@@ -259,4 +259,4 @@ def test_help(capsys):
     with pytest.raises(SystemExit) as done:
         main([])
     assert done.value.code == 2
-    assert re.search(r"^  data  .*\n.*linvit data check", linvit.cli.HELP, re.MULTILINE)
+    assert re.search(r"^  data  .*decode every image", linvit.cli.HELP, re.MULTILINE)

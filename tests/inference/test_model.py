@@ -235,7 +235,7 @@ def test_detections_are_those_of_the_test(tmp_path):
     model = linvit.load(folder)
     data, samples = raw(folder)
     found = model([sample["image"] for sample in samples])
-    results = DetectionResults(10, ["box", "mask"], "faster-coco-eval", "box")
+    results = DetectionResults(10, ["box", "mask"], "box")
     for i, (result, sample) in enumerate(zip(found, samples, strict=True)):
         results.update(i, Objects.of_truth(collate([data.eval_transform(sample, 0)], *KEYS), 0), result.objects)
     scores = scores_of_test(folder)

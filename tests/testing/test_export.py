@@ -75,7 +75,7 @@ def test_every_mechanism_in_a_plain_transformer_as_an_onnx_file(attention: str) 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("family", "name"), families().items())
 def test_a_backbone_of_every_family_as_an_onnx_file(family: str, name: str) -> None:
-    one_size = {"CSwin": "StripeAttention", "Swin": "WindowAttention"}
+    one_size = {"CSWin": "StripeAttention", "Swin": "WindowAttention"}
     found = onnx(BackboneSubject(small(name), None, 64, quick=True))
     assert found.verdict is (Verdict.UNSUPPORTED if family in one_size else Verdict.PASS), found.note
     assert f"{one_size.get(family, '')}: exports_any_size is False" in found.note or family not in one_size

@@ -225,8 +225,10 @@ def test_import_weights_of_a_whole_network(tmp_path: Any, capsys: Any) -> None:
     model = create("swin")
     assert load_pretrained(model, out).fraction == 1
     assert all(torch.equal(own, expected("swin")[name]) for name, own in model.state_dict().items())
-    assert main(["import-weights", source, "--force", *backbone]) == 0
+    out.unlink()
+    assert main(["import-weights", source, *backbone]) == 0
     assert "The source has a head, too: name it by --head" in capsys.readouterr().out
+    out.unlink()
     torch.save(FAKES["swin"].state(), tmp_path / "y.pth")
-    assert main(["import-weights", str(tmp_path / "y.pth"), "--head=upernet", "--force", *backbone]) == 2
+    assert main(["import-weights", str(tmp_path / "y.pth"), "--head=upernet", *backbone]) == 2
     assert "holds no head; leave --head out" in capsys.readouterr().err

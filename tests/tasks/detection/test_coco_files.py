@@ -37,7 +37,7 @@ def test_figures_of_coco_s_files_are_the_stored_ones(tmp_path, area_from, masks)
         (tmp_path / "annotations" / f"instances_{split}.json").write_text(content, encoding="utf-8")
     data = DetectionData(str(tmp_path), masks=True, num_workers=0, batch_size=2)
     data.setup("validate")
-    results = DetectionResults(data.num_classes, ["box", "mask"], "faster-coco-eval", area_from)
+    results = DetectionResults(data.num_classes, ["box", "mask"], area_from)
     labels = {number: label for label, number in enumerate(data.category_ids)}
     for batch in data.val_dataloader():
         given = data.on_after_batch_transfer(batch, 0)

@@ -28,8 +28,8 @@ OPENING = {
     "validate": "Scores a checkpoint on the validation split.",
     "test": "Scores a checkpoint on the test split.",
     "predict": (
-        "Writes the predictions of a checkpoint beside its run, for the images of a data source.\n"
-        "For files and folders of yours: linvit predict --model RUN IMAGES (linvit predict --model RUN --help)."
+        "Writes the predictions of a checkpoint beside its run, for a data source.\n"
+        "For files and folders: linvit predict --model RUN IMAGES"
     ),
 }
 

@@ -15,7 +15,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from PIL import Image
 
 from linvit.data.transforms.decode import FORMATS
-from linvit.errors import UserError
+from linvit.errors import UserError, quote_first
 
 Image.init()
 EXTENSIONS = tuple(ending for ending, kind in Image.registered_extensions().items() if kind in FORMATS)
@@ -76,6 +76,9 @@ def find_classes(trees: Mapping[str, Mapping[str, Listing]], source: str) -> Fou
         elif filled and 0 not in filled:
             names |= {folder.rpartition("/")[2] for folder, listing in tree.items() if listing.images}
             splits.add(split)
+            depth = top + min(filled)
+            if empty := sorted(f for f, listing in tree.items() if f.count("/") == depth and not listing.images):
+                warnings.append(f"no images lie in {quote_first(empty)}: fill or remove these folders")
     return FoundClasses(sorted(names), splits, warnings) if len(names) > 1 else FoundClasses([], set(), warnings)
 
 
