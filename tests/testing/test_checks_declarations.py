@@ -8,7 +8,7 @@ from tests.testing import wrong_declarations
 from tests.testing.helpers import attention_lines
 
 UNREADABLE = {
-    "ComplexityInWords": "complexity must be one of O(N), O(N^2); got 'linear'.",
+    "ComplexityInWords": "complexity must be one of O(N), O(N log N), O(N^1.5), O(N^2); got 'linear'.",
     "OtherProjections": "projections must be one of qkv, qv, kv, qk; got 'qq'.",
     "FlagInWords": "takes_bias must be True or False; got 'no'",
     "FractionalWidth": "out_dim must be a whole number at least 1; got 48.0",

@@ -16,6 +16,7 @@ Stem = Literal["none", "conv_silu"]
 OutNorm = Literal["none", "ln"]
 Gate = Literal["none", "linear", "silu"]
 ProjNorm = Literal["none", "bn2d"]
+Complexity = Literal["O(N)", "O(N log N)", "O(N^1.5)", "O(N^2)"]
 HOST_OPTIONS = {
     "stem": get_args(Stem),
     "out_norm": get_args(OutNorm),
@@ -106,7 +107,8 @@ class Attention(nn.Module):
         matrix_is_exact: Whether that method's matrix times v is the output. Not where more is done to the values before
             or to their mixture after (a norm, a linear layer).
         max_rank: An upper bound of the matrix's rank (of each channel's, if channelwise) on any grid; None is none.
-        complexity: How time and memory grow with the number of tokens: "O(N)" or "O(N^2)"; None if undeclared.
+        complexity: How time and memory grow with the number of tokens: "O(N)", "O(N log N)", "O(N^1.5)" or "O(N^2)";
+            None if undeclared.
         proj_norm: Norm behind the host's output projection: "none", or "bn2d" (BatchNorm of channels over all tokens).
         out_dim: Channels of the output over all heads.
         stem: What the host does to its input before it projects: "none", or "conv_silu", a linear layer, a depthwise
@@ -131,7 +133,7 @@ class Attention(nn.Module):
     linear_in_values: bool = True
     matrix_is_exact: bool = True
     max_rank: int | None = None
-    complexity: Literal["O(N)", "O(N^2)"] | None = None
+    complexity: Complexity | None = None
     proj_norm: ProjNorm = "none"
     stem: Stem = "none"
     out_norm: OutNorm = "none"

@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from linvit.attention.base import Attention, Grid
+from linvit.attention.base import Attention, Complexity, Grid
 from linvit.attention.ops.decorators import mixed_precision, recomputed
 from linvit.attention.ops.functional import normalize, safe_norm
 from linvit.attention.ops.value_conv import ConvolvedValues, convolve_heads, convolve_sequence
@@ -44,7 +44,7 @@ class LinearAngularAttention(Attention):
     """
 
     fewer_keys = False
-    complexity: Literal["O(N)", "O(N^2)"] | None = "O(N)"
+    complexity: Complexity | None = "O(N)"
 
     def __init__(
         self,

@@ -31,7 +31,7 @@ from linvit.backbones.stage import run_blocks, specs_and_rates
 from linvit.errors import UserError
 from linvit.image_size import image_size
 from linvit.layers.attention_layer import AttentionLayer
-from linvit.layers.block import Block
+from linvit.layers.block import Block, CPEBlock
 from linvit.layers.hosting import QKNorm
 from linvit.layers.mlp import FeedForward, feed_forward
 from linvit.layers.patch_embed import PatchEmbed
@@ -51,6 +51,9 @@ class DeiT(Backbone):
         embed_dim: Channels C.
         depth: Blocks.
         num_heads: Heads per block.
+        pos_embed: A learnable embedding of each patch's position.
+        cpe: Conditional positional encodings instead or beside them, a 3 x 3 depthwise convolution before the attention
+            of each block.
         input_norm: A LayerNorm before every attention beside the block's own, as in MHLA's models.
         rel_pos_bias: A learnable bias of relative positions in every block, for attention that takes a bias (softmax).
         decomposed_positions: That bias is ViTDet's, of rows plus columns, which depends on the query.
@@ -81,6 +84,8 @@ class DeiT(Backbone):
         qkv_bias: bool = True,
         proj_drop: float = 0.0,
         qk_norm: QKNorm = "none",
+        pos_embed: bool = True,
+        cpe: bool = False,
         input_norm: bool = False,
         rel_pos_bias: bool = False,
         decomposed_positions: bool = False,
@@ -102,13 +107,13 @@ class DeiT(Backbone):
         self.patch_embed = PatchEmbed(in_chans, embed_dim, patch_size, patch_size, norm=False)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, embed_dim)) if class_token else None
         self.dist_token = nn.Parameter(torch.zeros(1, 1, embed_dim)) if distilled else None
-        self.pos_embed = nn.Parameter(torch.zeros(1, self.grid.num_queries, embed_dim))
+        self.pos_embed = nn.Parameter(torch.zeros(1, self.grid.num_queries, embed_dim)) if pos_embed else None
         (specs,), (rates,) = specs_and_rates(attention, drop_path_rate, [depth])
         shared: dict[str, Any] = {"qkv_bias": qkv_bias, "proj_drop": proj_drop, "qk_norm": qk_norm}
         shared["rel_pos_bias"] = "decomposed" if decomposed_positions else rel_pos_bias
         whole = {-(-i * depth // 4) - 1 for i in range(1, 5)} if window_size is not None else set(range(depth))
         self.blocks = nn.ModuleList(
-            Block(
+            (CPEBlock if cpe else Block)(
                 embed_dim,
                 AttentionLayer(embed_dim, num_heads, self.grid, attention=spec, input_norm=input_norm, **shared)
                 if i in whole
@@ -134,14 +139,17 @@ class DeiT(Backbone):
         x, size = self.patch_embed(x)
         grid = self.grid._replace(size=size)
         prefix = [token.expand(x.shape[0], -1, -1) for token in (self.cls_token, self.dist_token) if token is not None]
+        x = torch.cat([*prefix, x], dim=1)
+        if self.pos_embed is None:
+            return x, grid
         positions = resample_abs_pos_embed(
             self.pos_embed, list(size), list(self.grid.size), num_prefix_tokens=self.num_prefix_tokens
         )
-        return torch.cat([*prefix, x], dim=1) + positions, grid
+        return x + positions, grid
 
     def resize_tables(self, state: dict[str, Tensor], size_of: SizeOf) -> dict[str, Tensor]:
         """The positions of a checkpoint for the nominal grid (bicubic); see `linvit.Attention.resize_tables`."""
-        if "pos_embed" in state:
+        if self.pos_embed is not None and "pos_embed" in state:
             state["pos_embed"] = resize_table(state["pos_embed"], self.pos_embed, self.grid.size, size_of)
         return state
 

@@ -1,15 +1,16 @@
 """The declarations of a mechanism, by which all other checks go."""
 
+from typing import get_args
+
 import torch
 from torch import Tensor
 
-from linvit.attention.base import HOST_OPTIONS, Attention
+from linvit.attention.base import HOST_OPTIONS, Attention, Complexity
 from linvit.errors import UserError, check_choice, check_number
 from linvit.testing.attention.inputs import NOMINAL, AttentionSubject, inputs
 from linvit.testing.report import Line, at, failed, message, passed
 
 PROJECTIONS = ("qkv", "qv", "kv", "qk")
-COMPLEXITIES = ("O(N)", "O(N^2)")
 FLAGS = (
     *("narrow_keys", "fewer_keys", "takes_bias", "takes_input", "channelwise", "linear_in_values", "matrix_is_exact"),
     *("rotary", "equivariant", "exports_any_size"),
@@ -35,7 +36,7 @@ def _check_attributes(mechanism: Attention) -> None:
     for name, allowed in HOST_OPTIONS.items():
         check_choice(name, getattr(mechanism, name), allowed)
     if mechanism.complexity is not None:
-        check_choice("complexity", mechanism.complexity, COMPLEXITIES)
+        check_choice("complexity", mechanism.complexity, get_args(Complexity))
     for name in FLAGS:
         _check(isinstance(getattr(mechanism, name), bool), name, "True or False", getattr(mechanism, name))
     check_number("out_dim", mechanism.out_dim, at_least=1, whole=True)
