@@ -157,6 +157,29 @@ def test_stars_are_holms_and_all_tables_say_so(tmp_path):
         assert "by Holm's correction for all comparisons of the table; it takes at least 3 seeds" in text
 
 
+def test_a_row_is_compared_with_the_one_of_its_own_difficulty(tmp_path):
+    scores = {("softmax", 8): 1.0, ("linear", 8): 0.9, ("softmax", 32): 0.8, ("linear", 32): 0.3, ("linear", 99): 0.1}
+    for (attention, pairs), score in scores.items():
+        run = write_run(tmp_path / f"{attention}-pairs{pairs}-seed0/version_0", 0, (0.0, score), attention=attention)
+        config = yaml.safe_load((run / "config.yaml").read_text()) | {"data": {"init_args": {"pairs": pairs}}}
+        (run / "config.yaml").write_text(yaml.safe_dump(config))
+    keys = ["model.attention", "data.pairs"]
+    found = Results("x", group(find([tmp_path])), "softmax-pairs8", None, keys)
+    assert found.references == {
+        "linear-pairs8": "softmax-pairs8",
+        "linear-pairs32": "softmax-pairs32",
+        "linear-pairs99": "softmax-pairs8",  # there is none of its own
+    }
+    assert found.differences()["linear-pairs32"].mean == pytest.approx(-0.5)
+    markdown = tables.markdown(found)
+    assert "| difference [95 % interval] |" in markdown
+    assert "| linear-pairs32 | 0.3000 | 2 | 1 | -0.5000 from softmax-pairs32 |" in markdown
+    assert "| softmax-pairs32 | 0.8000 | 2 | 1 | reference |" in markdown
+    assert {row["variant"]: row["reference"] for row in csv_rows(found, tmp_path)}["softmax-pairs32"] == ""
+    alone = Results("x", [one for one in found.variants if "linear" in one.name], "linear-pairs8", None, keys)
+    assert set(alone.references.values()) == {"linear-pairs8"}
+
+
 def test_a_name_cannot_break_a_table(tmp_path):
     names = ["[2pt] & 100% \\\\ $x_1$", "a|b\x1b]0;pwn\x07\u202e", os.fsdecode(b"no text \xff")]
     for number, name in enumerate(names):

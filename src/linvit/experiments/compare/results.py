@@ -4,6 +4,7 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from linvit.errors import UserError
@@ -74,7 +75,7 @@ class Results:
 
     title: str
     variants: Sequence[Variant]  # in the order of the table
-    baseline: str  # the variant that the others are compared with
+    baseline: str  # the variant that the others are compared with, or whose like is their reference
     score: str | None  # the curve that is compared, if it was chosen
     keys: Sequence[str]  # the options that are said to differ
     source: str = ""  # of the published scores
@@ -92,16 +93,50 @@ class Results:
         sources = {variant.name: _teacher(run) for variant in self.variants for run in variant.runs.values()}
         return {name: rows[source] for name, source in sources.items() if source in rows}
 
+    @cached_property
+    def references(self) -> dict[str, str]:
+        """What each variant is compared with, which none of these has itself.
+
+        Where attentions differ and other options, too, such as a task's difficulty, that is the variant with the
+        baseline's attention and otherwise its own options; without different attentions, the one with the baseline's
+        model on its own data. A variant of which there is none such is compared with the baseline.
+        """
+        options = {one.name: next(iter(one.runs.values())).options() for one in self.variants if one.runs}
+        others = [variant.name for variant in self.variants if variant.name != self.baseline]
+        if self.baseline not in options:  # a teacher
+            return dict.fromkeys(others, self.baseline)
+        keys = outermost(key for key in differing(options.values()) if covered(key, self.keys))
+        compared = [key for key in keys if covered(key, ["model.attention"])]
+        compared = compared or [key for key in keys if not key.startswith("data.")] or keys
+
+        def values(name: str, *, matched: bool) -> str:
+            return str([option_text(options.get(name, {}), key) for key in keys if (key not in compared) == matched])
+
+        own = values(self.baseline, matched=False)
+        like = {values(name, matched=True): name for name in options if values(name, matched=False) == own}
+        like[values(self.baseline, matched=True)] = self.baseline
+        found = {name: like.get(values(name, matched=True), self.baseline) for name in others}
+        used = {reference for name, reference in found.items() if reference != name}
+        return {
+            name: reference if name != reference else self.baseline
+            for name, reference in found.items()
+            if name != reference or name not in used
+        }
+
+    @property
+    def matched(self) -> bool:
+        """Whether some variants are compared with another one than the baseline."""
+        return any(reference != self.baseline for reference in self.references.values())
+
     def differences(self) -> dict[str, Difference]:
-        """Of each variant but the baseline from it, over the seeds that both have."""
+        """Of each variant from its reference, over the seeds that both have."""
         scores = {variant.name: variant.scores(self.score) for variant in self.variants}
-        baseline = scores.pop(self.baseline)
-        both = {name: sorted(own.keys() & baseline.keys()) for name, own in scores.items()}
-        pairs = [
-            ([scores[name][seed].value for seed in seeds], [baseline[seed].value for seed in seeds])
-            for name, seeds in both.items()
-        ]
-        return dict(zip(scores, paired_differences(pairs), strict=True))
+        pairs = []
+        for name, reference in self.references.items():
+            ours, theirs = scores[name], scores[reference]
+            seeds = sorted(ours.keys() & theirs.keys())
+            pairs.append(([ours[seed].value for seed in seeds], [theirs[seed].value for seed in seeds]))
+        return dict(zip(self.references, paired_differences(pairs), strict=True))
 
     def untrained(self) -> dict[str, float]:
         """The part of the untrained start in the moving average that is scored, of variants where it is above 10 %."""

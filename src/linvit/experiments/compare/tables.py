@@ -25,7 +25,7 @@ def titles(results: Results) -> list[str]:
     costs += ["state (KiB)"] * any(isinstance(one.costs, Costs) and one.costs.state for one in results.variants)
     start = ["before any step"] * bool(results.teachers)
     scores = [*start, results.tag, *_raw(results), "epoch", "seeds"]
-    scores.append(f"difference from {results.baseline} [95 % interval]")
+    scores.append(f"difference{'' if results.matched else f' from {results.baseline}'} [95 % interval]")
     distances = ["distance before", "distance"] * bool(results.teachers)
     crossover = ["faster from (px)"] * bool(results.teachers and costs)
     return ["variant", *scores, *distances, *costs, *crossover, *rank, *optional]
@@ -47,6 +47,8 @@ def notes(results: Results) -> list[str]:
         f"by Holm's correction for all comparisons of the table; it takes at least {LEAST} seeds, on which the "
         f"differences are not all equal."
     ]
+    if results.matched:
+        found.append("A difference is that from the row that is named, whose other options are the same.")
     if parts := results.untrained():
         most = ", ".join(f"{name} ({part:.0%})" for name, part in parts.items())
         found.append(
@@ -116,6 +118,7 @@ def _numbers(results: Results, variant: Variant) -> dict[str, Any]:
     row["untrained_part"] = results.untrained().get(variant.name)
     difference = results.differences().get(variant.name)
     names = ("difference", "interval_low", "interval_high", "pairs", "p", "p_holm")
+    row |= {"reference": results.references.get(variant.name)}
     row |= dict(zip(names, difference or [None] * len(names), strict=True))
     row["star"] = None if difference is None else int(difference.significant)
     columns = ("parameters", "macs", "latency_seconds", "latency_low", "latency_high", "memory_bytes", "state_bytes")
@@ -149,9 +152,14 @@ def count(number: float) -> str:
 
 
 def _row(results: Results, variant: Variant, difference: Difference | None, columns: Sequence[str]) -> list[str]:
-    apart = "baseline" if difference is None else "-" if math.isnan(difference.mean) else f"{difference.mean:+.4f}"
-    if difference is not None and not math.isnan(difference.low):
-        apart += f" [{difference.low:+.4f}, {difference.high:+.4f}]{' *' * difference.significant}"
+    if difference is None:
+        apart = "baseline" if variant.name == results.baseline else "reference"
+    elif math.isnan(difference.mean):
+        apart = "-"
+    else:
+        interval = f" [{difference.low:+.4f}, {difference.high:+.4f}]{' *' * difference.significant}"
+        apart = f"{difference.mean:+.4f}{interval * (not math.isnan(difference.low))}"
+        apart += f" from {results.references[variant.name]}" * results.matched
     start = [STARTED] * bool(results.teachers)
     scores = [_score(*results.summary(variant, tag)) for tag in (*start, None, *_raw(results))]
     epochs = sorted({score.epoch for score in variant.scores(results.score).values()})
