@@ -6,7 +6,7 @@ from linvit.tasks.published import PublishedScores
 
 def test_the_rows_are_in_order_and_the_published_number_stands_beside_ours():
     scores = {"test/loss": 0.75, "test/ema_top1": 0.8125, "test/top1": 0.8, "test/top5": 0.9, "test/score": 0.8}
-    assert score_table(scores, 50_000, PublishedScores({"top1": 0.812}, "their README")).splitlines() == [
+    assert score_table(scores, "50000 images", PublishedScores({"top1": 0.812}, "their README")).splitlines() == [
         "50000 images; published: their README",
         "                     ours         published",
         "  test/score         0.8",
@@ -18,7 +18,7 @@ def test_the_rows_are_in_order_and_the_published_number_stands_beside_ours():
 
 
 def test_without_a_published_number():
-    assert score_table({"val/top1": 0.5}, 8, None).splitlines() == [
+    assert score_table({"val/top1": 0.5}, "8 images", None).splitlines() == [
         "8 images",
         "                     ours",
         "  val/top1           0.5",

@@ -104,9 +104,12 @@ def run_summary(saves: SaveCheckpoints, predict_with: str, run: Path, length: st
     return "\n" + "".join(f"  {line}\n" for line in lines)
 
 
-def score_table(scores: Mapping[str, float], images: int, known: PublishedScores | None) -> str:
-    """The scores, those of the moving average after those of the weights, and the published ones beside ours."""
-    lines = [f"{images} images" + (f"; published: {known.source}" if known else "")]
+def score_table(scores: Mapping[str, float], images: str, known: PublishedScores | None) -> str:
+    """The scores, those of the moving average after those of the weights, and the published ones beside ours.
+
+    `images` says how many they are, in words.
+    """
+    lines = [images + (f"; published: {known.source}" if known else "")]
     lines.append(f"  {'':<18} {'ours':<12} {'published' if known else ''}".rstrip())
     for tag in sorted(scores, key=_place):
         score = known.scores.get(_name(tag)) if known else None

@@ -160,6 +160,22 @@ def check_trained_classes(
     return said if unseen else None
 
 
+def places_of(names: Sequence[str], classes: Sequence[str], source: str) -> list[int]:
+    """The number, among the classes of a network, of each class of a data source.
+
+    They are found by name. ImageNet-V2's folders have the numbers of the classes as their names.
+    """
+    known = {name: index for index, name in enumerate(classes)}
+    if known.keys().isdisjoint(names):
+        known |= {str(index): index for index in range(len(classes))}
+    if unknown := [name for name in names if name not in known]:
+        raise UserError(
+            f"{len(unknown)} of the {len(names)} classes of '{source}' are not among those of the network: "
+            f"{quote_first(unknown)}.{did_you_mean(unknown[0], classes)} The network has {quote_first(classes)}"
+        )
+    return [known[name] for name in names]
+
+
 KNOWN = Path(__file__).parents[1] / "class_names"
 
 
