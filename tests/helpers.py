@@ -39,9 +39,10 @@ def own_names(registry: Registry) -> list[str]:
 
 
 def token_mixers() -> list[str]:
-    """linvit's own attentions that have a matrix over tokens, and not one over channels."""
-    names = own_names(attentions)
-    return [name for name in names if attentions.get(name).channel_matrix is Attention.channel_matrix]
+    """linvit's own attentions that have a matrix over tokens, and not one over channels, or none."""
+    built = {name: attentions.get(name) for name in own_names(attentions)}
+    mixers = {name for name, kind in built.items() if kind.channel_matrix is Attention.channel_matrix}
+    return [name for name in built if name in mixers and not built[name].no_matrix]
 
 
 def low_rank(name: str) -> dict[str, Any]:

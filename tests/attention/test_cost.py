@@ -56,6 +56,8 @@ CASES: list[tuple[str, dict[str, Any], dict[str, int]]] = [  # options, and the 
     ("pola_pp", {}, {"k": 5}),
     ("nala", {}, {"k": 5}),
     ("xca", {}, {}),
+    ("t5", {}, {"k": 3}),
+    ("t5", {"conv": 0}, {"k": 0}),
     ("mhla", {"blocks": 2}, {"T": 5, "s": 5}),
     ("mhla", {"blocks": 1, "lepe_kernel": 0}, {"T": 2, "s": 0}),
     ("pola", {}, {"k": 5}),

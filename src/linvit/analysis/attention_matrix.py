@@ -60,6 +60,8 @@ def attention_matrix(
             f"head, and no tokens, so it has no matrix over tokens and no rank there; linvit.analysis.channel_matrix "
             f"gives A"
         )
+    if mechanism.no_matrix:
+        raise UserError(f"{name} has no matrix over tokens, and no rank: {mechanism.no_matrix}")
     if not mechanism.linear_in_values and not hasattr(mechanism, "attention_matrix"):
         raise UserError(
             f"{name} declares linear_in_values = False and has no attention_matrix(q, k, v, grid), so its matrix "

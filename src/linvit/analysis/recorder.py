@@ -61,9 +61,12 @@ class Call(NamedTuple):
     def state(self) -> int:
         """Bytes in float32 of what is kept of all keys and values, whatever the queries, in all windows.
 
-        With thin factors of r columns that is `sum_j right_j v_j^T` and `sum_j right_j`, r (d + 1) numbers per head;
-        without, or where they are fewer, the keys and values. A convolution keeps nothing of its own.
+        It is what the mechanism declares (`state_size`). Else with thin factors of r columns it is
+        `sum_j right_j v_j^T` and `sum_j right_j`, r (d + 1) numbers per head; without, or where they are fewer, the
+        keys and values. A convolution keeps nothing of its own.
         """
+        if self.mechanism.state_size is not None:
+            return 4 * self.mechanism.state_size * len(self.k)
         kernel = matrix_parts(self.mechanism).get("kernel", self.mechanism)
         first = self.first()
         factors = attention_factors(kernel, first.q, first.k, self.grid, bias=first.bias)

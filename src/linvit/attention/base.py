@@ -104,6 +104,8 @@ class Attention(nn.Module):
         channelwise: Whether the equivalent matrix differs from channel to channel.
         linear_in_values: Whether the output is `M v + bias` with M independent of v. If not, the mechanism has its own
             `attention_matrix(q, k, v, grid)`.
+        no_matrix: Why there is no such matrix at all, in words, for a mechanism whose weights depend on the values.
+        state_size: Numbers per image that all keys and values come down to, where no `factors` tell it.
         matrix_is_exact: Whether that method's matrix times v is the output. Not where more is done to the values before
             or to their mixture after (a norm, a linear layer).
         max_rank: An upper bound of the matrix's rank (of each channel's, if channelwise) on any grid; None is none.
@@ -131,6 +133,8 @@ class Attention(nn.Module):
     fewer_keys: bool = True
     channelwise: bool = False
     linear_in_values: bool = True
+    no_matrix: str = ""
+    state_size: int | None = None
     matrix_is_exact: bool = True
     max_rank: int | None = None
     complexity: Complexity | None = None

@@ -156,7 +156,8 @@ def _own(mechanism: Attention, given: Inputs, grid: Grid) -> Line | float:
     where the matrix is not the whole (`matrix_is_exact`), only the tokens are compared.
     """
     if not hasattr(mechanism, "attention_matrix"):
-        return not_declared("linear_in_values is False, and there is no attention_matrix(q, k, v, grid)")
+        why = mechanism.no_matrix or "linear_in_values is False, and there is no attention_matrix(q, k, v, grid)"
+        return not_declared(why)
     matrix = _matrix(mechanism, given)
     if matrix.shape[0] != len(given["v"]) or matrix.shape[-2:] != (grid.num_queries, grid.num_keys):
         return failed(f"attention_matrix gives {tuple(matrix.shape)}, which does not end in (N, M) or begin with B")
