@@ -118,11 +118,11 @@ def inputs(
     def make(offset: int, *shape: int) -> Tensor:
         return (scale * randn(*shape, seed=seed + offset)).to(dtype).requires_grad_(grad)
 
-    heads = module.num_heads
+    heads = module.key_heads
     q = make(1, batch, heads, grid.num_queries, module.key_dim)
     k = q if module.projections == "qv" else make(2, batch, heads, grid.num_keys, module.key_dim)
-    v = make(3, batch, heads, grid.num_keys, module.head_dim)
-    return Inputs(q, k, v, {"x": make(4, batch, grid.num_queries, module.dim)} if module.takes_input else {})
+    v = make(3, batch, module.num_heads, grid.num_keys, module.head_dim)
+    return Inputs(q, k, v, {"x": make(4, batch, grid.num_queries, module.input_dim)} if module.takes_input else {})
 
 
 def options_then_grids(options: Sequence[Any], grids: Sequence[Grid]) -> list[tuple[Any, Grid]]:

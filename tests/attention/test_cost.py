@@ -56,6 +56,8 @@ CASES: list[tuple[str, dict[str, Any], dict[str, int]]] = [  # options, and the 
     ("pola_pp", {}, {"k": 5}),
     ("nala", {}, {"k": 5}),
     ("xca", {}, {}),
+    ("vssd", {}, {"e": 1, "g": 3}),
+    ("vssd", {"expand": 2, "groups": 1}, {"e": 2, "g": 1}),
     ("t5", {}, {"k": 3}),
     ("t5", {"conv": 0}, {"k": 0}),
     ("mhla", {"blocks": 2}, {"T": 5, "s": 5}),

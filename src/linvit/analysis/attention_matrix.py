@@ -191,8 +191,7 @@ def copy_without_hooks(mechanism: Attention) -> Attention:
 
 def _probes(mechanism: Attention, k: Tensor) -> Tensor:
     """One-hot values (P, h, M, d): all channels at one key, or one key per channel where channels have one matrix."""
-    heads, keys = k.shape[1:3]
-    channels = mechanism.head_dim
+    heads, keys, channels = mechanism.num_heads, k.shape[2], mechanism.head_dim
     if mechanism.channelwise:
         return torch.eye(keys, dtype=k.dtype, device=k.device)[:, None, :, None].expand(keys, heads, keys, channels)
     count = -(-keys // channels)

@@ -112,7 +112,9 @@ class Attention(nn.Module):
         complexity: How time and memory grow with the number of tokens: "O(N)", "O(N log N)", "O(N^1.5)" or "O(N^2)";
             None if undeclared.
         proj_norm: Norm behind the host's output projection: "none", or "bn2d" (BatchNorm of channels over all tokens).
-        out_dim: Channels of the output over all heads.
+        dim: Channels of the values over all heads, which a mechanism may widen; `input_dim` are the layer's.
+        key_heads: Heads of q and k, in a number that divides h; as many as of v unless heads share them.
+        out_dim: Channels of the output over all heads, whose number is `out_heads`: h, or h and some of its own.
         stem: What the host does to its input before it projects: "none", or "conv_silu", a linear layer, a depthwise
             3 x 3 convolution and SiLU (MLLA).
         out_norm: Norm of the output over all channels, before the gate: "none", or "ln" (NaLaFormer's LayerNorm).
@@ -164,8 +166,8 @@ class Attention(nn.Module):
             )
         for name, allowed in HOST_OPTIONS.items():  # those that the class sets
             check_choice(f"{type(self).__name__}.{name}", getattr(self, name), allowed)
-        self.dim = dim
-        self.num_heads = num_heads
+        self.dim = self.input_dim = dim
+        self.num_heads = self.key_heads = self.out_heads = num_heads
         self.grid = grid
         self.head_dim = dim // num_heads
         self.key_dim = self.head_dim if key_dim is None else key_dim
@@ -199,8 +201,8 @@ class Attention(nn.Module):
         """Runs `forward` after a check of the numbers of tokens.
 
         Args:
-            q: Queries (B, h, N, dk).
-            k: Keys (B, h, M, dk).
+            q: Queries (B, h, N, dk), or of fewer heads (`key_heads`).
+            k: Keys (B, h, M, dk), as the queries.
             v: Values (B, h, M, d).
             grid: Where the tokens lie.
             mask: Which keys and values take part, (B, M) of bool, as in a batch of images of several sizes; at least
@@ -242,7 +244,7 @@ class Attention(nn.Module):
         return super().__call__(q, k, v, grid, **extra)  # type: ignore[no-any-return]
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
-        """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, out_dim / h)."""
+        """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h', N, out_dim / h'), h' = `out_heads`."""
         raise NotImplementedError(f"{type(self).__name__} has no forward")
 
     def tie(self, earlier: Sequence["Attention"]) -> None:

@@ -143,7 +143,7 @@ class AttentionLayer(AttentionHost):
         """Projects tokens to q, k and v and attends, (B, N, C) -> (B, N, out_dim)."""
         if self.sr is None:
             width, projected = self.mechanism.head_dim, self.qkv(x)
-            if self.q_norm is None is self.k_norm and self.mechanism.key_dim == width:
+            if self.q_norm is None is self.k_norm and len({*self.widths}) == 1:
                 # Heads before parts: gradients come back into the order of tokens by one copy.
                 projected = projected.unflatten(-1, (-1, width)).split(self.mechanism.num_heads, 2)
             else:

@@ -47,7 +47,7 @@ def qk_norms(kind: QKNorm, mechanism: Attention) -> tuple[QueryKeyNorm | None, Q
     q, k = (
         None
         if kind == "none" or letter not in mechanism.projections
-        else QueryKeyNorm(kind, mechanism.num_heads, mechanism.key_dim)
+        else QueryKeyNorm(kind, mechanism.key_heads, mechanism.key_dim)
         for letter in "qk"
     )
     return q, k
@@ -129,7 +129,7 @@ class AttentionHost(nn.Module):
         first, out_dim = mechanisms[0], sum(mechanism.out_dim for mechanism in mechanisms)
         self.projections = first.projections  # in the order of the rows of `qkv`
         self.stem = ConvStem(dim) if first.stem == "conv_silu" else None
-        key_widths = [mechanism.key_dim * mechanism.num_heads for mechanism in mechanisms]
+        key_widths = [mechanism.key_dim * mechanism.key_heads for mechanism in mechanisms]
         letters = {"q": key_widths, "k": key_widths, "v": [mechanism.dim for mechanism in mechanisms]}
         self.widths = [width for letter in self.projections for width in letters[letter]]
         if reduced:
@@ -190,9 +190,8 @@ def attend(
         extra["bias"] = bias
     if mechanism.takes_input:
         extra["x"] = x
-    heads = mechanism.num_heads
-    q = q.reshape(*q.shape[:2], heads, -1).transpose(1, 2)  # (B, h, N, d)
-    k = k.reshape(*k.shape[:2], heads, -1).transpose(1, 2)
-    v = v.reshape(*v.shape[:2], heads, -1).transpose(1, 2)
+    q = q.reshape(*q.shape[:2], mechanism.key_heads, -1).transpose(1, 2)  # (B, h, N, d)
+    k = k.reshape(*k.shape[:2], mechanism.key_heads, -1).transpose(1, 2)
+    v = v.reshape(*v.shape[:2], mechanism.num_heads, -1).transpose(1, 2)
     out: Tensor = mechanism(q, k, v, grid, **extra)
     return out.transpose(1, 2).flatten(2)

@@ -145,10 +145,11 @@ class ReplacedAttention(AttentionHost):
                 f"a norm; {spec} asks for {self.mechanism.num_heads} heads of {self.mechanism.head_dim} channels and "
                 f"proj_norm '{self.mechanism.proj_norm}'. Leave these options out, or take one of linvit's backbones"
             )
-        if self.mechanism.key_dim != key_dim:
+        if (self.mechanism.key_dim, self.mechanism.key_heads) != (key_dim, heads):
             raise UserError(
-                f"the keys of a timm model have {key_dim} channels per head, and its projections are "
-                f"kept; {type(self.mechanism).__name__} wants {self.mechanism.key_dim}. Leave out what sets their width"
+                f"the keys of a timm model have {key_dim} channels in each of {heads} heads, and its projections are "
+                f"kept; {type(self.mechanism).__name__} wants {self.mechanism.key_dim} in {self.mechanism.key_heads}. "
+                f"Leave out what sets their width"
             )
         if dim != inner and (self.mechanism.takes_input or self.mechanism.projections in ("kv", "qk")):
             raise UserError(

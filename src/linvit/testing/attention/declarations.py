@@ -40,8 +40,10 @@ def _check_attributes(mechanism: Attention) -> None:
     for name in FLAGS:
         _check(isinstance(getattr(mechanism, name), bool), name, "True or False", getattr(mechanism, name))
     check_number("out_dim", mechanism.out_dim, at_least=1, whole=True)
-    if mechanism.out_dim % mechanism.num_heads:
-        raise UserError(f"out_dim {mechanism.out_dim} is not divisible by num_heads {mechanism.num_heads}")
+    for name, of in (("out_dim", "out_heads"), ("num_heads", "key_heads")):
+        width, heads = getattr(mechanism, name), getattr(mechanism, of)
+        if width % heads:
+            raise UserError(f"{name} {width} is not divisible by {of} {heads}")
 
 
 @torch.no_grad()

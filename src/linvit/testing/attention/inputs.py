@@ -64,7 +64,7 @@ def flat(x: Tensor) -> Tensor:
 
 def inputs(mechanism: Attention, grid: Grid, *, batch: int = 2, dtype: torch.dtype = torch.float64) -> Inputs:
     """Returns random q, k, v (and x, where taken) of the shapes that a mechanism declares."""
-    heads = mechanism.num_heads
+    heads = mechanism.key_heads
 
     def make(seed: int, *shape: int) -> Tensor:
         return normal(batch, *shape, seed=seed).to(dtype)
@@ -72,11 +72,11 @@ def inputs(mechanism: Attention, grid: Grid, *, batch: int = 2, dtype: torch.dty
     given = {"q": make(1, heads, grid.num_queries, mechanism.key_dim)}
     if mechanism.projections != "qv":
         given["k"] = make(2, heads, grid.num_keys, mechanism.key_dim)
-    given["v"] = make(3, heads, grid.num_keys, mechanism.head_dim)
+    given["v"] = make(3, mechanism.num_heads, grid.num_keys, mechanism.head_dim)
     if mechanism.takes_input:
         # (B, h, N, d) -> (B, N, C): where the query is the layer's input, x is the same tokens with the heads merged.
         merged = mechanism.projections == "kv"
-        given["x"] = given["q"].transpose(1, 2).flatten(2) if merged else make(4, grid.num_queries, mechanism.dim)
+        given["x"] = given["q"].transpose(1, 2).flatten(2) if merged else make(4, grid.num_queries, mechanism.input_dim)
     return Inputs(grid, **given)
 
 

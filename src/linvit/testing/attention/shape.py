@@ -160,7 +160,7 @@ def nan_propagates(subject: AttentionSubject) -> Line:
 
 def wrong_shape(out: Tensor, mechanism: Attention, grid: Grid, batch: int) -> str:
     """Says what is wrong with an output's shape, if anything."""
-    heads = mechanism.num_heads
+    heads = mechanism.out_heads
     want = (batch, heads, grid.num_queries, mechanism.out_dim // heads)
     return "" if tuple(out.shape) == want else f"shape {tuple(out.shape)} instead of {want}"
 

@@ -1,8 +1,9 @@
 """Parameter names of the official checkpoints of backbones, and how they become ours."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+import torch
 from torch import Tensor
 
 from linvit.weights.layouts.layout import Layout, Rename, count_from_zero, flat
@@ -239,7 +240,36 @@ MLLA = Layout(
     drops=(r".*\.rope\.rotations",),
 )
 
+
+def vssd_parts(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Gate, values, keys, queries and dt, which are rows of one projection `in_proj` there."""
+    parts = dict(state)
+    for name in [key for key in state if key.endswith(".in_proj.weight")]:
+        layer = name.removesuffix("in_proj.weight")
+        inner, heads = state[f"{layer}out_proj.weight"].shape[1], len(state[f"{layer}A_log"])
+        gate, v, shared, dt = (rows := parts.pop(name)).split([inner, inner, len(rows) - 2 * inner - heads, heads])
+        k, q = shared.chunk(2)
+        parts |= {f"{layer}gate.weight": gate, f"{layer}qkv.weight": torch.cat([q, k, v]), f"{layer}dt.weight": dt}
+    return parts
+
+
+VSSD = Layout(
+    name="vssd",
+    marks=(r"patch_embed\.conv1\.conv\.weight", r"layers\.0\.blocks\.0\.attn\.in_proj\.weight"),
+    split=vssd_parts,
+    renames=(
+        *MLLA.renames[:5],  # of the stem and the stages
+        (r"\.attn\.(to_)?out(_proj)?\.", ".attn.proj."),
+        (r"\.attn\.to_qkv\.", ".attn.qkv."),
+        (r"\.attn\.norm\.", ".attn.out_norm."),
+        (r"\.attn\.dt_bias$", ".attn.dt.bias"),
+        (r"\.attn\.(A_log|D|dt\.|conv2d\.)", r".attn.mechanism.\1"),
+        (r"^outnorm([012])\.", r"feature_norms.\1."),  # of the dense-prediction code
+        (r"^outnorm3\.", "norm."),
+    ),
+)
+
 LAYOUTS: tuple[Layout, ...] = (
-    *(DEIT, PVT, PVT_V2, PVT_V2_TIMM, SWIN, SWIN_TIMM, SWIN_MMSEG, CSWIN, SOFT, RAVLT, MLLA),
+    *(DEIT, PVT, PVT_V2, PVT_V2_TIMM, SWIN, SWIN_TIMM, SWIN_MMSEG, CSWIN, SOFT, RAVLT, MLLA, VSSD),
 )
 """In the order in which they are tried."""

@@ -20,6 +20,7 @@ class Layout:
     drops: tuple[str, ...] = ()  # of whole keys that hold nothing learned (buffers that the model computes itself)
     absent: tuple[str, ...] = ()  # of keys that a file of this layout does not have; tells apart relatives
     conversions: tuple[tuple[str, Callable[[Tensor], Tensor]], ...] = ()  # of whole keys, and for the values there
+    split: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] = dict  # first of all: parts of joined projections
 
     def recognises(self, keys: Iterable[str]) -> bool:
         """Whether keys are of this layout."""
@@ -31,7 +32,7 @@ class Layout:
         """A state dict under our names."""
         return {
             self.rename(key): self.convert(key, tensor)
-            for key, tensor in state.items()
+            for key, tensor in self.split(state).items()
             if not any(re.fullmatch(drop, key) for drop in self.drops)
         }
 

@@ -1,0 +1,127 @@
+"""Non-causal state space duality (VSSD): `o = q (k^T (a * v)) + D v` with a weight a of each token and head.
+
+`a_t = softplus(dt_t) exp(A_log)`, where dt is a linear map of the layer's input x, so a token says itself how much all
+others see of it; there is no decay between tokens, no normaliser, and no scale. Before, q, k and v are convolved
+depthwise, 3 x 3, and go through SiLU. `groups` of heads share q and k: head i has those of group i mod g. The host puts
+a LayerNorm behind, and multiplies by a linear map of x without an activation.
+
+Paper: Shi et al. 2024, "VSSD: Vision Mamba with Non-Causal State Space Duality"; follows the authors' code, where q, k,
+v are the C, B, x of Mamba-2, whose gated RMSNorm and neighbouring heads of a group they leave.
+Cost: `2 N dk e C + 9 P (e C + 2 g dk) + N C h` MACs with e C channels of v, and g groups of dk of q and k. Rank: N for
+the convolved values, dk without D v, which is diagonal. Rows do not sum to 1, and entries have either sign. The state
+is dk numbers per channel of v.
+
+The output grows with N and with the cube of the input, and may leave the range of float16. Every token takes part in
+the sum; the convolution passes the prefix by.
+"""
+
+import math
+
+import torch
+from timm.layers import trunc_normal_
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from linvit.attention.base import Attention, Gate, Grid, OutNorm
+from linvit.attention.ops.decorators import full_precision, recomputed
+from linvit.attention.ops.functional import join_heads, split_heads
+from linvit.attention.ops.value_conv import depthwise_conv
+from linvit.errors import UserError, check_number
+
+
+class VSSDAttention(Attention):
+    """Linear attention without a normaliser, in which tokens weigh themselves, O(N d^2).
+
+    The defaults leave the projections of softmax attention as they are; the paper's models have `expand: 2`,
+    `d_state: 64` and `groups: 1`.
+
+    Args:
+        expand: Channels of the values, and of the norm and gate behind, per channel of the layer, e.
+        d_state: Channels n of q and k per group; None is `key_dim`.
+        groups: Heads of q and k, a divisor of h; None is h.
+        positive: False takes the negative of a, as the duality has it; then D v and the rest differ in sign.
+        out_norm: The norm behind, "ln" or "none".
+        gate: The gate behind that.
+    """
+
+    complexity = "O(N)"
+    fewer_keys = False
+    takes_input = True
+    linear_in_values = False
+    matrix_is_exact = False
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        grid: Grid,
+        *,
+        key_dim: int | None = None,
+        expand: int = 1,
+        d_state: int | None = None,
+        groups: int | None = None,
+        positive: bool = True,
+        out_norm: OutNorm = "ln",
+        gate: Gate = "linear",
+    ) -> None:
+        super().__init__(dim, num_heads, grid, key_dim=key_dim)
+        check_number("expand", expand, at_least=1, whole=True)
+        if d_state is not None:
+            check_number("d_state", d_state, at_least=1, whole=True)
+            self.set_key_dim(d_state, option=f"d_state={d_state}", key_dim=key_dim)
+        if groups is not None:
+            check_number("groups", groups, at_least=1, whole=True)
+            if num_heads % groups:
+                raise UserError(f"groups must divide the {num_heads} heads; got {groups}")
+            self.key_heads = groups
+        self.dim = self.out_dim = expand * dim
+        self.head_dim *= expand
+        self.out_norm, self.gate, self.positive = out_norm, gate, positive
+        self.state_size = self.key_dim * self.dim
+        self.conv2d = depthwise_conv(self.dim + 2 * self.key_heads * self.key_dim, 3)
+        self.dt = nn.Linear(dim, num_heads)
+        trunc_normal_(self.dt.weight, std=0.02)
+        steps = torch.empty(num_heads).uniform_(math.log(1e-3), math.log(0.1)).exp()
+        self.dt.bias.data = steps + torch.log(-torch.expm1(-steps))  # of which softplus gives the steps back
+        self.A_log = nn.Parameter(torch.empty(num_heads).uniform_(1, 16).log())
+        self.D = nn.Parameter(torch.ones(num_heads))
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, x: Tensor | None = None) -> Tensor:
+        """(B, g, N, n), (B, g, N, n), (B, h, N, e d) and the layer's input x (B, N, C) -> (B, h, N, e d)."""
+        if x is None:
+            raise UserError("vssd makes the weights of its tokens from the layer's input; pass it as x=")
+        return self.mixed(*self._convolved(q, k, v, grid), self.dt(x))
+
+    @recomputed
+    @full_precision
+    def mixed(self, q: Tensor, k: Tensor, v: Tensor, dt: Tensor) -> Tensor:
+        """The output of convolved q, k and v, with dt (B, N, h) before softplus."""
+        # Heads of a group side by side: (B, h, N, p) -> (B, g, N, h/g p).
+        wide = (self._weights(dt.to(v.dtype)) * v).unflatten(1, (-1, self.key_heads)).permute(0, 2, 3, 1, 4)
+        out = q @ (k.mT @ wide.flatten(3))
+        out = out.unflatten(3, (-1, self.head_dim)).permute(0, 3, 1, 2, 4).flatten(1, 2)
+        return out + self.D.to(v.dtype)[:, None, None] * v
+
+    def _weights(self, dt: Tensor) -> Tensor:
+        """The weights a of the tokens, (B, h, N, 1)."""
+        rates = self.A_log.to(dt.dtype).exp() * (1 if self.positive else -1)
+        return (F.softplus(dt) * rates).mT.unsqueeze(-1)
+
+    def _convolved(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> tuple[Tensor, Tensor, Tensor]:
+        """Convolved q, k and v after SiLU, in the same shapes."""
+        width = self.key_heads * self.key_dim
+        v, k, q = self._conv_silu(v, k, q, grid).split([self.dim, width, width], -1)
+        return split_heads(q, self.key_heads), split_heads(k, self.key_heads), split_heads(v, self.num_heads)
+
+    @recomputed
+    def _conv_silu(self, v: Tensor, k: Tensor, q: Tensor, grid: Grid) -> Tensor:
+        """All three side by side, in the order of the reference, (B, N, e C + 2 g n)."""
+        joined = torch.cat([join_heads(part) for part in (v, k, q)], dim=-1)
+        return F.silu(grid.map_patches(self.conv2d, joined))
+
+    def attention_matrix(self, q: Tensor, k: Tensor, v: Tensor | None, grid: Grid, x: Tensor) -> Tensor:
+        """The matrix (B, h, N, N) that acts on the convolved values, D on its diagonal."""
+        nothing = q.new_zeros(len(q), self.num_heads, q.shape[2], self.head_dim)
+        q, k, _ = self._convolved(q, k, nothing, grid)
+        shared = (q @ k.mT).repeat(1, self.num_heads // self.key_heads, 1, 1)  # head i has group i mod g
+        return shared * self._weights(self.dt(x)).mT + self.D[:, None, None] * torch.eye(q.shape[2]).to(q)
