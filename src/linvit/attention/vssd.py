@@ -98,7 +98,7 @@ class VSSDAttention(Attention):
         """The output of convolved q, k and v, with dt (B, N, h) before softplus."""
         # Heads of a group side by side: (B, h, N, p) -> (B, g, N, h/g p).
         wide = (self._weights(dt.to(v.dtype)) * v).unflatten(1, (-1, self.key_heads)).permute(0, 2, 3, 1, 4)
-        out = q @ (k.mT @ wide.flatten(3))
+        out: Tensor = q @ (k.mT @ wide.flatten(3))
         out = out.unflatten(3, (-1, self.head_dim)).permute(0, 3, 1, 2, 4).flatten(1, 2)
         return out + self.D.to(v.dtype)[:, None, None] * v
 
