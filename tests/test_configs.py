@@ -10,14 +10,12 @@ import yaml
 from PIL import Image
 
 from linvit.cli import VERBS
-from linvit.runs.configs import find
+from linvit.runs.configs import config_file, find, names, text
 from tests.cli.runs import files, flags, linvit
 from tests.data.images import picture, save
 
 ROOT = Path(__file__).parent.parent
-CONFIGS = {
-    path.relative_to(ROOT).as_posix(): yaml.safe_load(path.read_text()) for path in ROOT.glob("configs/**/*.yaml")
-}
+CONFIGS = {f"configs/{name}.yaml": yaml.safe_load(text(config_file(name))) for name in names()}
 FRAGMENTS = sorted(name for name in CONFIGS if name.startswith("configs/base/"))
 GRIDS = {name: content for name, content in CONFIGS.items() if name.startswith("configs/ablations/")}
 EXPERIMENTS = sorted(CONFIGS.keys() - set(FRAGMENTS) - set(GRIDS))
@@ -52,7 +50,7 @@ SMALLEST = {
 
 def heading(name):
     """The fields of the opening comment: `# Paper: ...`, a field may continue in the next lines."""
-    comment = re.match(r"(#.*\n)+", (ROOT / name).read_text())
+    comment = re.match(r"(#.*\n)+", text(ROOT / name))
     assert comment, f"{name} does not open with a comment"
     lines = [line.removeprefix("#").strip() for line in comment[0].splitlines()]
     fields = re.findall(r"(\w+):\s+(.*?)(?=\n\w+:\s|\Z)", "\n".join(lines), re.DOTALL)

@@ -35,7 +35,7 @@ def test_a_second_model_of_a_row_is_another_one_that_can_be_built(name: str) -> 
 
 def test_the_table_is_part_of_the_package() -> None:
     settings = (Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
-    assert '"backbones/models.csv", "heads/segmentation/ade20k.csv", "heads/detection/coco.csv"' in settings
+    assert '"backbones/models.csv"' in settings
 
 
 ROWS = [

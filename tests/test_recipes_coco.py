@@ -8,7 +8,7 @@ import yaml
 
 from linvit.model_info import coco_info
 from linvit.registry import backbones
-from linvit.runs.configs import find
+from linvit.runs.configs import find, text
 from tests.test_configs import COCO, ROOT
 from tests.test_recipes_ade20k import NOT_DECAYED
 
@@ -60,7 +60,7 @@ def merged(path):
         nested = {key: over(below[key], above[key]) for key in both if isinstance(above[key], dict)}
         return {**below, **above, **nested}
 
-    content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    content = yaml.safe_load(text(path))
     named = content.pop("base", [])
     result = {}
     for base in [named] if isinstance(named, str) else named:
@@ -80,8 +80,7 @@ def test_every_row_has_a_configuration_and_a_number():
 
 @pytest.mark.parametrize("key", PUBLISHED, ids=name_of)
 def test_it_is_the_published_recipe(key):
-    name = f"configs/coco/{name_of(key)}.yaml"
-    config, (want, drop_path) = merged(ROOT / name), PUBLISHED[key]
+    config, (want, drop_path) = merged(ROOT / f"configs/coco/{name_of(key)}.yaml"), PUBLISHED[key]
     model, data, trainer = config["model"]["init_args"], config["data"]["init_args"], config["trainer"]
     backbone, options = backbones.parse(model["backbone"])
     assert (backbone, model["head"]) == key[:2]

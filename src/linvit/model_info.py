@@ -1,4 +1,4 @@
-"""What is published of linvit's models: `models.csv` of backbones, `ade20k.csv` and `coco.csv` of them under heads."""
+"""What is published of linvit's models: of backbones in `models.csv`, of dense recipes in `configs/`."""
 
 import csv
 import functools
@@ -6,9 +6,13 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-TABLE = Path(__file__).parent / "backbones" / "models.csv"
-ADE20K = Path(__file__).parent / "heads" / "segmentation" / "ade20k.csv"
-COCO = Path(__file__).parent / "heads" / "detection" / "coco.csv"
+import yaml
+
+PACKAGE = Path(__file__).resolve().parent
+CONFIGS = PACKAGE / "configs" if (PACKAGE / "configs").is_dir() else PACKAGE.parents[1] / "configs"
+"""The configurations that come with linvit: a wheel has them in the package, a checkout beside `src`."""
+
+MODELS, ADE20K, COCO = PACKAGE / "backbones" / "models.csv", CONFIGS / "ade20k.csv", CONFIGS / "coco.csv"
 
 
 class ModelInfo(NamedTuple):
@@ -55,7 +59,7 @@ def model_info() -> dict[str, ModelInfo]:
             crop_mode=row["crop_mode"],
             also=json.loads(row["also"] or "{}"),
         )
-        for row in _rows(TABLE)
+        for row in table(MODELS)
     }
 
 
@@ -64,9 +68,9 @@ def ade20k_info() -> dict[tuple[str, str], Ade20kInfo]:
     """What was published of segmentors, by the names of backbone and head. Nothing that linvit measured."""
     return {
         (row["backbone"], row["head"]): Ade20kInfo(
-            float(row["miou"]), row["source"], json.loads(row["options"] or "{}")
+            float(row["miou"]), row["source"], yaml.safe_load(row["options"] or "{}")
         )
-        for row in _rows(ADE20K)
+        for row in table(ADE20K)
     }
 
 
@@ -78,12 +82,13 @@ def coco_info() -> dict[tuple[str, str, str], CocoInfo]:
             box_ap=float(row["box_ap"]),
             mask_ap=float(row["mask_ap"]) if row["mask_ap"] else None,
             source=row["source"],
-            options=json.loads(row["options"] or "{}"),
+            options=yaml.safe_load(row["options"] or "{}"),
         )
-        for row in _rows(COCO)
+        for row in table(COCO)
     }
 
 
-def _rows(table: Path) -> list[dict[str, str]]:
-    with table.open(newline="", encoding="utf-8") as file:
+def table(path: Path) -> list[dict[str, str]]:
+    """The rows of a file of comma-separated values, by column."""
+    with path.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))

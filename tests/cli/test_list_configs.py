@@ -5,7 +5,8 @@ import yaml
 
 import linvit
 from linvit.cli.list import main
-from linvit.runs.configs import FOLDER, names
+from linvit.model_info import CONFIGS
+from linvit.runs.configs import names
 from tests.cli.runs import linvit as command_line
 
 
@@ -30,7 +31,7 @@ def test_a_wildcard(capsys):
 
 def test_one_without_a_base_is_printed_as_it_is(capsys):
     assert main(["configs", "quickstart"]) == 0
-    assert capsys.readouterr().out == (FOLDER / "quickstart.yaml").read_text(encoding="utf-8")
+    assert capsys.readouterr().out == (CONFIGS / "quickstart.yaml").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

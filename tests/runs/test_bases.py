@@ -3,7 +3,8 @@
 import pytest
 
 from linvit import UserError
-from linvit.runs.configs import FOLDER, configs, with_bases
+from linvit.model_info import CONFIGS
+from linvit.runs.configs import configs, with_bases
 from tests.cli.runs import linvit
 
 
@@ -46,8 +47,8 @@ def test_the_files_that_were_named(write):
 
 def test_names_become_files(write):
     own = write("run.yaml", "base: base/imagenet/deit")
-    assert with_bases(["-c", "base/strategy/ddp"]) == ["--config", str(FOLDER / "base/strategy/ddp.yaml")]
-    deit, ddp = str(FOLDER / "base/imagenet/deit.yaml"), str(FOLDER / "base/strategy/ddp.yaml")
+    assert with_bases(["-c", "base/strategy/ddp"]) == ["--config", str(CONFIGS / "base/strategy/ddp.yaml")]
+    deit, ddp = str(CONFIGS / "base/imagenet/deit.yaml"), str(CONFIGS / "base/strategy/ddp.yaml")
     assert with_bases([f"--config={own}", "--config", "base/strategy/ddp"]) == [
         *("--config", deit, "--config", own, "--config", ddp, "--base=null")
     ]

@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from linvit import UserError
-from linvit.runs.configs import FOLDER, config_file, find, heading, names
+from linvit.model_info import CONFIGS
+from linvit.runs.configs import config_file, find, heading, names, text
 from tests.cli.runs import linvit
 
 ROOT = Path(__file__).parents[2]
@@ -24,15 +25,25 @@ def test_the_names():
 def test_a_name_is_found_from_anywhere(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "quickstart").mkdir()  # a folder is no configuration
-    assert config_file(name) == FOLDER / "imagenet" / "swin_tiny.yaml"
-    assert config_file("quickstart") == FOLDER / "quickstart.yaml"
+    assert config_file(name) == CONFIGS / "imagenet" / "swin_tiny.yaml"
+    assert config_file("quickstart") == CONFIGS / "quickstart.yaml"
+
+
+def test_a_recipe_of_a_table_is_read_as_if_it_were_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    name = "coco/pvt_large_mask_rcnn_1x"
+    path = find(name)
+    assert path == find(str(path)) == CONFIGS / f"{name}.yaml"  # which linvit compare hands on
+    assert {**yaml.safe_load(text(path))["model"]["init_args"], "lr": 0} == {
+        **{"backbone": "pvt_large", "drop_path_rate": 0, "published_batch_size": 8, "lr": 0, "warmup_lr": 1.4286e-7}
+    }
 
 
 def test_a_file_at_the_path_wins(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("quickstart").touch()
     assert config_file("quickstart") == Path("quickstart")
-    assert find("quickstart", tmp_path / "elsewhere") == FOLDER / "quickstart.yaml"
+    assert find("quickstart", tmp_path / "elsewhere") == CONFIGS / "quickstart.yaml"
 
 
 @pytest.mark.parametrize(
@@ -78,7 +89,7 @@ def test_a_wheel_brings_the_configurations(tmp_path):
     pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index"]
     subprocess.run([*pip, "--target", tmp_path / "installed", sdist], capture_output=True, text=True, check=True)
     (tmp_path / "empty").mkdir()
-    for arguments in (["list", "configs"], ["fit", "--config", "imagenet/swin_tiny", "--print_config"]):
+    for arguments in (["list", "configs"], ["fit", "--config", "coco/swin_tiny_mask_rcnn_1x", "--print_config"]):
         done = subprocess.run(
             [sys.executable, "-m", "linvit", *arguments],
             cwd=tmp_path / "empty",
@@ -89,4 +100,6 @@ def test_a_wheel_brings_the_configurations(tmp_path):
         assert done.returncode == 0, done.stderr
     assert yaml.safe_load(done.stdout)["model"]["init_args"]["backbone"] == "swin_tiny"
     shipped = tmp_path / "installed" / "linvit" / "configs"
-    assert {path.relative_to(shipped) for path in shipped.rglob("*.yaml")} == {Path(f"{name}.yaml") for name in names()}
+    assert {path.relative_to(shipped) for path in shipped.rglob("*.*")} == {
+        path.relative_to(CONFIGS) for path in CONFIGS.rglob("*.*")
+    }

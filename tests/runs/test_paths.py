@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import linvit
-from linvit.runs.configs import FOLDER
+from linvit.model_info import CONFIGS
 from linvit.runs.folder import check_writable, run_name, run_of_checkpoint
 
 
@@ -28,7 +28,7 @@ from linvit.runs.folder import check_writable, run_name, run_of_checkpoint
     ids=str,
 )
 def test_a_run_is_named_after_its_last_config_that_is_no_part_of_others(configs, name, monkeypatch):
-    monkeypatch.chdir(FOLDER.parent)
+    monkeypatch.chdir(CONFIGS.parent)
     assert run_name(configs) == name
 
 

@@ -11,8 +11,9 @@ import yaml
 
 from linvit import yaml_text
 from linvit.files import check_new_file
-from linvit.model_info import ade20k_info, coco_info, model_info
-from linvit.runs.configs import FOLDER, chain, config_file, heading, names, shipped
+from linvit.model_info import CONFIGS, ade20k_info, coco_info, model_info
+from linvit.runs import configs
+from linvit.runs.configs import chain, config_file, heading, names, shipped
 from linvit.terminal import table
 
 LONGEST = 40  # characters of what is expected: beside it stand names, in 80 columns
@@ -23,7 +24,7 @@ def overview(pattern: str) -> list[str]:
     chosen = [name for name in names() if fnmatchcase(name, pattern)]
     if not chosen:
         return ["configs", f"  none of {len(names())} is like '{pattern}'"]
-    texts = {name: config_file(name).read_text(encoding="utf-8") for name in chosen}
+    texts = {name: configs.text(config_file(name)) for name in chosen}
     fields = {name: found for name in chosen if "Paper" in (found := heading(texts[name]))}
     rows = [(f"  {name}", _short(_expected(name, found)), found["Paper"]) for name, found in fields.items()]
     lines = table([("configs", "expected", "paper"), *rows]) if rows else []
@@ -38,7 +39,7 @@ def one(name: str, output: Path | None) -> str:
     Where there are bases, a comment behind each value says which file it is from, if not from the configuration itself.
     """
     path = shipped(name) or config_file(name)
-    text = path.read_text(encoding="utf-8")
+    text = configs.text(path)
     lines = list(_with_expected(path, text))
     if output is None and len(files := chain(path)) > 1:
         lines = [*itertools.takewhile(lambda line: line.startswith("#"), lines), *_lines(_merged(files), path)]
@@ -61,7 +62,7 @@ def _merged(files: list[Path]) -> dict[str, Any]:
     """What some files say together, the last wins, key by key; a mapping with a name, as of a backbone, as a whole."""
     tree: dict[str, Any] = {}
     for file in files:
-        content = yaml_text.load(yaml_text.read(file), f"'{file}'") or {}
+        content = yaml_text.load(configs.text(file), f"'{file}'") or {}
         _add({key: value for key, value in content.items() if key != "base"}, tree, file)
     return tree
 
@@ -81,8 +82,8 @@ def _lines(tree: Mapping[str, Any], own: Path, indent: str = "") -> Iterator[str
     for key, node in tree.items():
         if isinstance(node, _Value):
             text = yaml.safe_dump(node.value, default_flow_style=True, width=10**6).removesuffix("\n...\n").strip()
-            inside = node.file.is_relative_to(FOLDER)
-            name = node.file.relative_to(FOLDER).with_suffix("").as_posix() if inside else str(node.file)
+            inside = node.file.is_relative_to(CONFIGS)
+            name = node.file.relative_to(CONFIGS).with_suffix("").as_posix() if inside else str(node.file)
             yield f"{indent}{key}: {text}" + (f"  # {name}" if node.file != own else "")
         else:
             yield f"{indent}{key}:"
@@ -91,11 +92,11 @@ def _lines(tree: Mapping[str, Any], own: Path, indent: str = "") -> Iterator[str
 
 def _with_expected(path: Path, text: str) -> Iterator[str]:
     """The lines of a configuration, with what our tables publish of its model behind the command."""
-    own = path.is_relative_to(FOLDER) and "Expected" not in heading(text)
+    own = path.is_relative_to(CONFIGS) and "Expected" not in heading(text)
     for line in text.splitlines():
         yield line
         if own and line.startswith("# Command:"):
-            yield f"# Expected: {_expected(path.relative_to(FOLDER).with_suffix('').as_posix(), heading(text))}"
+            yield f"# Expected: {_expected(path.relative_to(CONFIGS).with_suffix('').as_posix(), heading(text))}"
 
 
 def _expected(name: str, fields: Mapping[str, str]) -> str:

@@ -1,5 +1,6 @@
 """Configurations by path, or by the name of one that comes with linvit, and those that they start from."""
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -8,10 +9,8 @@ import yaml
 
 from linvit import yaml_text
 from linvit.errors import UserError, did_you_mean
-
-PACKAGE = Path(__file__).resolve().parents[1]
-FOLDER = PACKAGE / "configs" if (PACKAGE / "configs").is_dir() else PACKAGE.parents[1] / "configs"
-"""The configurations that come with linvit: a wheel has them in the package, a checkout beside `src`."""
+from linvit.model_info import CONFIGS
+from linvit.runs.recipes import recipes
 
 FLAG, SHORT = "--config", "-c"
 FIELD = re.compile(r"^# (\w+):\s+(.*)$", re.MULTILINE)
@@ -19,18 +18,29 @@ FIELD = re.compile(r"^# (\w+):\s+(.*)$", re.MULTILINE)
 
 def names() -> list[str]:
     """Names of the configurations that come with linvit, such as `quickstart` and `imagenet/swin_tiny`, sorted."""
-    return sorted(path.relative_to(FOLDER).with_suffix("").as_posix() for path in FOLDER.rglob("*.yaml"))
+    files = (path.relative_to(CONFIGS).with_suffix("").as_posix() for path in CONFIGS.rglob("*.yaml"))
+    return sorted([*files, *recipes()])
 
 
 def shipped(name: str) -> Path | None:
-    """The file of a configuration that comes with linvit, or None; `.yaml` may be left out."""
-    return FOLDER / f"{name}.yaml" if (name := name.removesuffix(".yaml")) in names() else None
+    """The file of a configuration that comes with linvit, or None; `.yaml` may be left out.
+
+    A recipe that is the row of a table has a path as if it were a file, which `text` reads.
+    """
+    name = name.removesuffix(".yaml").removeprefix(f"{CONFIGS.as_posix()}/")
+    return CONFIGS / f"{name}.yaml" if name in names() else None
 
 
 def find(given: str, folder: Path | None = None) -> Path | None:
     """The file that a path or a name means: the file at the path, else one that comes with linvit, else None."""
     path = Path(given) if folder is None else folder / given
     return path if path.is_file() else shipped(given)
+
+
+def text(path: Path) -> str:
+    """The text of a configuration that `find` has found."""
+    name = path.relative_to(CONFIGS).with_suffix("").as_posix() if path.is_relative_to(CONFIGS) else ""
+    return recipes().get(name) or yaml_text.read(path)
 
 
 def config_file(given: str) -> Path:
@@ -65,9 +75,14 @@ def with_bases(argv: Sequence[str]) -> list[str]:
             yaml_text.check(argument.partition("=")[2] or argument, f"'{argument[:40]}'")
             expanded.append(argument)
         else:
-            expanded += [part for path in chain(config_file(config)) for part in (FLAG, str(path))]
+            expanded += [part for path in chain(config_file(config)) for part in (FLAG, _argument(path))]
     merged = expanded.count(FLAG) > len(configs(argv))
     return [*expanded, "--base=null"] if merged else expanded
+
+
+def _argument(path: Path) -> str:
+    """What the parser takes for a configuration: its path, or the content of the row of a table."""
+    return str(path) if path.is_file() else json.dumps({**yaml.safe_load(text(path)), "base": None})
 
 
 def chain(path: Path, seen: set[Path] | None = None) -> list[Path]:
@@ -97,7 +112,7 @@ def arguments(argv: Sequence[str]) -> Iterator[tuple[str, str | None]]:
 def _bases(path: Path) -> list[Path]:
     """The files under `base:`, by paths relative to the file that names them, or by names of linvit's."""
     try:
-        content = yaml_text.load(yaml_text.read(path), f"'{path}'")
+        content = yaml_text.load(text(path), f"'{path}'")
     except yaml.YAMLError:
         return []
     except ValueError as error:  # a number of thousands of digits

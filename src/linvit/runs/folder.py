@@ -17,7 +17,7 @@ import yaml
 from linvit import yaml_text
 from linvit.errors import UserError
 from linvit.files import BEST, BEST_AVERAGE
-from linvit.runs.configs import FOLDER
+from linvit.model_info import CONFIGS
 from linvit.runs.configs import find as find_config
 
 CONFIG, CURVES, HPARAMS, CHECKPOINTS = "config.yaml", "metrics.csv", "hparams.yaml", "checkpoints"
@@ -223,7 +223,7 @@ def run_name(configs: Sequence[str | Path]) -> str:
     """
     if not configs:
         return "unnamed"
-    parts = FOLDER / "base"
+    parts = CONFIGS / "base"
     last = next((c for c in reversed(configs) if not _file(c).is_relative_to(parts)), configs[-1])
     folder = Path(last).absolute().parent
     return folder.parent.name if VERSION.fullmatch(folder.name) else Path(last).stem

@@ -61,7 +61,8 @@ def published_ap(
 
 def _are_published(backbone: Spec, head: Spec, attention: Any, published: Mapping[str, Any]) -> bool:
     (name, options), (head_name, head_options) = backbones.parse(backbone), heads.parse(head)
-    own = attention is None and equal_options(_changed(options, backbones.get(name)), published)
+    constructor = backbones.get(name)
+    own = attention is None and equal_options(_changed(options, constructor), _changed(published, constructor))
     return own and not _changed(head_options, heads.get(head_name))
 
 

@@ -10,7 +10,8 @@ from typing import Any
 from linvit import yaml_text
 from linvit.errors import UserError, check_number
 from linvit.experiments.compare.grid import UNSAFE, Sweep, expand_names, split, without_convolution
-from linvit.runs.configs import FOLDER, config_file, find
+from linvit.model_info import CONFIGS
+from linvit.runs.configs import config_file, find, text
 from linvit.terminal import argument_parser
 
 EPILOG = """the grid:
@@ -165,13 +166,13 @@ def _spec(args: argparse.Namespace, options: Sequence[str]) -> tuple[Sweep, str]
     spec = Sweep()
     if args.grid is not None:
         path = config_file(args.grid)
-        content = yaml_text.load(yaml_text.read(path), f"'{path}'")
+        content = yaml_text.load(text(path), f"'{path}'")
         if isinstance(content, dict) and content.keys() & {"base", "model", "data", "trainer"}:  # which no grid has
             args.config, args.grid = [args.grid, *args.config], None
         else:
             spec = Sweep.read(content, f"'{path}'")
         spec.config = [str(find(config, path.parent) or config) for config in spec.config]
-    parts = [config for config in args.config if (config_file(config)).resolve().is_relative_to(FOLDER / "base")]
+    parts = [config for config in args.config if (config_file(config)).resolve().is_relative_to(CONFIGS / "base")]
     spec.config = [*(spec.config if len(parts) == len(args.config) else []), *args.config]
     if not spec.config:
         raise UserError("linvit compare needs a grid or a configuration: linvit compare --config quickstart ...")
