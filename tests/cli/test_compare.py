@@ -85,6 +85,7 @@ def test_attentions_without_their_convolutions_have_a_folder_of_their_own(parsed
         (["quickstart"], "nothing differs between the runs"),
         (["--config=quickstart", "--model.attention=linear"], "nothing differs between the runs: .*--seeds=3"),
         (["quickstart", "--without_convolution"], "add --model.attention=NAME,NAME"),
+        (["quickstart", "--tune", "model.lr"], "--tune takes an option and its values, .*got 'model.lr'"),
         (["--report", "x", "--model.lr=1"], "--report takes folders only"),
     ],
 )

@@ -54,6 +54,22 @@ def test_named_variants_and_varied_options_are_combined():
     assert found.keys == ["data.batch_size", "model.lr"]
 
 
+def test_each_variant_takes_its_best_values_and_is_tuned_with_a_seed_of_its_own():
+    tune = {"model.lr": [1, 2, 3], "model.weight_decay": [0]}
+    found = grid(vary={"model.attention": ["softmax", "linear"]}, set={"model.lr": 9}, tune=tune, seeds=[0, 1000])
+    trials = found.trials()
+    assert list(trials.variants)[:2] == ["softmax-lr1-weight_decay0", "softmax-lr2-weight_decay0"]
+    assert (len(trials.variants), trials.seeds, trials.set) == (6, [1001], {})
+    scores = dict(zip(trials.variants, (0.5, 0.9, 0.7, 1.0, 1.0, 1.0), strict=True))
+    tuned = found.tuned(scores)
+    assert {name: given["model.lr"] for name, given in tuned.variants.items()} == {"softmax": 2, "linear": 2}
+    assert tuned.keys == ["model.attention"]
+    assert tuned.seeds == [0, 1000]
+    assert tuned.tuned(scores) == tuned  # as a file that is read again
+    with pytest.raises(UserError, match="no run that tunes the variant 'linear' has a score"):
+        found.tuned({name: score for name, score in scores.items() if "softmax" in name})
+
+
 def test_names_are_those_of_folders_and_differ():
     found = grid(vary={"model.attention": ["package.module:Class/..", "package.module:Class ..", "x" * 100, "x" * 101]})
     assert len(found.variants) == 4
@@ -73,6 +89,11 @@ def test_names_are_those_of_folders_and_differ():
         ({"vary": {"model.attention": ["softmax", "softmax"]}}, "the variant 'softmax' is there twice"),
         ({"vary": {"model.lr": [1, 2]}, "set": {"model.lr": 3}}, "'model.lr' differs between the variants"),
         ({"vary": {"model.lr": [1, 2]}, "baseline": "lr3"}, "baseline must be one of lr1, lr2, teacher; got 'lr3'"),
+        ({"tune": {"model.lr": 1}}, "'tune: model.lr' of 'x.yaml' must be a list of values; got 1"),
+        (
+            {"vary": {"model.lr": [1, 2]}, "tune": {"model.lr": [1]}},
+            "'model.lr' is tuned for each variant, so it cannot",
+        ),
         ({"variants": {"a": {}}, "published": {"source": "x", "scores": {"b": 1}}}, "must be one of a; got 'b'"),
         ({"variants": {"a": {}}, "published": {"scores": {}}}, "must have a source, and scores by variant"),
     ],

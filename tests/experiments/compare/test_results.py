@@ -157,6 +157,20 @@ def test_stars_are_holms_and_all_tables_say_so(tmp_path):
         assert "by Holm's correction for all comparisons of the table; it takes at least 3 seeds" in text
 
 
+def test_tuned_values_are_columns_and_those_at_the_edge_are_named(tmp_path):
+    for attention, lr in {"softmax": 0.002, "linear": 0.004}.items():
+        write_run(tmp_path / f"{attention}-seed0/version_0", attention=attention, lr=lr)
+    tuned = {"model.lr": [0.001, "2e-3", 4e-3]}
+    found = Results("x", group(find([tmp_path])), "softmax", None, ["model.attention"], tuned=tuned)
+    assert report.controls(found).endswith("differ only in model.attention, model.lr, and in their seed.")
+    markdown = tables.markdown(found)
+    assert "| variant | model.lr (tuned) | val/score |" in markdown
+    assert "| linear | 0.004 | 0.7500 |" in markdown
+    assert "of 0.001, 2e-3, 0.004 each variant has the value with the best val/score in one run" in markdown
+    assert "a better value may lie: linear." in markdown
+    assert [row["model.lr"] for row in csv_rows(found, tmp_path)] == ["0.004", "0.002"]
+
+
 def test_a_row_is_compared_with_the_one_of_its_own_difficulty(tmp_path):
     scores = {("softmax", 8): 1.0, ("linear", 8): 0.9, ("softmax", 32): 0.8, ("linear", 32): 0.3, ("linear", 99): 0.1}
     for (attention, pairs), score in scores.items():

@@ -26,7 +26,8 @@ examples:
     --model.attention=softmax,linear,focused
   linvit compare ablations/flatten_table_4 --data.source=path/to/imagenet
   linvit compare linearize/quickstart --seeds 3 --model.attention='*'
-  linvit compare diagnostics/recall --model.attention='*' --data.pairs=8,32,128
+  linvit compare diagnostics/recall --model.attention='*' --data.pairs=8,32,128 \\
+    --tune model.lr=1e-3,2e-3,4e-3 --seeds 3
   linvit compare ablations/flatten_table_4 --engine ray --address auto
   linvit compare ablations/flatten_table_4 --engine slurm --partition gpu
   linvit compare --report checkpoints/compare/flatten_table_4
@@ -36,6 +37,7 @@ The same grid as a file, with keys that a command line may override:
   config: quickstart            a configuration, or a list
   set: {trainer.max_epochs: 20} options of all runs
   vary: {model.attention: [softmax, linear, focused]}
+  tune: {model.lr: [0.001, 0.002, 0.004]}
   variants:                     or options by the name of a variant; together
     plain: {model.lr: 1.0e-3}   with vary all combinations are run
   seeds: 3                      seeds 0, 1, 2, or a list
@@ -72,6 +74,13 @@ OPTIONS: dict[tuple[str, ...], dict[str, Any]] = {
         "metavar": "TAG",
         "help": "what is compared, of metrics.csv, in the last epoch (default: val/score, or val/ema_score where "
         "model.predict_with is ema)",
+    },
+    ("--tune",): {
+        "action": "append",
+        "default": [],
+        "metavar": "OPTION=VALUE,VALUE",
+        "help": "of these, each variant takes the value with the best score in a run with another seed; several times "
+        "for all combinations",
     },
     ("--without_convolution",): {
         "action": "store_true",
@@ -187,11 +196,14 @@ def _spec(args: argparse.Namespace, options: Sequence[str]) -> tuple[Sweep, str]
             raise UserError(f"--without_convolution changes the attentions of a grid: add --{key}=NAME,NAME or '*'")
         values = expand_names(key, spec.vary.get(key) or [spec.set.pop(key)])
         spec.vary[key] = [without_convolution(value) for value in values]
+    if wrong := [text for text in args.tune if not re.fullmatch(r"[\w.]+=.+", text)]:
+        raise UserError(f"--tune takes an option and its values, such as model.lr=1e-3,2e-3; got '{wrong[0]}'")
+    spec.tune |= _options([f"--{text}" for text in args.tune])
     if args.seeds is not None:
         spec.seeds = _seeds(args.seeds)
     spec.baseline = args.baseline or spec.baseline
     spec.score = args.score or spec.score
-    plain = "-without_convolution" * args.without_convolution
+    plain = "-without_convolution" * args.without_convolution + "-tuned" * bool(spec.tune)
     if args.grid is not None:
         return spec, Path(args.grid).stem + plain
     last = next(config for config in reversed(spec.config) if config not in parts or len(parts) == len(spec.config))

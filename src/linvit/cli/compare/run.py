@@ -2,6 +2,7 @@
 
 import argparse
 import copy
+import math
 import os
 import shlex
 import tempfile
@@ -20,7 +21,7 @@ from linvit.errors import UserError, check_choice, find_user_error
 from linvit.experiments.compare import costs, tables
 from linvit.experiments.compare import report as written
 from linvit.experiments.compare.engines import Progress, run_here, run_on_ray, run_on_slurm, slots
-from linvit.experiments.compare.experiment import FILE, Experiment, SweepRun
+from linvit.experiments.compare.experiment import FILE, TUNING, Experiment, SweepRun
 from linvit.experiments.compare.grid import Sweep, place
 from linvit.experiments.compare.results import (
     Results,
@@ -47,7 +48,7 @@ Config = dict[str, Any]
 def run(spec: Sweep, title: str, args: argparse.Namespace, command: str) -> int:
     """Runs an experiment in a folder of this title; `command` resumes it. Returns the exit code."""
     grid = spec.grid()
-    if len(grid.variants) == len(grid.all_seeds) == 1:
+    if len(grid.variants) == len(grid.all_seeds) == 1 and not grid.tune:
         raise UserError(
             "nothing differs between the runs: vary an option, such as --model.attention=softmax,linear, or "
             "several seeds, such as --seeds=3. linvit fit trains a single run"
@@ -55,10 +56,11 @@ def run(spec: Sweep, title: str, args: argparse.Namespace, command: str) -> int:
     configs = resolve(grid)
     root = Path(next(iter(configs.values()))["trainer"].get("default_root_dir") or "checkpoints") / "compare" / title
     check_writable(root)
-    experiment = Experiment(root.absolute(), grid)
+    root = root.absolute()
     if args.dry_run:
-        rows = [(f"  {run.name}", _words(grid.variants[run.variant])) for run in experiment.runs]
-        print("\n".join(table([("run", "what differs"), *rows])))
+        parts = [grid.trials(), grid] if grid.tune else [grid]
+        runs = [(run, part.variants[run.variant]) for part in parts for run in Experiment(root, part).runs]
+        print("\n".join(table([("run", "what differs"), *((f"  {run.name}", _words(given)) for run, given in runs)])))
         return 0
     with STOP.caught():
         teachers = [config["model"]["init_args"].get("teacher") for config in configs.values()]
@@ -66,24 +68,43 @@ def run(spec: Sweep, title: str, args: argparse.Namespace, command: str) -> int:
         if any(trained):
             configs = resolve(grid)  # which names its checkpoint
         STOP.deferred = True
-        experiment.prepare(configs)
-        runs = experiment.runs
-        waiting = [run for run in runs if run.state != "finished" and (args.retry or run.state != "failed")]
-        done = f", {len(runs) - len(waiting)} of them are done" if len(waiting) < len(runs) else ""
-        rank_zero_info(f"{len(runs)} runs in {shown(root)}{done}")
-        progress = Progress(runs)
-        try:
-            complete = not waiting or _run(waiting, configs, args, progress)
-        finally:
-            progress.close()
-        if not complete:
-            assert STOP.received is not None
-            finished = sum(run.state == "finished" for run in runs)
-            how = f"ended by {signal_name(STOP.received)}: {finished} of {len(runs)} runs are finished"
-            rank_zero_info(f"{how}. Resume with\n  {command}")
-            return STOP.exit_code(STOP.received)
+        if grid.tune:
+            tuning = Experiment(root / TUNING, grid.trials())
+            if not _complete(tuning, resolve(tuning.grid), args):
+                return _stopped(tuning, command)
+            results = tuning.results()
+            sign = -1 if results.tag.endswith("loss") else 1
+            scores = {variant.name: sign * results.summary(variant)[0] for variant in results.variants}
+            grid = grid.tuned({name: score for name, score in scores.items() if not math.isnan(score)})
+            configs = resolve(grid)
+        experiment = Experiment(root, grid)
+        if not _complete(experiment, configs, args):
+            return _stopped(experiment, command)
         STOP.deferred = False
         return finish(experiment.results(), root, args, command)
+
+
+def _complete(experiment: Experiment, configs: dict[str, Config], args: argparse.Namespace) -> bool:
+    """Starts the runs of an experiment that are missing; returns whether all have been run."""
+    experiment.prepare(configs)
+    runs = experiment.runs
+    waiting = [run for run in runs if run.state != "finished" and (args.retry or run.state != "failed")]
+    done = f", {len(runs) - len(waiting)} of them are done" if len(waiting) < len(runs) else ""
+    rank_zero_info(f"{len(runs)} runs in {shown(experiment.root)}{done}")
+    progress = Progress(runs)
+    try:
+        return not waiting or _run(waiting, configs, args, progress)
+    finally:
+        progress.close()
+
+
+def _stopped(experiment: Experiment, command: str) -> int:
+    """Says how a signal has ended an experiment; returns the exit code."""
+    assert STOP.received is not None
+    runs = experiment.runs
+    how = f"ended by {signal_name(STOP.received)}: {sum(run.state == 'finished' for run in runs)} of {len(runs)} runs"
+    rank_zero_info(f"{how} are finished. Resume with\n  {command}")
+    return STOP.exit_code(STOP.received)
 
 
 def report(folders: Sequence[Path], args: argparse.Namespace) -> int:

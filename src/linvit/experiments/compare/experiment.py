@@ -19,6 +19,8 @@ from linvit.signals import STOP
 
 FILE = "compare.yaml"
 """The grid of an experiment, in its folder."""
+TUNING = "tuning"
+"""The folder, in that of an experiment, of the runs that tune."""
 
 State = Literal["waiting", "stopped", "failed", "finished"]
 
@@ -168,8 +170,9 @@ class Experiment:
                 elif state != "finished":
                     variant.trouble[seed] = "it has not begun" if begun is None else begun.progress
         source = str(published.get("source", ""))
+        grid = self.grid
         return with_teachers(
-            Results(self.root.name, variants, self.grid.baseline or "", self.grid.score, self.grid.keys, source)
+            Results(self.root.name, variants, grid.baseline or "", grid.score, grid.keys, source, grid.tune)
         )
 
 

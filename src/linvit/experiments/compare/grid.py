@@ -19,6 +19,7 @@ CONVOLUTIONS = {"dwc": False, "dwc_kernel": 0, "lepe_kernel": 0, "residual_kerne
 """Options of mechanisms that have a convolution, and the values that leave it out."""
 TEACHER = "teacher"
 """The name of a row of the table: the teacher of the runs, whose score they have logged."""
+TUNING_SEED = 1000
 LONGEST = 80  # characters of a variant's name, which names folders
 
 
@@ -33,12 +34,14 @@ class Sweep:
     seeds: int | list[int] = 1  # their number, or which; a run has one as `seed_everything`
     baseline: str | None = None  # a variant or "teacher"; None: the teacher of the runs, or else the first variant
     score: str | None = None  # the curve that is compared; None: of the weights that the task predicts with
+    tune: dict[str, list[Any]] = field(default_factory=dict)  # options of which each variant has the best values
     published: dict[str, Any] = field(default_factory=dict)  # of a paper: `source`, and `scores` by variant
 
     @property
     def keys(self) -> list[str]:
-        """The options that differ between variants."""
-        return list(dict.fromkeys(key for settings in self.variants.values() for key in settings))
+        """The options that differ between variants, but for those that are tuned."""
+        keys = dict.fromkeys(key for settings in self.variants.values() for key in settings)
+        return [key for key in keys if key not in self.tune]
 
     @property
     def all_seeds(self) -> list[int]:
@@ -58,9 +61,10 @@ class Sweep:
                 raise UserError(f"'{key}' of {what} must be {_words(kinds)}; got {value!r}")
         spec = cls(**content)
         spec.config = [spec.config] if isinstance(spec.config, str) else spec.config
-        for key, values in spec.vary.items():
-            if not isinstance(values, list) or not values:
-                raise UserError(f"'vary: {key}' of {what} must be a list of values; got {values!r}")
+        for part, options in (("vary", spec.vary), ("tune", spec.tune)):
+            for key, values in options.items():
+                if not isinstance(values, list) or not values:
+                    raise UserError(f"'{part}: {key}' of {what} must be a list of values; got {values!r}")
         for name, settings in spec.variants.items():
             if not isinstance(settings, dict):
                 raise UserError(f"'variants: {name}' of {what} must be a mapping of options; got {settings!r}")
@@ -73,6 +77,8 @@ class Sweep:
             check_number("seeds", seed, at_least=0, whole=True)
         if not seeds or len(set(seeds)) < len(seeds):
             raise UserError(f"seeds must be a number of seeds, or a list in which each is once; got {self.seeds!r}")
+        if twice := [key for key in self.tune if key in self.vary]:
+            raise UserError(f"'{twice[0]}' is tuned for each variant, so it cannot be varied as well")
         variants = self._variants()
         if fixed := [key for key in self.set if any(key in settings for settings in variants.values())]:
             raise UserError(f"'{fixed[0]}' differs between the variants, so it cannot be set for all of them")
@@ -80,6 +86,27 @@ class Sweep:
             check_choice("baseline", self.baseline, [*variants, TEACHER])
         self._check_published(variants)
         return replace(self, vary={}, variants=variants, seeds=seeds)
+
+    def trials(self) -> "Sweep":
+        """The grid of the runs that tune: each variant with all values of `tune`, and a seed that no other run has."""
+        seed = next(seed for seed in itertools.count(TUNING_SEED) if seed not in self.all_seeds)
+        common = {key: value for key, value in self.set.items() if key not in self.tune}
+        return replace(self, set=common, vary=self.tune, tune={}, seeds=[seed], baseline=None, published={}).grid()
+
+    def tuned(self, scores: Mapping[str, float]) -> "Sweep":
+        """The same with the values of `tune` that score best, by name of trial; of equals an inner one."""
+        trials, chosen = self.trials(), {}
+        for name, settings in self.variants.items():
+            own = [
+                trial
+                for trial, tried in trials.variants.items()
+                if trial in scores and tried == {**settings, **{key: tried[key] for key in self.tune}}
+            ]
+            if not own:
+                raise UserError(f"no run that tunes the variant '{name}' has a score, so it has no best value")
+            best = [trial for trial in own if scores[trial] == max(scores[trial] for trial in own)]
+            chosen[name] = trials.variants[best[len(best) // 2]]
+        return replace(self, set=trials.set, variants=chosen)
 
     def _variants(self) -> dict[str, Settings]:
         """Variants by name; what `vary` adds is named by its values."""

@@ -79,6 +79,7 @@ class Results:
     score: str | None  # the curve that is compared, if it was chosen
     keys: Sequence[str]  # the options that are said to differ
     source: str = ""  # of the published scores
+    tuned: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # options, with the values that were tried
 
     @property
     def tag(self) -> str:
@@ -153,6 +154,15 @@ class Results:
         scores = [score.value for score in variant.scores(tag or self.score).values()]
         return (statistics.fmean(scores) if scores else math.nan), spread(scores), len(scores)
 
+    def best_value(self, variant: Variant, key: str) -> tuple[str, bool]:
+        """The value of an option that was tuned, and whether it is the least or largest number of those tried."""
+        value = option_text(next(iter(variant.runs.values())).options(), key) if variant.runs else "-"
+        try:
+            tried = [float(one) for one in self.tuned[key]]
+            return value, float(value) in (min(tried), max(tried))
+        except (TypeError, ValueError):
+            return value, False
+
     def controls(self) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
         """The options that differ between the runs: those of the experiment, and others, with each run's value.
 
@@ -160,7 +170,7 @@ class Results:
         """
         options = [run.options() for variant in self.variants for run in variant.runs.values()]
         values = differing(options)
-        own = {name: found for name, found in values.items() if covered(name, self.keys)}
+        own = {name: found for name, found in values.items() if covered(name, [*self.keys, *self.tuned])}
         return own, {name: found for name, found in values.items() if name not in own}
 
 

@@ -28,7 +28,16 @@ def titles(results: Results) -> list[str]:
     scores.append(f"difference{'' if results.matched else f' from {results.baseline}'} [95 % interval]")
     distances = ["distance before", "distance"] * bool(results.teachers)
     crossover = ["faster from (px)"] * bool(results.teachers and costs)
-    return ["variant", *scores, *distances, *costs, *crossover, *rank, *optional]
+    return [
+        "variant",
+        *[f"{key} (tuned)" for key in results.tuned],
+        *scores,
+        *distances,
+        *costs,
+        *crossover,
+        *rank,
+        *optional,
+    ]
 
 
 def rows(results: Results) -> list[list[str]]:
@@ -47,6 +56,13 @@ def notes(results: Results) -> list[str]:
         f"by Holm's correction for all comparisons of the table; it takes at least {LEAST} seeds, on which the "
         f"differences are not all equal."
     ]
+    for key, values in results.tuned.items():
+        found.append(
+            f"{key} was tuned: of {', '.join(map(str, values))} each variant has the value with the best {results.tag} "
+            f"in one run with a seed that is not among those of the table."
+        )
+        if edges := [one.name for one in results.variants if results.best_value(one, key)[1]]:
+            found[-1] += f" At the edge of these, beyond which a better value may lie: {', '.join(edges)}."
     if results.matched:
         found.append("A difference is that from the row that is named, whose other options are the same.")
     if parts := results.untrained():
@@ -109,7 +125,8 @@ def _numbers(results: Results, variant: Variant) -> dict[str, Any]:
     """A row of the CSV file."""
     mean, deviation, seeds = results.summary(variant)
     raw = results.summary(variant, EVALUATED)[0] if _raw(results) else None
-    row = {"variant": variant.name, "mean": mean, "standard_deviation": deviation, "seeds": seeds, "raw_mean": raw}
+    row = {"variant": variant.name} | {key: results.best_value(variant, key)[0] for key in results.tuned}
+    row |= {"mean": mean, "standard_deviation": deviation, "seeds": seeds, "raw_mean": raw}
     if results.teachers:
         before, of_before, _ = results.summary(variant, STARTED) if variant.runs else (None, None, None)
         row |= {"before_mean": before, "before_standard_deviation": of_before}
@@ -169,6 +186,7 @@ def _row(results: Results, variant: Variant, difference: Difference | None, colu
     if variant.known:  # one number, without seeds
         score = f"{results.summary(variant)[0]:.4f}"
         row = [variant.name, *["-"] * len(start), score, *["-"] * (len(scores) - len(start) - 1), "-", "-", apart]
+    row[1:1] = [results.best_value(variant, key)[0] for key in results.tuned]
     if results.teachers:
         row += [
             _score(statistics.fmean(d), spread(d), len(d)) if (d := variant.distances(s)) else "-" for s in (START, "")
