@@ -1,5 +1,7 @@
 """`linvit compare`: both forms of a grid, its checks before the first cell, and reports of runs that exist."""
 
+import signal
+
 import pytest
 
 from linvit import UserError
@@ -8,7 +10,9 @@ from linvit.cli.compare.run import resolve
 from linvit.experiments.compare.experiment import Experiment
 from linvit.experiments.compare.grid import Sweep
 from linvit.registry import attentions
+from linvit.signals import STOP
 from tests.cli.runs import linvit
+from tests.experiments.compare.runs import write_run
 
 GRID = """
 config: quickstart
@@ -141,6 +145,47 @@ def test_a_dry_run_lists_the_cells_and_writes_nothing(tmp_path):
     cells = [line.split() for line in done.out.splitlines()[1:]]
     assert cells == [["softmax-seed0", "model.attention=softmax"], ["linear-seed0", "model.attention=linear"]]
     assert not list(tmp_path.iterdir())
+
+
+def test_tuning_is_resumed_and_the_best_value_is_run_with_the_seeds(tmp_path, monkeypatch):
+    best, started = {"softmax": 0.002, "linear": 0.004}, []
+
+    def train(waiting, configs, args, progress):
+        for run in waiting:
+            if len(started) == 3:
+                STOP.received = signal.SIGTERM
+                started.append("stopped")
+                return False
+            started.append(run.name)
+            model = configs[run.variant]["model"]["init_args"]
+            score = 0.5 + 0.1 * (model["lr"] == best[model["attention"]])
+            write_run(run.folder / "version_0", run.seed, (0.1, score), attention=model["attention"], lr=model["lr"])
+            run.ended(0, 1.0)
+        return True
+
+    def settings(grid):
+        given = {
+            name: {key.partition(".")[2]: value for key, value in own.items()} for name, own in grid.variants.items()
+        }
+        return {name: {"trainer": {}, "model": {"init_args": {"lr": 0.1, **own}}} for name, own in given.items()}
+
+    monkeypatch.setattr("linvit.cli.compare.run.resolve", settings)
+    monkeypatch.setattr("linvit.cli.compare.run._run", train)
+    command = ["compare", "quickstart", "--model.attention=softmax,linear", "--tune", "model.lr=0.001,0.002,0.004"]
+    command += ["--seeds=2", "--skip_costs"]
+    assert linvit(*command, cwd=tmp_path).code == 143
+    done = linvit(*command, cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert "| linear | 0.004 | 0.6000 ± 0.0000 |" in done.out
+    assert "beyond which a better value may lie: linear." in " ".join(done.out.split())
+    tuning = [f"{name}-lr{lr}-seed1000" for name in best for lr in (0.001, 0.002, 0.004)]
+    assert started == [*tuning[:3], "stopped", *tuning[3:], *(f"{name}-seed{seed}" for seed in (0, 1) for name in best)]
+    again = linvit(
+        "compare", "--report", "checkpoints/compare/quickstart-attention-tuned", "--skip_costs", cwd=tmp_path
+    )
+    assert [line for line in again.out.splitlines() if "|" in line] == [
+        line for line in done.out.splitlines() if "|" in line
+    ]
 
 
 def test_a_report_of_a_run_that_exists(run, tmp_path):

@@ -125,7 +125,8 @@ def _numbers(results: Results, variant: Variant) -> dict[str, Any]:
     """A row of the CSV file."""
     mean, deviation, seeds = results.summary(variant)
     raw = results.summary(variant, EVALUATED)[0] if _raw(results) else None
-    row = {"variant": variant.name} | {key: results.best_value(variant, key)[0] for key in results.tuned}
+    row: dict[str, Any] = {"variant": variant.name}
+    row |= {key: results.best_value(variant, key)[0] for key in results.tuned}
     row |= {"mean": mean, "standard_deviation": deviation, "seeds": seeds, "raw_mean": raw}
     if results.teachers:
         before, of_before, _ = results.summary(variant, STARTED) if variant.runs else (None, None, None)
