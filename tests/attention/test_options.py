@@ -62,6 +62,11 @@ BEYOND: dict[str, dict[str, list[float]]] = {
     "nala": {**SHARED_BY_ROTARY, "power": [1.5], "key_power": [0.5]},
     "vssd": {"expand": [0, 1.5], "d_state": [0, 1.5], "groups": [0, 1.5]},
     "t5": {"conv": [-1, 2, 2.5], "inner_lr": [0, -1]},
+    "hedgehog": {"feature_dim": [0, 2.5]},
+    "cosformer": {"eps": [0]},
+    "taylor_shift": {"a": [0], "b": [], "c": [0]},
+    "monarch": {"block": [0, 2.5], "steps": [0, 2.5]},
+    "lara": {"landmarks": [0, 2.5], "alpha": [-1]},
     "soft": SHARED_BY_SOFT,
     "soft_norm": SHARED_BY_SOFT,
 }

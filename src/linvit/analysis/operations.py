@@ -1,9 +1,10 @@
 """Operations of one forward pass, counted while it runs, and what it keeps: of any module, and of any mechanism.
 
 torch's `FlopCounterMode` counts matrix products, convolutions and fused attention. Beside them stands one rule: an
-operator that computes counts one operation per element of its largest tensor. Inverses and singular values count the
-multiply-accumulates of the usual algorithms (Golub & Van Loan, "Matrix Computations", 4th edition: Chapter 3 and
-Section 8.6), those of singular values an estimate, since they are found by iteration.
+operator that computes counts one operation per element of its largest tensor, a Fourier transform of n numbers log2 n
+(rounded up) per number. Inverses and singular values count the multiply-accumulates of the usual algorithms (Golub &
+Van Loan, "Matrix Computations", 4th edition: Chapter 3 and Section 8.6), those of singular values an estimate, since
+they are found by iteration.
 """
 
 import copy
@@ -226,6 +227,10 @@ class _Counter(TorchDispatchMode):
         elif name == "_euclidean_dist":  # a a^T - 2 a b^T + b b^T
             self.matmul += out.numel() * args[0].shape[-1]
             self.elementwise += out.numel()
+        elif name in ("_fft_r2c", "_fft_c2r"):
+            real = args[0] if name == "_fft_r2c" else out
+            length = math.prod(real.shape[dim] for dim in args[1])
+            self.elementwise += real.numel() * (length - 1).bit_length()
         elif given and made and not func.is_view and name not in FREE | COUNTED_BY_TORCH:
             self.elementwise += max(tensor.numel() for tensor in given + made)
         return out

@@ -120,6 +120,8 @@ class Attention(nn.Module):
         out_norm: Norm of the output over all channels, before the gate: "none", or "ln" (NaLaFormer's LayerNorm).
         gate: What the host multiplies the output by, entry by entry, before its output projection: "none"; "linear", a
             linear map of its input, without the stem (RALA, PolaFormer); "silu", SiLU of that (MLLA, NaLaFormer).
+        qkv_bias: Whether the host's projection to q, k and v has a bias where its option `qkv_bias` asks for one. The
+            gate's does not depend on it.
         recompute: Whether methods under `@linvit.recomputed` are run once more in backward, so that training keeps q, k
             and v alone. It may be set to False at any time: a layer is then 10 to 35 % faster in training and keeps two
             to six times as much. True has no effect on a mechanism without such a method.
@@ -144,6 +146,7 @@ class Attention(nn.Module):
     stem: Stem = "none"
     out_norm: OutNorm = "none"
     gate: Gate = "none"
+    qkv_bias: bool = True
     recompute: bool = True
     exports_any_size: bool = True
 
@@ -193,7 +196,7 @@ class Attention(nn.Module):
     @property
     def masks_keys(self) -> bool:
         """Whether a call may leave out keys by `mask`."""
-        return self.takes_bias or self.masked_key is not None
+        return self.takes_bias or self.masked_key is not None or "mask" in parameters_of(type(self).forward)
 
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, *, mask: Tensor | None = None, **extra: Any

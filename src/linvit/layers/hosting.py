@@ -133,10 +133,10 @@ class AttentionHost(nn.Module):
         letters = {"q": key_widths, "k": key_widths, "v": [mechanism.dim for mechanism in mechanisms]}
         self.widths = [width for letter in self.projections for width in letters[letter]]
         if reduced:
-            self.q = Linear(dim, self.widths[0], bias=bias)
-            self.kv = Linear(dim, sum(self.widths[1:]), bias=bias)
+            self.q = Linear(dim, self.widths[0], bias=bias and first.qkv_bias)
+            self.kv = Linear(dim, sum(self.widths[1:]), bias=bias and first.qkv_bias)
         else:
-            self.qkv = Linear(dim, sum(self.widths), bias=bias)
+            self.qkv = Linear(dim, sum(self.widths), bias=bias and first.qkv_bias)
         self.out_norm = nn.LayerNorm(out_dim, eps=1e-5) if first.out_norm == "ln" else None
         self.gate = None if first.gate == "none" else OutputGate(dim, out_dim, silu=first.gate == "silu", bias=bias)
         # The shift of the norm replaces the bias.

@@ -87,7 +87,7 @@ def pooled(x: Tensor, side: int) -> Tensor:
         """What each of the parts takes of each row or column, (side, length)."""
         place = torch.arange(length, device=x.device)
         inside = (place >= part * length // side) & (place * side < (part + 1) * length)
-        return (inside / inside.sum(1, keepdim=True)).to(x.dtype)
+        return inside.to(x.dtype) / inside.sum(1, keepdim=True)
 
     return shares(x.shape[2]) @ x @ shares(x.shape[3]).mT
 

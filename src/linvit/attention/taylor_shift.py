@@ -1,0 +1,116 @@
+"""TaylorShift: `o_n = sum_m w_nm v_m / sum_m w_nm` with `w = a x^2 + b x + c`, `x_nm = t_h q_n.k_m` of unit vectors.
+
+The exponential by its Taylor expansion of second order, (a, b, c) = (1/2, 1, 1), with a learnt temperature t per head.
+It is linear attention with the `r = (d + 1)(d + 2) / 2` features `[x (x) x, x, 1]` of degree 2 at most: products of two
+channels are taken once, which the reference takes twice. Up to r tokens the matrix of all pairs costs less.
+
+Paper: Nauen et al. 2024, "TaylorShift: Shifting the Complexity of Self-Attention from Squared to Linear (and Back)"
+(ICPR). Follows the authors' code. `taylor` is another mechanism, of first order.
+Cost: `((N + M) C + N h) (dk + 1) (dk + 2) / 2` MACs in the form "efficient", N M (h dk + C) in the form "direct". Rank:
+at most r. Rows sum to 1. At t = 1 weights differ by a factor of 5 at most: sharp rows need a larger t, which is learnt.
+
+The reference's direct form with `output_normalized` multiplies v in place and cannot be trained; here it can.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from linvit.attention.base import Attention, Complexity, Grid
+from linvit.attention.ops.decorators import full_precision, recomputed
+from linvit.attention.ops.functional import normalize
+from linvit.attention.ops.linear import linear_attention, linear_factors
+from linvit.errors import UserError, check_number
+
+
+class TaylorShiftAttention(Attention):
+    """Attention by the second-order Taylor expansion of softmax, O(N d^3), or O(N^2 d) where that is less.
+
+    Args:
+        a: Factor of `x^2`, above 0.
+        b: Factor of x.
+        c: Constant, at least `b^2 / 4 a`, so that no weight is negative.
+        normalize_input: Bring q and k to length one and learn a temperature per head. Without it x is `q.k`.
+        output_normalized: Multiply the output by `sqrt(N / d)`.
+        form: "efficient", "direct" or "auto", the cheaper one on the grid at hand.
+    """
+
+    complexity: Complexity | None = "O(N)"
+    equivariant = True
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        grid: Grid,
+        *,
+        key_dim: int | None = None,
+        a: float = 0.5,
+        b: float = 1.0,
+        c: float = 1.0,
+        normalize_input: bool = True,
+        output_normalized: bool = False,
+        form: Literal["auto", "direct", "efficient"] = "auto",
+    ) -> None:
+        super().__init__(dim, num_heads, grid, key_dim=key_dim)
+        check_number("a", a, above=0)
+        check_number("b", b)
+        check_number("c", c, above=0)
+        if 4 * a * c < b * b:
+            raise UserError(
+                f"a={a}, b={b}, c={c} give negative weights; take c of at least b^2 / 4 a = {b * b / 4 / a:g}"
+            )
+        self.a, self.b, self.c = a, b, c
+        self.temperature = nn.Parameter(torch.ones(1, num_heads, 1, 1)) if normalize_input else None
+        self.output_normalized = output_normalized
+        self.form = form
+        self.complexity = "O(N^2)" if form == "direct" else "O(N)"
+        self.max_rank = (self.key_dim + 1) * (self.key_dim + 2) // 2
+
+    @recomputed
+    @full_precision
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, mask: Tensor | None = None) -> Tensor:
+        """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d); keys outside `mask` (B, M) take no part."""
+        q, k = self._scaled(q, k)
+        if self._is_direct(grid):
+            x = q @ k.mT
+            weights = (self.a * x + self.b) * x + self.c
+            if mask is not None:
+                weights = weights * mask[:, None, None]
+            out = (weights @ v) / weights.sum(-1, keepdim=True)
+        else:
+            keys = self._features(k)
+            if mask is not None:
+                keys = keys * mask[:, None, :, None]
+            out = linear_attention(self._features(q, weighted=True), keys, v, 0.0)
+        return out * (q.shape[-2] / v.shape[-1]) ** 0.5 if self.output_normalized else out
+
+    def _is_direct(self, grid: Grid) -> bool:
+        """Whether all pairs cost less than features, on the grid at hand, or where any may be exported the nominal."""
+        if self.form != "auto":
+            return self.form == "direct"
+        grid = self.grid if torch.compiler.is_exporting() else grid
+        n, m = grid.num_queries, grid.num_keys
+        return 2 * n * m < (n + m) * (self.max_rank or 0)
+
+    def _scaled(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys whose products are x."""
+        if self.temperature is None:
+            return q, k
+        return normalize(q, 1e-12) * self.temperature.to(q.dtype), normalize(k, 1e-12)
+
+    def _features(self, x: Tensor, weighted: bool = False) -> Tensor:
+        """`[x_i x_j for i <= j, x, 1]`, (..., r), times the factors of the expansion if `weighted`."""
+        rows, columns = torch.triu_indices(x.shape[-1], x.shape[-1], device=x.device)
+        squares, ones = x[..., rows] * x[..., columns], torch.ones_like(x[..., :1])
+        if not weighted:
+            return torch.cat([squares, x, ones], -1)
+        twice = (1 + (rows != columns).to(x.dtype)) * self.a  # a product of two channels stands for two
+        return torch.cat([squares * twice, self.b * x, self.c * ones], -1)
+
+    def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+        """`diag(1 / (Q K^T 1)) Q`, and `K`."""
+        q, k = self._scaled(q, k)
+        left, right = linear_factors(self._features(q, weighted=True), self._features(k), 0.0)
+        return left * (q.shape[-2] / self.head_dim) ** 0.5 if self.output_normalized else left, right
