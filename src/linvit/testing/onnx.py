@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from linvit.errors import UserError
-from linvit.heads.detection.batched import onnx_translations
+from linvit.heads.detection.boxes import onnx_translations
 
 OPSET = 20
 SCOPES = "pkg.torch.onnx.name_scopes"

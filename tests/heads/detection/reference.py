@@ -13,7 +13,7 @@ from linvit.heads.detection.base import ImageShape
 from linvit.heads.detection.box_head import BoxHead
 from linvit.heads.detection.cascade_mask_rcnn import CascadeMaskRCNN
 from linvit.heads.detection.mask_rcnn import MaskRCNN
-from linvit.heads.detection.masks import MaskHead
+from linvit.heads.detection.masks import MaskHead, paste_masks
 from linvit.heads.detection.rpn import RPN
 from linvit.heads.detection.stage import RoIStage
 from linvit.heads.detection.two_stage import TwoStage
@@ -63,6 +63,16 @@ def truth(inputs: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
 def assigner(given: Mapping[str, Any]) -> Assigner:
     low = given.get("match_low_quality", True)
     return Assigner(given["pos_iou_thr"], given["neg_iou_thr"], low, given["min_pos_iou"])
+
+
+def ragged(found: Mapping[str, Tensor], images: Sequence[ImageShape] = ()) -> list[dict[str, Tensor]]:
+    """What was found in a batch, of each image; with images masks are pasted into them."""
+    counts = found["num_detections"].tolist()
+    kept = [{name: x[i, :n] for name, x in found.items() if x.ndim > 1} for i, n in enumerate(counts)]
+    for one, image in zip(kept, images, strict=bool(images)):
+        if "masks" in one:
+            one["masks"] = paste_masks(one["masks"], one["boxes"], image.original)
+    return kept
 
 
 def detections(found: Sequence[Mapping[str, Tensor]], infix: str = "") -> dict[str, Tensor]:
@@ -128,7 +138,6 @@ def rpn_of(
         samples=train.get("sampler", {}).get("num", 256),
         candidates=(test["nms_pre"],) * 2,
         proposals=(test["max_per_img"],) * 2,
-        drop_empty=False,
     )
     rpn.sampler.choose = evenly
     return rpn
@@ -146,7 +155,6 @@ def box_head_of(given: Mapping[str, Any]) -> BoxHead:
         stds=given["bbox_coder"]["target_stds"],
         giou=loss["type"] == "GIoULoss",
         beta=loss.get("beta", 0.0),
-        class_agnostic=given["reg_class_agnostic"],
     )
 
 

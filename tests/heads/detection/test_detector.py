@@ -8,7 +8,7 @@ import torch
 import linvit
 from linvit import UserError
 from linvit.heads.create import feature_maps, heads_of
-from linvit.heads.detection.base import DetectionHead, ImageShape
+from linvit.heads.detection.base import DetectionHead, ImageShape, ImageShapes
 from linvit.heads.detection.boxes import BoxCoder
 from linvit.heads.detection.detector import Detector
 from linvit.heads.detection.masks import paste_masks
@@ -85,8 +85,6 @@ def test_compile_leaves_names_and_results() -> None:
 @pytest.mark.parametrize(
     ("head", "message"),
     [
-        ({"name": "retinanet", "candidate_rule": "pair"}, "candidate_rule must be one of .*Did you mean 'pairs'"),
-        ({"name": "retinanet", "extra_source": "c5"}, "extra_source must be one of input, output"),
         ({"name": "retinanet", "score_threshold": 5}, "score_threshold must be a number at least 0 and below 1"),
         ({"name": "mask_rcnn", "proposals": 100}, r"proposals must be two numbers, .* as \[2000, 1000\]; got 100"),
         ({"name": "mask_rcnn", "candidates": [100, 0]}, r"an entry of candidates \[100, 0\] must be a whole number"),
@@ -111,8 +109,8 @@ def test_no_proposals_and_no_boxes(head: str) -> None:
     sum(losses.values()).backward()
     assert all(parameter.grad is not None for parameter in model.stages.parameters())
     assert all(buffer.isfinite().all() for buffer in model.buffers())
-    (found,) = model.eval().results(maps, [torch.zeros(0, 4)], images)
-    assert found["masks"].shape == (0, 50, 60)
+    found = model.eval().results(maps, torch.zeros(1, 1, 4), torch.zeros(1), ImageShapes(images))
+    assert not found["num_detections"].any()
 
 
 @pytest.mark.parametrize("head", heads_of("detection"))
@@ -142,9 +140,7 @@ def test_boxes_stay_precise_under_autocast() -> None:
     ("head", "options"),
     [
         *((head, {"candidates": [20, 20]}) for head in heads_of("detection") if head != "retinanet"),
-        ("faster_rcnn", {"drop_empty": True, "anchor_scale": 0.5}),
         ("retinanet", {"candidates": 30}),
-        ("retinanet", {"candidates": 30, "candidate_rule": "pairs", "anchor_scale": 0.5}),
     ],
 )
 @torch.no_grad()

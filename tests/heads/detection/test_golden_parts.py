@@ -10,10 +10,10 @@ from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
 from linvit.heads.detection.anchors import BACKGROUND, IGNORED, Anchors
 from linvit.heads.detection.base import ImageShape
-from linvit.heads.detection.boxes import BoxCoder, multiclass_nms
+from linvit.heads.detection.boxes import DROPPED, BoxCoder, best_of_batch
 from linvit.heads.layers import FPN, TwoMoreLevels
 from tests.golden_files import Golden, both_precisions, of_case
-from tests.heads.detection.reference import assigner
+from tests.heads.detection.reference import assigner, ragged
 
 
 def fpn_name(official: str, laterals: int) -> str:
@@ -29,9 +29,7 @@ def test_pyramid(golden: Golden, dtype: torch.dtype) -> None:
     given, inputs = golden.constructor, golden.named_inputs(dtype)
     start, width = given.get("start_level", 0), given["out_channels"]
     channels = given["in_channels"][start:]
-    source = given.get("add_extra_convs", "").removeprefix("on_")
-    relu = given.get("relu_before_extra_convs", False)
-    extra = TwoMoreLevels(channels[-1], width, source, relu) if source else LastLevelMaxPool()
+    extra = TwoMoreLevels(channels[-1], width) if given.get("add_extra_convs") else LastLevelMaxPool()
     fpn = FPN(channels, width, extra)
     name = lambda official: fpn_name(official, len(channels))  # noqa: E731
     fpn.load_state_dict({name(official): tensor for official, tensor in golden.parameters().items()})
@@ -117,7 +115,8 @@ def test_multiclass_nms(golden: Golden, dtype: torch.dtype) -> None:
     given = golden.constructor
     boxes, scores = (golden.tensors[f"input.{name}"].to(dtype) for name in ("boxes", "scores"))
     boxes = boxes if boxes.shape[1] == 4 else boxes.unflatten(1, (-1, 4))
-    found = multiclass_nms(boxes, scores[:, :-1], given["score_thr"], given["iou_threshold"], given["max_per_img"])
+    wanted = scores[:, :-1].where(scores[:, :-1] > given["score_thr"], DROPPED)
+    (found,) = ragged(best_of_batch(boxes[None], wanted[None], given["iou_threshold"], given["max_per_img"]))
     golden.check("output.detections", torch.cat([found["boxes"], found["scores"][:, None]], 1))
     assert torch.equal(found["labels"], golden.tensors["output.labels"])
     assert torch.equal(kept(found, boxes, scores[:, :-1], given["score_thr"]), golden.tensors["output.kept"])

@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from linvit.heads.detection.base import ImageShapes
 from linvit.heads.detection.box_head import BoxHead
-from linvit.heads.detection.boxes import multiclass_nms
+from linvit.heads.detection.boxes import DROPPED, best_of_batch
 from linvit.heads.detection.masks import MaskHead, mask_targets, paste_masks
 from linvit.heads.detection.stage import roi_features, roi_levels
 from tests.golden_files import Golden, both_precisions, of_case
@@ -18,6 +19,7 @@ from tests.heads.detection.reference import (
     levels,
     mask_head_of,
     name_of_part,
+    ragged,
     rpn_of,
     shapes,
     truth,
@@ -69,13 +71,13 @@ def test_losses_of_proposals(golden: Golden, dtype: torch.dtype) -> None:
 
 
 @both_precisions
-@of_case("det_rpn_proposals", "det_rpn_proposals_v3")
+@of_case("det_rpn_proposals")
 def test_proposals(golden: Golden, dtype: torch.dtype) -> None:
     inputs, given = golden.named_inputs(dtype), golden.constructor
     rpn = rpn_of(given["head"], test=given["proposal_cfg"]).eval()
-    rpn.drop_empty = golden.meta["case"].endswith("v3")
-    found = rpn.propose(levels(inputs, "cls"), levels(inputs, "reg"), shapes(golden))
-    check_detections(golden, {f"proposals{i}": torch.cat([b, s[:, None]], 1) for i, (b, s) in enumerate(found)})
+    found = ragged(rpn.propose(levels(inputs, "cls"), levels(inputs, "reg"), ImageShapes(shapes(golden))))
+    proposals = [torch.cat([one["boxes"], one["scores"].sigmoid()[:, None]], 1) for one in found]
+    check_detections(golden, {f"proposals{i}": each for i, each in enumerate(proposals)})
 
 
 @both_precisions
@@ -116,9 +118,9 @@ def test_box_head_in_evaluation(golden: Golden, dtype: torch.dtype) -> None:
         rows = inputs["rois"][:, 0] == i
         boxes = image.to_original(image.clip(head.decode(inputs["rois"][rows, 1:], deltas[rows])))
         scores = (2 * logits[rows]).softmax(1)[:, :-1]
-        found.append(
-            multiclass_nms(boxes, scores, test["score_thr"], test["nms"]["iou_threshold"], test["max_per_img"])
-        )
+        scores = scores.where(scores > test["score_thr"], DROPPED)
+        best = best_of_batch(boxes[None], scores[None], test["nms"]["iou_threshold"], test["max_per_img"])
+        found += ragged(best)
     check_detections(golden, detections(found))
 
 

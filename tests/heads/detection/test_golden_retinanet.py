@@ -1,4 +1,4 @@
-"""RetinaNet equals mmdetection's: raw maps, losses and their gradients, detections by both rules, the whole network."""
+"""RetinaNet equals mmdetection's: raw maps, losses and their gradients, detections, the whole network."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,6 +7,7 @@ import torch
 from torchvision.ops import sigmoid_focal_loss
 
 from linvit.heads.detection.anchors import IGNORED, by_anchor
+from linvit.heads.detection.base import ImageShapes
 from linvit.heads.detection.detector import Detector
 from linvit.heads.detection.retinanet import RetinaNet
 from linvit.weights.layouts.networks import RETINANET
@@ -17,6 +18,7 @@ from tests.heads.detection.reference import (
     detections,
     levels,
     of_network,
+    ragged,
     shapes,
     truth,
     unscaled,
@@ -83,15 +85,14 @@ def test_losses(golden: Golden, dtype: torch.dtype) -> None:
 
 
 @both_precisions
-@of_case("det_retina_detect", "det_retina_detect_v3")
+@of_case("det_retina_detect")
 def test_detections(golden: Golden, dtype: torch.dtype) -> None:
     inputs, images = golden.named_inputs(dtype), shapes(golden)
     head = head_of(golden.constructor["head"], test=golden.constructor["test_cfg"])
-    head.candidate_rule = "pairs" if golden.meta["case"].endswith("v3") else "anchors"
     maps = levels(inputs, "cls"), levels(inputs, "reg")
     with torch.no_grad():
-        found = detections(head.results(*maps, unscaled(images))) | detections(head.results(*maps, images), "_rescaled")
-    check_detections(golden, found)
+        plain, scaled = (ragged(head.results(*maps, ImageShapes(each))) for each in (unscaled(images), images))
+    check_detections(golden, detections(plain) | detections(scaled, "_rescaled"))
 
 
 def network(golden: Golden, dtype: torch.dtype) -> Detector:

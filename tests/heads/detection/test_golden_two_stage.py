@@ -5,7 +5,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
+from linvit.heads.detection.base import ImageShapes
 from linvit.heads.detection.detector import Detector
 from linvit.heads.detection.two_stage import TwoStage
 from linvit.weights.layouts.networks import RCNN
@@ -16,6 +18,7 @@ from tests.heads.detection.reference import (
     detections,
     levels,
     of_network,
+    ragged,
     rpn_of,
     shapes,
     stages_of,
@@ -76,8 +79,10 @@ def test_stages(golden: Golden, dtype: torch.dtype) -> None:
 @torch.no_grad()
 def test_stages_in_evaluation(golden: Golden, dtype: torch.dtype) -> None:
     inputs, head = golden.named_inputs(dtype), roi_head(golden, dtype).eval()
-    found = head.results(levels(inputs, "p"), levels(inputs, "proposals"), shapes(golden))
-    check_detections(golden, detections(found))
+    images, proposals = shapes(golden), levels(inputs, "proposals")
+    padded, count = pad_sequence(proposals, batch_first=True), torch.tensor([*map(len, proposals)])
+    found = head.results(levels(inputs, "p"), padded, count, ImageShapes(images))
+    check_detections(golden, detections(ragged(found, images)))
 
 
 def network(golden: Golden, dtype: torch.dtype) -> Detector:

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torchvision.ops import box_iou
 
-from linvit.heads.detection.base import Size
-from linvit.heads.detection.device import constants, positions
+from linvit.heads.detection.base import Size, constants, positions
 
 BACKGROUND = -1
 IGNORED = -2

@@ -9,9 +9,8 @@ from torch.nn import functional as F
 
 from linvit.errors import UserError
 from linvit.heads.create import DenseNetwork, backbone_and_head, feature_maps
-from linvit.heads.detection.base import DetectionHead, Detections, ImageShape, Target
+from linvit.heads.detection.base import DetectionHead, Detections, ImageShape, Target, positions
 from linvit.heads.detection.boxes import has_area
-from linvit.heads.detection.device import positions
 from linvit.heads.neck import SimpleFeaturePyramid
 from linvit.registry import Spec
 

@@ -13,10 +13,8 @@ from torch.nn import functional as F
 from linvit.attention.ops.functional import upcast
 from linvit.errors import UserError, check_number
 from linvit.heads.detection.anchors import Anchors, Assigner, Sampler, by_anchor
-from linvit.heads.detection.base import ImageShape, Target
-from linvit.heads.detection.batched import DROPPED, best_of_batch, gather_rows, top_of_batch
-from linvit.heads.detection.boxes import BoxCoder, has_area, top
-from linvit.heads.detection.device import nms_in_groups, positions
+from linvit.heads.detection.base import ImageShape, ImageShapes, Target
+from linvit.heads.detection.boxes import DROPPED, BoxCoder, best_of_batch, gather_rows, top_of_batch
 from linvit.heads.layers import conv, tower
 
 NMS_THRESHOLD = 0.7
@@ -25,9 +23,9 @@ NMS_THRESHOLD = 0.7
 class RPN(nn.Module):
     """A 3 x 3 convolution on every map, and two 1 x 1 convolutions for score and box of each anchor.
 
-    torchvision's layers are the same; its losses, its assignment and its proposals are not, see `Assigner`, `Anchors`
-    and `drop_empty` (before the proposals are chosen, as in mmdetection 3.x). The error of boxes is quadratic up to
-    `beta`. With `inside_only` anchors that cross the border of the image are ignored in training.
+    torchvision's layers are the same; its losses, its assignment and its proposals are not, see `Assigner` and
+    `Anchors`. The error of boxes is quadratic up to `beta`. With `inside_only` anchors that cross the border of the
+    image are ignored in training.
     """
 
     def __init__(
@@ -41,7 +39,6 @@ class RPN(nn.Module):
         samples: int,
         candidates: Sequence[int],
         proposals: Sequence[int],
-        drop_empty: bool,
         convs: int = 1,
     ) -> None:
         super().__init__()
@@ -56,7 +53,7 @@ class RPN(nn.Module):
                 check_number(f"an entry of {name} {list(pair)}", number, at_least=1, whole=True)
         self.anchors, self.coder = Anchors(strides, [anchor_scale]), BoxCoder()
         self.assigner, self.sampler = Assigner(positive=0.7, negative=0.3, least=0.3), Sampler(samples, 0.5)
-        self.beta, self.inside_only, self.drop_empty = beta, inside_only, drop_empty
+        self.beta, self.inside_only = beta, inside_only
         self.candidates, self.proposals = tuple(candidates), tuple(proposals)
         self.conv = conv(width, width)
         self.more = tower(width, convs - 1)
@@ -101,37 +98,15 @@ class RPN(nn.Module):
 
     @torch.no_grad()
     def propose(
-        self, scores: Sequence[Tensor], boxes: Sequence[Tensor], images: Sequence[ImageShape]
-    ) -> list[tuple[Tensor, Tensor]]:
-        """Returns for each image proposals (n, 4) inside it, the best first, and their scores (n,)."""
+        self, scores: Sequence[Tensor], boxes: Sequence[Tensor], image: ImageShape | ImageShapes
+    ) -> dict[str, Tensor]:
+        """Returns proposals inside of their images in the form of `best_of_batch`; labels are levels, scores logits."""
         candidates, limit = (pair[0 if self.training else 1] for pair in (self.candidates, self.proposals))
-        anchors = self.anchors(scores)
-        probabilities = [by_anchor(upcast(x), 1)[..., 0].sigmoid() for x in scores]
-        deltas = [by_anchor(x, 4) for x in boxes]
-        found = []
-        for i, image in enumerate(images):
-            rows = [top(of_level[i], candidates) for of_level in probabilities]
-            score = torch.cat([of_level[i][row] for of_level, row in zip(probabilities, rows, strict=True)])
-            starts = torch.cat([of_level[row] for of_level, row in zip(anchors, rows, strict=True)])
-            moves = torch.cat([of_level[i][row] for of_level, row in zip(deltas, rows, strict=True)])
-            level = torch.cat([torch.full_like(row, j) for j, row in enumerate(rows)])
-            found.append((image.clip(self.coder.decode(starts, moves)), score, level))
-        if self.drop_empty:
-            kept = positions([has_area(box) for box, _, _ in found])
-            found = [(box[row], score[row], level[row]) for row, (box, score, level) in zip(kept, found, strict=True)]
-        keep = [nms_in_groups(*of_image, NMS_THRESHOLD)[:limit] for of_image in found]
-        return [(box[row], score[row]) for row, (box, score, _) in zip(keep, found, strict=True)]
-
-    def propose_batch(self, scores: Sequence[Tensor], boxes: Sequence[Tensor], image: ImageShape) -> dict[str, Tensor]:
-        """As `propose`, for images of one size, in the form of `best_of_batch`; labels are levels, scores logits."""
-        (_, candidates), (_, limit) = self.candidates, self.proposals
         found = []
         for i, anchors in enumerate(self.anchors(scores)):
             # by logits: onnxruntime's sigmoid is the same for all below -18, which proposals may be
             best, row = top_of_batch(by_anchor(upcast(scores[i]), 1)[..., 0], candidates)
             box = image.clip(self.coder.decode(anchors[row], gather_rows(by_anchor(boxes[i], 4), row)))
-            if self.drop_empty:
-                best = best.where(has_area(box), DROPPED)
             found.append((box, F.pad(best[..., None], (i, len(scores) - 1 - i), value=DROPPED)))
         box, score = (torch.cat(of_levels, 1) for of_levels in zip(*found, strict=True))
         return best_of_batch(box, score, NMS_THRESHOLD, limit)

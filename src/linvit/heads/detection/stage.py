@@ -14,9 +14,8 @@ from torchvision.ops import roi_align
 
 from linvit.attention.ops.functional import upcast
 from linvit.heads.detection.anchors import Assigner, Sampler
-from linvit.heads.detection.base import ImageShape, Target
+from linvit.heads.detection.base import ImageShape, Target, positions
 from linvit.heads.detection.box_head import BoxHead
-from linvit.heads.detection.device import positions
 from linvit.heads.detection.masks import MaskHead, mask_targets
 
 

@@ -3,7 +3,7 @@
 Faster R-CNN and Mask R-CNN are cascades of one stage.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -13,13 +13,12 @@ from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 from linvit.errors import check_number
 from linvit.heads.base import rows
 from linvit.heads.detection.anchors import Assigner, Sampler
-from linvit.heads.detection.base import DetectionHead, Detections, ImageShape, Target
-from linvit.heads.detection.batched import DROPPED, best_of_batch
+from linvit.heads.detection.base import DetectionHead, Detections, ImageShape, ImageShapes, Target
 from linvit.heads.detection.box_head import BoxHead
-from linvit.heads.detection.boxes import check_limits, multiclass_nms
+from linvit.heads.detection.boxes import DROPPED, best_of_batch, check_limits
 from linvit.heads.detection.masks import MaskHead, paste_masks
 from linvit.heads.detection.rpn import RPN
-from linvit.heads.detection.stage import RoIStage, StageSettings, with_image
+from linvit.heads.detection.stage import RoIStage, StageSettings
 from linvit.heads.layers import FPN
 
 
@@ -40,7 +39,6 @@ class TwoStage(DetectionHead):
         roi_samples: Proposals per image that a stage is trained with, of which up to a quarter are positive.
         candidates: Of a level, how many of the best anchors become boxes, in training and in evaluation.
         proposals: How many of these boxes are proposed, in training and in evaluation.
-        drop_empty: Whether proposals without area are dropped (mmdetection 3.x) or kept (2.x and the papers).
     """
 
     fpn_width = "width"
@@ -68,7 +66,6 @@ class TwoStage(DetectionHead):
         roi_samples: int = 512,
         candidates: Sequence[int] = (2000, 1000),
         proposals: Sequence[int] = (1000, 1000),
-        drop_empty: bool = False,
         score_threshold: float = 0.05,
         nms_threshold: float = 0.5,
         max_detections: int = 100,
@@ -89,7 +86,6 @@ class TwoStage(DetectionHead):
             samples=anchor_samples,
             candidates=candidates,
             proposals=proposals,
-            drop_empty=drop_empty,
             convs=self.rpn_convs,
         )
         convs, fcs = self.box_layers
@@ -137,7 +133,9 @@ class TwoStage(DetectionHead):
         maps = self.fpn(features)
         scores, boxes = self.rpn(maps)
         found = self.rpn.loss(scores, boxes, images, targets)
-        proposals = [proposed for proposed, _ in self.rpn.propose(scores, boxes, images)]
+        proposed = self.rpn.propose(scores, boxes, ImageShapes(images))
+        counts = proposed["num_detections"].tolist()
+        proposals = [of_image[:count] for of_image, count in zip(proposed["boxes"], counts, strict=True)]
         return {**found, **self.roi_losses(maps, proposals, images, targets)}
 
     def roi_losses(
@@ -157,69 +155,51 @@ class TwoStage(DetectionHead):
 
     def detect(self, features: Sequence[Tensor], images: Sequence[ImageShape]) -> list[Detections]:
         """Returns the detections of each image."""
+        found = super().detect(features, images)
+        for one, image in zip(found, images, strict=True) if self.with_masks else ():
+            one["masks"] = paste_masks(one["masks"], one["boxes"], image.original)
+        return found
+
+    def detect_batch(self, features: Sequence[Tensor], image: ImageShape | ImageShapes) -> dict[str, Tensor]:
+        """Returns the detections of a batch; see `DetectionHead`."""
         maps = self.fpn(features)
         scores, boxes = self.rpn(maps)
-        return self.results(maps, [proposed for proposed, _ in self.rpn.propose(scores, boxes, images)], images)
+        proposed = self.rpn.propose(scores, boxes, image)
+        return self.results(maps, proposed["boxes"], proposed["num_detections"], image)
 
     def results(
-        self, maps: Sequence[Tensor], proposals: Sequence[Tensor], images: Sequence[ImageShape]
-    ) -> list[Detections]:
-        """Returns detections of maps and proposals (n, 4) of each image.
+        self, maps: Sequence[Tensor], boxes: Tensor, count: Tensor, image: ImageShape | ImageShapes
+    ) -> dict[str, Tensor]:
+        """Returns detections of maps and proposals (B, n, 4), of which each image has `count` (B,).
 
         Logits of classes are averaged over the stages, boxes are the last stage's, and of masks the probabilities are
         averaged.
         """
-        counts = [len(boxes) for boxes in proposals]
-
-        def clip(boxes: Tensor) -> Tensor:
-            return torch.cat([image.clip(own) for image, own in zip(images, boxes.split(counts), strict=True)])
-
-        scores, boxes = (x.split(counts) for x in self._classify(maps, with_image(proposals), clip))
-        options = self.score_threshold, self.nms_threshold, self.max_detections
-        found = [
-            multiclass_nms(image.to_original(image.clip(of_image)), score, *options)
-            for image, of_image, score in zip(images, boxes, scores, strict=True)
-        ]
-        if self.with_masks:
-            self._add_masks(found, maps, images)
-        return found
-
-    def _add_masks(self, found: list[Detections], maps: Sequence[Tensor], images: Sequence[ImageShape]) -> None:
-        boxes = [image.from_original(one["boxes"]) for image, one in zip(images, found, strict=True)]
-        labels = torch.cat([one["labels"] for one in found])
-        masks = self._masks(maps, with_image(boxes), labels).split([len(of_image) for of_image in boxes])
-        for one, mask, image in zip(found, masks, images, strict=True):
-            one["masks"] = paste_masks(mask, one["boxes"], image.original)
-
-    def detect_batch(self, features: Sequence[Tensor], image: ImageShape) -> dict[str, Tensor]:
-        """Returns the detections of images of one size; see `DetectionHead`."""
-        maps = self.fpn(features)
-        logits, deltas = self.rpn(maps)
-        proposed = self.rpn.propose_batch(logits, deltas, image)
-        boxes, count = proposed["boxes"], proposed["num_detections"]
-        scores, found = self._classify(maps, _rois(boxes), image.clip)
+        scores, found = self._classify(maps, boxes, image)
         real = torch.arange(boxes.shape[1], device=boxes.device) < count[:, None]  # (B, n)
-        usable = real[..., None] & (scores > self.score_threshold).view(*real.shape, -1)
-        scores = scores.view(usable.shape).where(usable, DROPPED)
-        boxes = image.clip(found).view(*real.shape, *found.shape[1:])
-        best = best_of_batch(boxes, scores, self.nms_threshold, self.max_detections)
+        scores = scores.where(real[..., None] & (scores > self.score_threshold), DROPPED)
+        inside = image.to_original(image.clip(found))
+        best = best_of_batch(inside, scores, self.nms_threshold, self.max_detections)
         if self.with_masks:
-            masks = self._masks(maps, _rois(best["boxes"]), best["labels"].flatten())
+            masks = self._masks(maps, _rois(image.from_original(best["boxes"])), best["labels"].flatten())
             best["masks"] = masks.view(*best["labels"].shape, *masks.shape[1:])
         return best
 
     def _classify(
-        self, maps: Sequence[Tensor], rois: Tensor, clip: Callable[[Tensor], Tensor]
+        self, maps: Sequence[Tensor], boxes: Tensor, image: ImageShape | ImageShapes
     ) -> tuple[Tensor, Tensor]:
-        """Scores (n, K) and boxes (n, K, 4), or (n, 4), of RoIs (n, 5), which `clip` keeps in their images."""
+        """Scores (B, n, K) and boxes (B, n, K, 4) of proposals (B, n, 4)."""
+        shape = boxes.shape[:2]
         total: Tensor | None = None
         for i, stage in enumerate(self._stages()):
+            rois = _rois(boxes)
             logits, deltas = stage.boxes(maps, rois)
             total = logits if total is None else total + logits
             if i + 1 < len(self.stages):
-                rois = torch.cat([rois[:, :1], clip(stage.box_head.refine(rois[:, 1:], deltas, logits))], 1)
+                boxes = image.clip(stage.box_head.refine(rois[:, 1:], deltas, logits).view(*shape, 4))
         assert total is not None
-        return (total / len(self.stages)).softmax(1)[:, :-1], stage.box_head.decode(rois[:, 1:], deltas)
+        scores = (total / len(self.stages)).softmax(1)[:, :-1].view(*shape, -1)
+        return scores, stage.box_head.decode(rois[:, 1:], deltas).view(*shape, -1, 4)
 
     def _masks(self, maps: Sequence[Tensor], rois: Tensor, labels: Tensor) -> Tensor:
         """Probabilities (n, 28, 28) of the pixels of RoIs (n, 5) of these classes (n,)."""
