@@ -58,6 +58,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, int]]] = [  # options, and the 
     ("xca", {}, {}),
     ("vssd", {}, {"e": 1, "g": 3}),
     ("vssd", {"expand": 2, "groups": 1}, {"e": 2, "g": 1}),
+    ("vittt", {}, {}),
     ("t5", {}, {"k": 3}),
     ("t5", {"conv": 0}, {"k": 0}),
     ("mhla", {"blocks": 2}, {"T": 5, "s": 5}),

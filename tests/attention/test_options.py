@@ -61,6 +61,7 @@ BEYOND: dict[str, dict[str, list[float]]] = {
     "pola_pp": SHARED_BY_ROTARY,
     "nala": {**SHARED_BY_ROTARY, "power": [1.5], "key_power": [0.5]},
     "vssd": {"expand": [0, 1.5], "d_state": [0, 1.5], "groups": [0, 1.5]},
+    "vittt": {"inner_lr": [0, -1]},
     "t5": {"conv": [-1, 2, 2.5], "inner_lr": [0, -1]},
     "hedgehog": {"feature_dim": [0, 2.5]},
     "cosformer": {"eps": [0]},

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from linvit.attention.base import Grid
 from linvit.attention.ops.activations import ACTIVATIONS
 from linvit.attention.ops.decorators import mixed_precision, recomputed
-from linvit.attention.ops.value_conv import ConvolvedAttention, check_side, convolve_values
+from linvit.attention.ops.value_conv import ConvolvedAttention, check_side, convolve_each, convolve_values
 from linvit.errors import UserError
 
 FEATURE_MAPS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -109,26 +109,5 @@ class InLineAttention(ConvolvedAttention):
     def convolved(self, v: Tensor, grid: Grid, x: Tensor) -> Tensor:  # type: ignore[override]
         """The convolution of the patch values, (B, h, M, d) -> (B, h, N, d); 0 for prefix tokens."""
         kernels = cast("nn.Module", self.residual)(x.mean(1).unsqueeze(2))  # (B, C k k, 1)
-        kernels = kernels.view(-1, 1, self.side, self.side)  # (B C, 1, k, k)
-
-        def conv(plane: Tensor) -> Tensor:
-            """Every channel of every image by itself, (B, C, H, W) -> (B, C, H, W)."""
-            if torch.compiler.is_exporting():  # `groups` would fix the number of images
-                return _sum_of_shifts(plane, kernels.to(plane.dtype).view(*plane.shape[:2], *kernels.shape[2:]))
-            alone = plane.flatten(0, 1)[None]  # (1, B C, H, W)
-            local = F.conv2d(alone, kernels.to(plane.dtype), padding=self.side // 2, groups=len(kernels))
-            return local.view_as(plane)
-
-        return convolve_values(conv, v, grid)
-
-
-def _sum_of_shifts(plane: Tensor, kernels: Tensor) -> Tensor:
-    """Every channel of every image (B, C, H, W) convolved by its own kernel, of (B, C, k, k)."""
-    (height, width), side = plane.shape[2:], kernels.shape[-1]
-    around = F.pad(plane, (side // 2,) * 4)
-    shifts = [
-        around[:, :, i : i + height, j : j + width] * kernels[:, :, i, j, None, None]
-        for i in range(side)
-        for j in range(side)
-    ]
-    return torch.stack(shifts).sum(0)
+        kernels = kernels.view(len(x), -1, self.side, self.side)  # (B, C, k, k)
+        return convolve_values(lambda plane: convolve_each(plane, kernels.to(plane.dtype)), v, grid)

@@ -53,8 +53,7 @@ class MLLAAttention(RotaryLinearAttention):
         self.stem = stem
         self.rotary, self.across_heads = rotary != "none", rotary == "all_heads"
         if self.rotary:
-            even = self.across_heads and dim % 4 == num_heads % 2 == 0
-            check_rotary(dim, num_heads, self.key_dim, multiple=2 if even else 4, option="rotary='none'")
+            check_rotary(dim, num_heads, self.key_dim, across=self.across_heads, option="rotary='none'")
 
     def rotated(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """Features turned by their positions."""

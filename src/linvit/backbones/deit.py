@@ -6,7 +6,9 @@ Bolya et al. 2022: Hydra attention in the last two of twelve blocks, its most ac
 The Agent presets follow Han et al. 2024 ("Agent Attention"): in all blocks, or in the first four (base). The InLine
 presets are those of Han et al. 2024 ("Bridging the Divide"), whose small and base are narrower, for larger images. The
 MHLA presets are those of Zhang et al. 2026: MHLA in every block, no class token, mean pooling, and a second norm before
-each attention. Their program pads images of 224 to 256 with zeros; here images are of 256.
+each attention. Their program pads images of 224 to 256 with zeros; here images are of 256. The T5 presets are those of
+Li et al. 2026 ("Linearizing Vision Transformers with Test-Time Training"), which are converted from DeiT; the ViT^3
+presets those of Han et al. 2026 ("ViT^3: Unlocking Test-Time Training in Vision"), with drop paths of 0, 0.1 and 0.4.
 
 With `window_size`, `decomposed_positions`, `class_token: false` and `final_norm: false` it is ViTDet's (Li et al.
 2022, "Exploring Plain Vision Transformer Backbones for Object Detection").
@@ -244,3 +246,12 @@ _mhla = partial(
 mhla_deit_tiny = preset(_mhla, embed_dim=192, num_heads=3)
 mhla_deit_small = preset(_mhla, embed_dim=384, num_heads=6)
 mhla_deit_base = preset(_mhla, embed_dim=768, num_heads=12)
+
+t5_tiny = preset(_mean, attention="t5", embed_dim=192, num_heads=3)
+t5_small = preset(_mean, attention="t5", embed_dim=384, num_heads=6)
+t5_base = preset(_mean, attention="t5", embed_dim=512, depth=24, num_heads=8)
+
+_vittt = partial(_mean, attention="vittt", pos_embed=False, cpe=True)
+vittt_tiny = preset(_vittt, embed_dim=192, num_heads=6)
+vittt_small = preset(_vittt, embed_dim=384, num_heads=6)
+vittt_base = preset(_vittt, embed_dim=768, num_heads=12)

@@ -30,6 +30,7 @@ class MLLA(Backbone):
 
     Args:
         embed_dim: Channels C of stage 1; each further stage doubles them.
+        proj_bias: Bias in the output projection of attention, for all stages or one per stage.
     """
 
     dense: ClassVar[Mapping[str, Any]] = {"feature_norms": True}
@@ -46,14 +47,17 @@ class MLLA(Backbone):
         num_heads: Sequence[int] = (2, 4, 8, 16),
         mlp_ratio: float = 4.0,
         qkv_bias: bool = True,
+        proj_bias: bool | Sequence[bool] = True,
         proj_drop: float = 0.0,
         qk_norm: QKNorm = "none",
         feature_norms: bool = False,
     ) -> None:
-        check_stages(len(depths), num_heads=num_heads)
+        biases = [proj_bias] * len(depths) if isinstance(proj_bias, bool) else proj_bias
+        check_stages(len(depths), num_heads=num_heads, proj_bias=biases)
         dims = [embed_dim * 2**i for i in range(len(depths))]
         super().__init__(num_classes, dims[-1])
         specs, rates = specs_and_rates(attention, drop_path_rate, depths)
+        shared: dict[str, Any] = {"qkv_bias": qkv_bias, "proj_drop": proj_drop, "qk_norm": qk_norm}
 
         self.stages = nn.ModuleList()
         for i, size in enumerate(stage_grids(image_size(img_size), [4] + [2] * (len(depths) - 1))):
@@ -61,9 +65,7 @@ class MLLA(Backbone):
             blocks = [
                 CPEBlock(
                     dim,
-                    AttentionLayer(
-                        dim, num_heads[i], grid, attention=spec, qkv_bias=qkv_bias, proj_drop=proj_drop, qk_norm=qk_norm
-                    ),
+                    AttentionLayer(dim, num_heads[i], grid, attention=spec, proj_bias=biases[i], **shared),
                     Mlp(dim, int(dim * mlp_ratio)),
                     rate,
                     norm_eps=1e-5,
@@ -71,7 +73,8 @@ class MLLA(Backbone):
                 )
                 for spec, rate in zip(specs[i], rates[i], strict=True)
             ]
-            self.stages.append(Stage(dim, grid, ConvMerging(dims[i - 1]) if i else ResidualStem(in_chans, dim), blocks))
+            embed = ConvMerging(dims[i - 1], dim) if i else ResidualStem(in_chans, dim)
+            self.stages.append(Stage(dim, grid, embed, blocks))
         self.feature_norms = nn.ModuleList(nn.LayerNorm(dim) for dim in dims[:-1] if feature_norms)
         self.finalize(nn.LayerNorm(dims[-1]), pyramid_info(dims))
 
@@ -82,9 +85,9 @@ class ResidualStem(nn.Module):
     def __init__(self, in_chans: int, dim: int) -> None:
         super().__init__()
         half = dim // 2
-        self.conv1 = nn.Sequential(*_normed(in_chans, half, 3, stride=2), nn.ReLU())
-        self.conv2 = nn.Sequential(*_normed(half, half, 3), nn.ReLU(), *_normed(half, half, 3))
-        self.conv3 = nn.Sequential(*_normed(half, 4 * dim, 3, stride=2), nn.ReLU(), *_normed(4 * dim, dim, 1))
+        self.conv1 = nn.Sequential(*normed_conv(in_chans, half, 3, stride=2), nn.ReLU())
+        self.conv2 = nn.Sequential(*normed_conv(half, half, 3), nn.ReLU(), *normed_conv(half, half, 3))
+        self.conv3 = nn.Sequential(*normed_conv(half, 4 * dim, 3, stride=2), nn.ReLU(), *normed_conv(4 * dim, dim, 1))
 
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
         """Returns tokens and their patch grid."""
@@ -93,28 +96,29 @@ class ResidualStem(nn.Module):
         return x.flatten(2).mT, (x.shape[2], x.shape[3])
 
 
-def _normed(into: int, out: int, kernel: int, stride: int = 1) -> tuple[nn.Conv2d, nn.BatchNorm2d]:
+def normed_conv(into: int, out: int, kernel: int, stride: int = 1) -> tuple[nn.Conv2d, nn.BatchNorm2d]:
+    """A convolution without a bias and its BatchNorm."""
     return nn.Conv2d(into, out, kernel, stride, kernel // 2, bias=False), nn.BatchNorm2d(out)
 
 
 class ConvMerging(nn.Module):
-    """(B, C, H, W) -> tokens (B, N, 2 C) and their grid: strided depthwise convolution of 8 C channels, BatchNorm."""
+    """(B, C, H, W) -> tokens (B, N, C') and their grid: strided depthwise convolution of 4 C' channels, BatchNorm."""
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self, into: int, dim: int) -> None:
         super().__init__()
-        wide = 8 * dim
+        wide = 4 * dim
         self.conv = nn.Sequential(
-            nn.Conv2d(dim, wide, 1),
+            nn.Conv2d(into, wide, 1),
             nn.ReLU(),
             nn.Conv2d(wide, wide, 3, 2, padding=1, groups=wide),
             nn.ReLU(),
-            nn.Conv2d(wide, 2 * dim, 1),
-            nn.BatchNorm2d(2 * dim),
+            nn.Conv2d(wide, dim, 1),
+            nn.BatchNorm2d(dim),
         )
 
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
         """Returns tokens and their patch grid."""
-        x = self.conv(x)  # (B, 2 C, H', W')
+        x = self.conv(x)  # (B, C', H', W')
         return x.flatten(2).mT, (x.shape[2], x.shape[3])
 
 

@@ -118,18 +118,22 @@ class RAVLT(Backbone):
 
 
 class ConvMlp(nn.Module):
-    """`fc2(conv(GELU(fc1 x)))` with `conv(h) = h + ` a depthwise convolution of h; (B, N, C) -> (B, N, C)."""
+    """`fc2(conv(GELU(fc1 x)))` with `conv(h) = h + ` a depthwise convolution of h; (B, N, C) -> (B, N, C).
 
-    def __init__(self, dim: int, hidden: int) -> None:
+    `last_act` puts another GELU behind the convolution (ViT^3).
+    """
+
+    def __init__(self, dim: int, hidden: int, last_act: bool = False) -> None:
         super().__init__()
         self.fc1 = nn.Linear(dim, hidden)
         self.act = nn.GELU()
         self.conv = ResidualConv(hidden)
+        self.last_act = nn.GELU() if last_act else nn.Identity()
         self.fc2 = nn.Linear(hidden, dim)
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         """(B, N, C) -> (B, N, C)."""
-        return self.fc2(self.conv(self.act(self.fc1(x)), grid))  # type: ignore[no-any-return]
+        return self.fc2(self.last_act(self.conv(self.act(self.fc1(x)), grid)))  # type: ignore[no-any-return]
 
 
 MALA = ("mala", "mala", SOFTMAX, SOFTMAX)

@@ -38,23 +38,23 @@ def joined(rows: Rows, letters: str) -> nn.Linear:
     return layer
 
 
-def widened(proj: nn.Linear, width: int, heads: int) -> nn.Linear:
+def widened(proj: nn.Linear, width: int, heads: int, new_heads: int | None = None) -> nn.Linear:
     """Returns an output projection from `width` channels, in which each head's first channels are those of `proj`."""
     if width == proj.in_features:
         return proj
     wide = nn.Linear(width, proj.out_features, bias=proj.bias is not None).to(proj.weight)
     with torch.no_grad():
-        copy_heads(proj.weight, wide.weight, heads)
+        copy_heads(proj.weight, wide.weight, heads, new_heads)
         if proj.bias is not None:
             wide.bias = proj.bias
     return wide
 
 
-def copy_heads(old: Tensor, new: Tensor, heads: int) -> None:
-    """Copies an output projection's weight (C, h d) into one of wider or narrower heads: their first channels."""
-    into, kept = (weight.unflatten(1, (heads, -1)) for weight in (new, old))  # (C, h, d)
-    width = min(into.shape[2], kept.shape[2])
-    into[:, :, :width] = kept[:, :, :width]
+def copy_heads(old: Tensor, new: Tensor, heads: int, new_heads: int | None = None) -> None:
+    """Copies an output projection's weight (C, h d) into one of other heads, fewer or more: their first channels."""
+    into, kept = new.unflatten(1, (new_heads or heads, -1)), old.unflatten(1, (heads, -1))  # (C, h, d)
+    count, width = (min(into.shape[i], kept.shape[i]) for i in (1, 2))
+    into[:, :count, :width] = kept[:, :count, :width]
 
 
 @torch.no_grad()
@@ -74,8 +74,10 @@ def keep_weights(old: Any, new: Any) -> None:
             if rows is not None and kept is not None and rows.shape == kept.shape:
                 rows.copy_(kept)
     theirs, ours = ([m for m in layer.modules() if isinstance(m, Attention)] for layer in (old, new))
-    if sum(m.num_heads for m in theirs) == sum(m.num_heads for m in ours):
-        copy_heads(old.proj.weight, new.proj.weight, sum(m.num_heads for m in ours))
+    if [m.num_heads for m in theirs] == [m.num_heads for m in ours]:
+        parts = (layer.proj.weight.chunk(len(ours), 1) for layer in (old, new))
+        for mine, kept, into in zip(ours, *parts, strict=True):
+            copy_heads(kept, into, theirs[0].out_heads, mine.out_heads)
     copied = {"qkv", "q", "kv", "mechanism" if [*map(type, theirs)] != [*map(type, ours)] else ""}
     if new.gate is not None and (old.gate is None or old.gate.silu is not new.gate.silu):
         new.gate.init_open()

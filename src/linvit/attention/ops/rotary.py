@@ -95,8 +95,12 @@ def rotary_table(
     return spread(rows.cos(), columns.cos(), 1.0), spread(rows.sin(), columns.sin(), 0.0)
 
 
-def check_rotary(dim: int, num_heads: int, key_dim: int, *, multiple: int = 4, option: str = "rotary=False") -> None:
-    """Raises a `UserError` unless heads of `key_dim` channels can turn."""
+def check_rotary(
+    dim: int, num_heads: int, key_dim: int, *, multiple: int = 4, across: bool = False, option: str = "rotary=False"
+) -> None:
+    """Raises a `UserError` unless heads of `key_dim` channels can turn; `across` all heads even widths do."""
+    if across and dim % 4 == num_heads % 2 == 0:
+        multiple = 2
     if key_dim % multiple == 0:
         return
     heads = ", ".join(str(h) for h in range(1, dim // multiple + 1) if dim % (multiple * h) == 0)

@@ -90,6 +90,21 @@ def convolve_values(conv: Callable[[Tensor], Tensor], v: Tensor, grid: Grid) -> 
     return split_heads(local, v.shape[1]).to(v.dtype)
 
 
+def convolve_each(plane: Tensor, kernels: Tensor) -> Tensor:
+    """Every channel of every image (B, C, H, W) convolved by its own kernel, of (B, C, k, k)."""
+    if torch.compiler.is_exporting():  # `groups` would fix the number of images
+        parts = zip(shifts(plane, kernels.shape[-1]), kernels.flatten(2).unbind(-1), strict=True)
+        return torch.stack([shifted * entry[..., None, None] for shifted, entry in parts]).sum(0)
+    alone, kernels = plane.flatten(0, 1)[None], kernels.flatten(0, 1)[:, None]  # (1, B C, H, W), (B C, 1, k, k)
+    return F.conv2d(alone, kernels, padding=kernels.shape[-1] // 2, groups=len(kernels)).view_as(plane)
+
+
+def shifts(plane: Tensor, side: int) -> list[Tensor]:
+    """What each entry of a kernel of this side sees of a plane (..., H, W) with zeros around, row by row."""
+    (height, width), around = plane.shape[-2:], F.pad(plane, (side // 2,) * 4)
+    return [around[..., i : i + height, j : j + width] for i in range(side) for j in range(side)]
+
+
 class ConvolvedAttention(Attention):
     """A mechanism that adds a convolution of the values to what its kernel of q and k makes of them.
 

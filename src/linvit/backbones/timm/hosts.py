@@ -182,7 +182,7 @@ class ReplacedAttention(AttentionHost):
             self.register_buffer("relative_position_index", source.relative_position_index, persistent=False)
         self.window_size: Any = getattr(source, "window_size", None)
         self.rotate_half: bool = getattr(source, "rotate_half", False)
-        self.proj = widened(proj, self.mechanism.out_dim, heads)
+        self.proj = widened(proj, self.mechanism.out_dim, heads, self.mechanism.out_heads)
         self.proj_drop = getattr(source, "proj_drop", nn.Identity())
 
     def mix(self, x: Tensor, grid: Grid, **given: Any) -> Tensor:

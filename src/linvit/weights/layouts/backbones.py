@@ -29,12 +29,12 @@ DEIT = Layout(
     name="deit",
     marks=(r"pos_embed", r"patch_embed\.proj\.weight", r"blocks\.0\.attn\.qkv\.weight", r"blocks\.0\.mlp\.fc1\.weight"),
     renames=(
-        (r"\.attn\.(scale$|positional_encoding$|dwc\.|residual\.)", r".attn.mechanism.\1"),
+        (r"\.attn\.(scale$|positional_encoding$|dwc\.|residual\.|w[123]$|[qk]_conv2d\.)", r".attn.mechanism.\1"),
         *AGENT_RENAMES,
     ),
     conversions=AGENT_CONVERSIONS,
 )
-"""timm's names, and ours, with a distillation token or without; Agent-DeiT and InLine-DeiT, too."""
+"""timm's names, and ours, with a distillation token or without; Agent-DeiT, InLine-DeiT and T5, too."""
 
 PVT_STAGES: tuple[Rename, ...] = (
     (r"^patch_embed(\d)", count_from_zero("stages.{}.embed")),
@@ -269,7 +269,45 @@ VSSD = Layout(
     ),
 )
 
+
+def vittt_parts(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The projections of the heads and of the further one, which are rows of one projection `qkv` there."""
+    parts = dict(state)
+    for name in [key for key in state if ".attn.qkv." in key]:
+        layer, kind = name.split("qkv.")
+        further = 3 * len(state[f"{layer}w3"])
+        parts[name], parts[f"{layer}qkv2.{kind}"] = state[name].split([len(state[name]) - further, further])
+    return parts
+
+
+_VITTT: tuple[Rename, ...] = ((r"\.cpe\.", ".cpe1."), (r"\.attn\.(w[123]$|qkv2\.)", r".attn.mechanism.\1"))
+
+VITTT = Layout(
+    name="vittt",
+    marks=(r"blocks\.0\.attn\.w3", r"blocks\.0\.cpe\.weight"),
+    split=vittt_parts,
+    renames=_VITTT,
+)
+
+H_VITTT = Layout(
+    name="h_vittt",
+    marks=(r"patch_embed\.conv\.4\.conv\.weight", r"layers\.0\.blocks\.0\.attn\.w3"),
+    split=vittt_parts,
+    renames=(
+        (
+            r"^patch_embed\.conv\.(\d)\.(conv|norm)\.",
+            lambda match: f"stages.0.embed.conv.{3 * int(match[1]) + (match[2] == 'norm')}.",
+        ),
+        *MLLA.renames[1:5],  # of the stages
+        (r"\.mlp\.dwc\.", ".mlp.conv."),
+        (r"^norm([012])\.", r"feature_norms.\1."),  # of the dense-prediction code
+        (r"^norm3\.", "norm."),
+        *_VITTT,
+    ),
+    drops=(r".*\.rope\.rotations",),
+)
+
 LAYOUTS: tuple[Layout, ...] = (
-    *(DEIT, PVT, PVT_V2, PVT_V2_TIMM, SWIN, SWIN_TIMM, SWIN_MMSEG, CSWIN, SOFT, RAVLT, MLLA, VSSD),
+    *(DEIT, PVT, PVT_V2, PVT_V2_TIMM, SWIN, SWIN_TIMM, SWIN_MMSEG, CSWIN, SOFT, RAVLT, MLLA, VSSD, VITTT, H_VITTT),
 )
 """In the order in which they are tried."""
