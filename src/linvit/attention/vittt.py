@@ -105,4 +105,4 @@ class ViTTTAttention(Attention):
 
     def _step(self, gradient: Tensor) -> Tensor:
         """The rate times a gradient whose columns are divided by 1 plus their length."""
-        return self.inner_lr * gradient / (l2_norm(gradient.mT).mT + 1)  # type: ignore[no-any-return]
+        return self.inner_lr * gradient / (l2_norm(gradient.mT).mT + 1)
