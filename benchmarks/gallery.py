@@ -21,8 +21,8 @@ from linvit.cli import main as linvit
 from linvit.experiments.compare.experiment import Experiment
 from linvit.experiments.compare.results import Results
 from linvit.experiments.compare.tables import notes, rows, titles
-from linvit.experiments.measure import conditions
 from linvit.plain_text import markdown_table
+from linvit.runs.conditions import conditions
 
 LINE = 22  # pixels
 WHOLE = "softmax,linear,focused,hydra,linformer,efficient,mlla,xca"

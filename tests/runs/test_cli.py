@@ -48,7 +48,7 @@ class TestFit:
         others = {"hparams.yaml", "predictions_digits.csv", "test_classes.csv", "test_confusion.png"}  # of other verbs
         kept = {"checkpoints", "checkpoints/best.ckpt", "checkpoints/last.ckpt", "checkpoints/previous.ckpt"}
         kept |= {"checkpoints/.lock"}
-        told = {"metrics.csv", "val_classes.csv", "val_confusion.png", "attention_rank.csv"}
+        told = {"metrics.csv", "result.json", "val_classes.csv", "val_confusion.png", "attention_rank.csv"}
         assert found - others == kept | told | {"config.yaml", "events.out.tfevents"}
 
     def test_the_whole_configuration_is_saved(self, run):

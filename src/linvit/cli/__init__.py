@@ -12,7 +12,18 @@ from linvit.signals import STOP
 
 VERBS = ("fit", "validate", "test", "predict")
 PLAIN = (  # plain functions: main(argv) -> exit code
-    *("list", "check", "import-weights", "data", "bench", "linearize", "compare", "verify-resume", "analyze"),
+    *(
+        "list",
+        "check",
+        "import-weights",
+        "data",
+        "bench",
+        "linearize",
+        "compare",
+        "leaderboard",
+        "verify-resume",
+        "analyze",
+    ),
     *("probe", "export", "push", "doctor"),
 )
 HELP = """linvit: every linear attention, in every vision backbone, on every task.
@@ -28,6 +39,8 @@ usage: linvit VERB [options]
                linvit predict --model RUN photos --output out
   linearize  train a copy of a trained network with another attention
   compare    run variants with several seeds, and make one table of them
+  leaderboard
+             merge runs of any machines to tables and Pareto fronts
   list       attentions, backbones, heads and configurations, plug-ins included
   check      hold a mechanism, backbone or head, yours included, to its contract
   import-weights

@@ -21,11 +21,11 @@ from linvit.experiments.analyze import Photo, read_photos
 from linvit.experiments.bench.costs import Cost
 from linvit.experiments.crossover import costs_by_size, crossover, times_of
 from linvit.experiments.keep import TABLE, add_curve
-from linvit.experiments.measure import conditions
 from linvit.experiments.page import Page
 from linvit.experiments.plots import Axis, Series, heat_map, line_plot, svg
 from linvit.files import replacing
 from linvit.plain_text import markdown_table
+from linvit.runs.conditions import conditions
 from linvit.runs.folder import RunFolder
 from linvit.runs.run import Run
 from linvit.tasks import Task, Teacher

@@ -1,27 +1,19 @@
-"""Time and memory of callables, measured side by side, and under which conditions."""
+"""Time and memory of callables, measured side by side."""
 
 import math
 import os
-import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch.utilities.memory import is_out_of_cpu_memory
 from torch.profiler import ProfilerActivity, profile
 
-from linvit import machine
-
 SAMPLE = 2e-3  # seconds that one sample takes at least: a short call is repeated, and divided by the number of calls
 LONG = 0.1  # seconds of a call that is made but once to warm up
 LEAST, MOST = 3, 100  # samples of each callable
-GIB = 2**30
-PROCESSORS = Path("/proc/cpuinfo")
 
 Work = Callable[[], Any]
 
@@ -136,30 +128,3 @@ def peak_memory(work: Work, device: str | torch.device = "cpu") -> int:
 def out_of_memory(error: BaseException) -> bool:
     """Whether an exception says that the memory of the device or of the machine is used up."""
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or is_out_of_cpu_memory(error)
-
-
-def conditions(device: str = "cpu") -> dict[str, str]:
-    """What a reader of a measurement on a device must know, in the order in which to print it."""
-    memory = machine.memory()
-    amount = "unknown" if memory is None else f"{memory[0] / GIB:.0f} GiB, {memory[1] / GIB:.0f} free"
-    return {
-        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "machine": f"{_processor()}, {machine.cpus():g} cores, {platform.system()}",
-        "memory": amount,
-        "device": torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else "cpu",
-        "threads": str(torch.get_num_threads()),
-        "load": cpu_load(),
-        "versions": f"linvit {version('linvit')}, torch {torch.__version__}, Python {platform.python_version()}",
-    }
-
-
-def cpu_load() -> str:
-    """The average number of processes that wanted a processor in the last minute, or that the system does not say."""
-    return f"{os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "unknown"
-
-
-def _processor() -> str:
-    """The model of the processor, where the system tells."""
-    text = PROCESSORS.read_text(encoding="utf-8") if PROCESSORS.exists() else ""
-    names = [line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()

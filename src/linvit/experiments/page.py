@@ -1,6 +1,7 @@
 """One self-contained HTML page: headings, text, tables and pictures in one file that needs no network and no script."""
 
 import base64
+import hashlib
 import io
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,7 +23,8 @@ HEAD = """<!doctype html>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
+<meta http-equiv="Content-Security-Policy"
+  content="default-src 'none'; img-src data:; style-src 'unsafe-inline'{policy}">
 <title>{title}</title>
 <style>
 :root {{ color-scheme: light dark; --ink: #1c2024; --soft: #5d666f; --line: #d8dde2; --stripe: #f4f6f8; --back: #fff }}
@@ -59,10 +61,12 @@ class Page:
     """An HTML page that is written part by part; all that it is given is text, and is escaped.
 
     It follows the reader's choice of light or dark, fits narrow screens (a table or a line of code that is too wide
-    scrolls within itself), and loads and runs nothing: pictures are part of the file.
+    scrolls within itself), and loads and runs nothing: pictures are part of the file. Of a page with a script, a
+    browser runs that text alone.
 
     Args:
         title: Of the page, and its first heading.
+        script: What runs when the page has been read.
 
     Example:
         >>> page = Page("Ranks")
@@ -72,8 +76,11 @@ class Page:
         >>> page.write(Path("ranks.html"))
     """
 
-    def __init__(self, title: str) -> None:
-        self._parts = [HEAD.format(title=_text(title)), f"<h1>{_text(title)}</h1>\n"]
+    def __init__(self, title: str, script: str = "") -> None:
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        policy = f"; script-src 'sha256-{digest}'" * bool(script)
+        self._parts = [HEAD.format(title=_text(title), policy=policy), f"<h1>{_text(title)}</h1>\n"]
+        self._end = f"<script>{script}</script>\n" * bool(script)
 
     def heading(self, text: str) -> None:
         """A heading below the title."""
@@ -126,7 +133,7 @@ class Page:
     def write(self, path: Path) -> None:
         """Writes the page as it is so far; a kill leaves the whole file or the one before."""
         with replacing(path) as file:
-            file.write("".join([*self._parts, "</html>\n"]).encode("utf-8", errors="backslashreplace"))
+            file.write("".join([*self._parts, self._end, "</html>\n"]).encode("utf-8", errors="backslashreplace"))
 
 
 def _text(text: str, lines: bool = False) -> str:

@@ -57,6 +57,7 @@ class Series(NamedTuple):
     points: tuple[Point, ...]
     spread: tuple[Point, ...] = ()  # lower and upper bound of each y, drawn as bars
     labels: tuple[str, ...] = ()  # of the points
+    hollow: bool = False  # drawn so, and in no front
 
 
 PANEL = 4  # curves of a panel of small multiples
@@ -69,7 +70,7 @@ def line_plot(title: str, series: Sequence[Series], x: Axis, y: Axis, note: str 
 
     Series at the same place of the list look the same in every plot. The note, such as the machine, is below the title.
     With `front` points stand alone, in the order of the series, and a grey line joins those that no other one beats
-    (the Pareto front): the smaller `x` and the larger `y`, the better.
+    (the Pareto front): the smaller `x` and the larger `y`, the better. Hollow ones are not in it.
     """
     with mpl.rc_context(STYLE):
         figure, axes = _axes(title, x, y, note)
@@ -77,12 +78,19 @@ def line_plot(title: str, series: Sequence[Series], x: Axis, y: Axis, note: str 
         entries = []
         for i, one in enumerate(series):
             if points := _drawable(one, x, y):
-                bars += points
+                bars += [] if one.hollow else points
                 line = "none" if front else LINES[i // len(COLOURS) % len(LINES)]
-                entries.append((points[-1][:2], one.name, axes.errorbar(*_columns(points), **look(i), linestyle=line)))
+                fill = {"markerfacecolor": "none"} if one.hollow else {}
+                entries.append(
+                    (points[-1][:2], one.name, axes.errorbar(*_columns(points), **look(i) | fill, linestyle=line))
+                )
             for point, label in zip(one.points, one.labels, strict=False):
                 axes.annotate(label, point, (6, 3), textcoords="offset points", color=COLOURS[i % len(COLOURS)])
-        best = [bar[:2] for bar in sorted(bars) if not any(x <= bar[0] and y > bar[1] for x, y, *_ in bars)]
+        best = [
+            bar[:2]
+            for bar in sorted(bars)
+            if not any(x <= bar[0] and y >= bar[1] and (x, y) != bar[:2] for x, y, *_ in bars)
+        ]
         if best and front:
             axes.plot(*zip(*best, strict=True), color="#cccccc", linewidth=5, zorder=0)
         if not front:

@@ -21,6 +21,10 @@ from linvit.model_info import CONFIGS
 from linvit.runs.configs import find as find_config
 
 CONFIG, CURVES, HPARAMS, CHECKPOINTS = "config.yaml", "metrics.csv", "hparams.yaml", "checkpoints"
+RESULT = "result.json"
+"""What a finished run amounts to, for `linvit leaderboard`; see `linvit.runs.result`."""
+COSTS = "costs.json"
+"""Beside the tables of `linvit compare`: what it has measured of the models, for `linvit leaderboard`."""
 OUTCOME = "outcome.json"
 """Beside the `version_N` of a run of `linvit compare`: how its last process ended."""
 VERSION = re.compile(r"version_\d+")

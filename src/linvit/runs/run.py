@@ -1,12 +1,14 @@
 """A run: read from a command line, from its folder or from a checkpoint, and built when it is asked for."""
 
+import shlex
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import Checkpoint as CheckpointCallback
@@ -14,6 +16,7 @@ from lightning.pytorch.callbacks import LearningRateMonitor, ModelSummary
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from linvit import yaml_text
+from linvit.analysis.operations import count_on_meta
 from linvit.callbacks.common import class_names
 from linvit.callbacks.monitors import ImageCount
 from linvit.callbacks.non_finite import NonFiniteGuard
@@ -21,10 +24,14 @@ from linvit.callbacks.save_checkpoints import SaveCheckpoints
 from linvit.data.base import ImageData
 from linvit.errors import UserError, check_number
 from linvit.files import LAST
+from linvit.image_size import image_size
+from linvit.runs import result
 from linvit.runs.checkpoint import Checkpoint, checkpoint_in, read_checkpoint
+from linvit.runs.conditions import conditions
 from linvit.runs.configs import configs
 from linvit.runs.endings import in_words, run_summary, score_table, unsaved
 from linvit.runs.folder import (
+    RESULT,
     RunFolder,
     best_checkpoints,
     check_writable,
@@ -51,6 +58,7 @@ from linvit.runs.trainer import (
 )
 from linvit.signals import STOP
 from linvit.tasks.base import SET_BY_DATA, Task
+from linvit.tasks.pretrained import skip_pretrained
 from linvit.tasks.teacher import Teacher, kept_attention
 
 UNTRAINED = "--untrained"
@@ -203,6 +211,8 @@ class Run:
                     images += f" of {self.data.num_classes} of the {among} classes; logits of the others are left out"
                     published = None
                 print(score_table(scores, images, published))
+                if self.verb == "test" and self.folder is not None and (self.folder / RESULT).exists():
+                    result.add_test(self.folder, self.data, scores, counter.images)
 
     def _say_how_it_went(self) -> None:
         if self.trainer.fast_dev_run:  # type: ignore[attr-defined]  # nothing is kept
@@ -212,8 +222,28 @@ class Run:
             if isinstance(saves, SaveCheckpoints):
                 weights, run = self.task.hparams["predict_with"], Path(str(self.trainer.log_dir))
                 rank_zero_info(run_summary(saves, weights, run, length))
+        if self.trainer.is_global_zero and RunFolder(Path(str(self.trainer.log_dir))).complete:
+            self._write_result(Path(str(self.trainer.log_dir)))
         if missing := unsaved(self.trainer):
             raise UserError(missing)
+
+    def _write_result(self, folder: Path) -> None:
+        """Writes what the run amounts to. What cannot be found out is left empty: the run has not failed."""
+        record, published = result.derive(RunFolder(folder)), self.task.published()
+        record |= {"command": shlex.join(["linvit", "fit", *self._given])}
+        record |= {"conditions": conditions(str(self.trainer.strategy.root_device))}
+        if published is not None:
+            metric, score = next(iter(published.scores.items()))
+            record |= {"published": {"metric": metric, "score": score, "source": published.source}}
+        with suppress(Exception):
+            record |= {"data": result.data_facts(self.data)}
+        with suppress(Exception), skip_pretrained(), torch.random.fork_rng(devices=[]):
+            options = {**self.facts, "compile": False}  # the network that was trained may be sharded
+            network = build_task(self.settings.model, **options).measurable_network()
+            image = torch.zeros(1, self.data.in_chans, *image_size(options["img_size"]))
+            found = count_on_meta(network, image)
+            record["costs"] |= {"parameters": found.parameters, "macs": found.matmul}
+        result.write(folder / RESULT, record)
 
     @property
     def _fits(self) -> bool:

@@ -17,8 +17,8 @@ from linvit.errors import UserError, check_number
 from linvit.experiments.bench.costs import Cost
 from linvit.experiments.bench.report import CostReport
 from linvit.experiments.bench.runner import Settings
-from linvit.experiments.measure import conditions, cpu_load
 from linvit.machine import keep_memory
+from linvit.runs.conditions import conditions, cpu_load
 from linvit.terminal import reflow, terminal_width
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import datasets
 import numpy as np
@@ -32,6 +32,9 @@ class DataSource:
 
     `prepare` brings targets into the form that training needs, `load` finds the tables; for the others see `ImageData`.
     """
+
+    options: Any = None
+    """Of generated data: what its samples follow from."""
 
     def __init__(
         self,

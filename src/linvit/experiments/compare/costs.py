@@ -39,6 +39,14 @@ class Costs(NamedTuple):
     crossover: float | None = None  # of a student, from which side of image on it is faster than its teacher
     state: int | None = None  # bytes that attention keeps of all keys and values, sum over layers; see `Call.state`
 
+    @property
+    def numbers(self) -> dict[str, float]:
+        """By the names that they have in files; seconds and bytes."""
+        low, high = self.latency.quartiles
+        found = {"parameters": self.parameters, "macs": self.macs, "latency_seconds": self.latency.median}
+        found |= {"latency_low": low, "latency_high": high, "memory_bytes": self.memory}
+        return found if self.state is None else found | {"state_bytes": self.state}
+
 
 class _Built(NamedTuple):
     """A network, the size of its images, what was published of it, and the channels of its images."""

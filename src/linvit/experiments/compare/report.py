@@ -16,11 +16,12 @@ from linvit.experiments.compare import tables
 from linvit.experiments.compare.costs import Costs
 from linvit.experiments.compare.grid import LONGEST, UNSAFE
 from linvit.experiments.compare.results import Results, Variant, differing, is_rank, option_text, outermost
-from linvit.experiments.measure import conditions
 from linvit.experiments.page import Page
 from linvit.experiments.plots import Axis, Series, bar_plot, heat_map, line_plot, small_multiples, svg
 from linvit.files import replacing
-from linvit.runs.folder import RunFolder
+from linvit.runs import result
+from linvit.runs.conditions import conditions
+from linvit.runs.folder import COSTS, RunFolder
 
 MOST_MAPS = 12  # pictures of a run
 MOST_POINTS = 60  # of a curve; more are averaged
@@ -49,6 +50,13 @@ def write(results: Results, folder: Path, device: str) -> Path:
         with replacing(folder / name) as file:
             file.write(text.encode())
     write_table(folder / "table.csv", tables.numbers(results))
+    measured = {
+        result.configuration(run): variant.costs.numbers
+        for variant in results.variants
+        if isinstance(variant.costs, Costs) and (run := _first(variant)) is not None
+    }
+    if measured:
+        result.write(folder / COSTS, {"schema": result.SCHEMA, "conditions": known, "costs": measured})
     page = Page(results.title)
     page.paragraph("; ".join(f"{name}: {value}" for name, value in known.items()))
     _controls(page, results)

@@ -140,17 +140,8 @@ def _numbers(results: Results, variant: Variant) -> dict[str, Any]:
     row |= dict(zip(names, difference or [None] * len(names), strict=True))
     row["star"] = None if difference is None else int(difference.significant)
     columns = ("parameters", "macs", "latency_seconds", "latency_low", "latency_high", "memory_bytes", "state_bytes")
-    costs: Any = [None] * len(columns)
-    if isinstance(found := variant.costs, Costs):
-        costs = [
-            found.parameters,
-            found.macs,
-            found.latency.median,
-            *found.latency.quartiles,
-            found.memory,
-            found.state,
-        ]
-    row |= dict(zip(columns, costs, strict=True)) | {"rank": variant.rank(), "published": variant.published}
+    costs = found.numbers if isinstance(found := variant.costs, Costs) else {}
+    row |= {name: costs.get(name) for name in columns} | {"rank": variant.rank(), "published": variant.published}
     if results.teachers:
         row["faster_from"] = found.crossover if isinstance(found, Costs) else None
     scores = variant.scores(results.score)

@@ -1,0 +1,33 @@
+const size = text => {
+  const found = /^[-+]?[\d.]+/.exec(text), unit = {k: 1e3, M: 1e6, G: 1e9}[text[found?.[0].length]];
+  return found ? found[0] * (unit ?? 1) : NaN;
+};
+const box = document.createElement("input");
+box.type = "search";
+box.placeholder = box.ariaLabel = "filter rows: words, such as focused or M1";
+box.value = decodeURIComponent(location.hash.slice(1));
+document.querySelector("h1").after(box);
+const filter = () => {
+  const words = box.value.toLowerCase().split(/\s+/);
+  for (const row of document.querySelectorAll("tbody tr"))
+    row.hidden = !words.every(word => row.textContent.toLowerCase().includes(word));
+};
+box.addEventListener("input", filter);
+filter();
+for (const head of document.querySelectorAll("th")) {
+  const column = head.cellIndex, body = head.closest("table").tBodies[0];
+  const sort = () => {
+    const up = head.ariaSort === "descending" || (head.ariaSort !== "ascending" && head.className === "text");
+    for (const other of head.parentNode.cells) other.ariaSort = "none";
+    head.ariaSort = up ? "ascending" : "descending";
+    const cell = row => row.cells[column].textContent;
+    const compare = (a, b) => head.className === "text" ? a.localeCompare(b) : size(a) - size(b);
+    const missing = row => head.className !== "text" && isNaN(size(cell(row)));
+    const order = (a, b) => missing(a) - missing(b) || (up ? 1 : -1) * compare(cell(a), cell(b)) || 0;
+    body.append(...[...body.rows].sort(order));
+  };
+  head.tabIndex = 0;
+  head.style.cursor = "pointer";
+  head.addEventListener("click", sort);
+  head.addEventListener("keydown", event => event.key === "Enter" && sort());
+}

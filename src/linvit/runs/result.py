@@ -1,0 +1,160 @@
+"""`result.json` of a finished run: what it is, its data, its scores and costs; docs/results.md describes it."""
+
+import hashlib
+import json
+import statistics
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+from lightning.pytorch.utilities import rank_zero_info
+
+from linvit.data.base import ImageData
+from linvit.data.sources.splits import HUB
+from linvit.errors import UserError
+from linvit.files import replacing
+from linvit.image_size import image_size
+from linvit.runs.folder import EVALUATED, RESULT, RunFolder
+
+SCHEMA = 1
+CONDITIONS = " ".join(f"conditions.{name}" for name in ("date", "machine", "device", "threads", "load", "versions"))
+FIELDS: dict[Any, str] = {
+    dict: "options data score costs",
+    dict | None: "conditions test published",
+    dict[str, float]: "data.images scores test.scores diagnostics",
+    list: "exports",
+    list | None: "costs.image_size",
+    str: f"run configuration data.name score.tag test.split published.metric published.source {CONDITIONS}",
+    str | None: "command data.fingerprint",
+    int: "seed score.final_epoch score.best_epoch test.images",
+    int | None: "data.classes costs.parameters costs.macs",
+    float: "score.final score.best published.score",
+    float | None: "costs.images_per_second",
+}
+"""Entries of a record by their types; one with a dot is an entry of an entry, and is there unless that is null."""
+COSTS_FIELDS: dict[Any, str] = {dict: "conditions", str: CONDITIONS, dict[str, dict[str, float]]: "costs"}
+"""The same of `costs.json`, what `linvit compare` has measured: numbers by the hash of a configuration."""
+PLACES = ("data.source", "data.predict_path", "data.num_workers", "trainer.logger", "requeue_exit_code")
+"""Options that say where something lies, or how a run is started, and do not tell one configuration from another."""
+DIAGNOSTICS = ("rank", "effective_rank", "entropy", "start", "teacher", "distance")
+SAMPLE = 16  # rows of each split that the fingerprint of the data is made of
+LARGEST = 10 * 2**20  # bytes of a file that is read
+
+
+def derive(run: RunFolder) -> dict[str, Any]:
+    """The record of a finished run, as far as its folder tells it; what it does not tell is None or empty."""
+    last = {tag: curve[-1][1] for tag, curve in run.curves.items()}
+    tag = run.score_tag() if run.score_tag() in last else EVALUATED
+    epochs = {step: int(epoch) + 1 for step, epoch in run.curves.get("epoch", [])}
+    best_step, best = max(run.curves[tag], key=lambda point: point[1])
+    score = {"tag": tag, "final": last[tag], "final_epoch": epochs.get(run.curves[tag][-1][0], 0)}
+    size, speeds = run.hparams.get("img_size"), [speed for _, speed in run.curves.get("images/s", [])]
+    costs = {"image_size": None if size is None else list(image_size(size)), "parameters": None, "macs": None}
+    name, classes = _name(str(run.options().get("data.source"))), run.hparams.get("num_classes")
+    return {
+        "schema": SCHEMA,
+        "run": f"{run.folder.parent.name}/{run.folder.name}",
+        "command": None,
+        "configuration": configuration(run),
+        "options": _options(run),
+        "seed": run.seed,
+        "data": {"name": name, "classes": classes, "fingerprint": None, "images": {}},
+        "score": score | {"best": best, "best_epoch": epochs.get(best_step, 0)},
+        "scores": {name: value for name, value in last.items() if name.startswith("val/")},
+        "test": None,
+        "costs": costs | {"images_per_second": statistics.median(speeds) if speeds else None},
+        "conditions": None,
+        "published": None,
+        "diagnostics": {name: value for name, value in last.items() if name.partition("/")[0] in DIAGNOSTICS},
+        "exports": sorted(path.name for path in run.folder.iterdir() if path.suffix in (".onnx", ".pt2")),
+    }
+
+
+def configuration(run: RunFolder) -> str:
+    """A hash of the complete configuration, which runs that differ in their seed share."""
+    return _hash(json.dumps(_options(run), sort_keys=True).encode())
+
+
+def data_facts(data: ImageData) -> dict[str, Any]:
+    """Name, classes and images of each split, and a fingerprint that is the same wherever the data lies.
+
+    The fingerprint is made of the names of classes and, of each split, the number of rows and the content of 16 of
+    them, spread evenly; of generated data also of the options that it follows from. A stream has none.
+    """
+    source, facts = data.data_source, {"name": _name(data.source), "classes": data.num_classes}
+    if data.stream_options is not None:
+        return facts | {"fingerprint": None, "images": {}}
+    made = None if source.options is None else (source.options, data.size)
+    parts = [repr((data.class_names, made, None if "val" in source.splits else data.val_fraction)).encode()]
+    for name, rows in sorted(source.splits.items()):
+        parts.append(repr((name, len(rows))).encode())
+        chosen = [number * len(rows) // SAMPLE for number in range(SAMPLE if len(rows) else 0)]
+        table = rows.with_format("arrow")
+        parts += [_content(value) for at in chosen for value in table[at : at + 1].to_pylist()[0].values()]
+    return facts | {"fingerprint": _hash(*parts), "images": {name: len(rows) for name, rows in source.splits.items()}}
+
+
+def write(path: Path, record: Mapping[str, Any]) -> None:
+    """Writes a record; a kill leaves the whole file or the one before."""
+    with replacing(path) as file:
+        file.write((json.dumps(record, indent=1, allow_nan=False) + "\n").encode())
+
+
+def add_test(folder: Path, data: ImageData, scores: Mapping[str, float], images: int) -> None:
+    """Adds the scores of `linvit test` to the record of a run, if they are of the data that it was trained on."""
+    record = read(folder / RESULT)
+    if record["data"] != data_facts(data):
+        rank_zero_info(f"these scores are not added to {folder / RESULT}, whose run has other data")
+        return
+    split = "test" if "test" in data.splits else "val"
+    write(folder / RESULT, record | {"test": {"split": split, "images": images, "scores": dict(scores)}})
+
+
+def read(path: Path, fields: Mapping[Any, str] = FIELDS) -> dict[str, Any]:
+    """A record from a file, which may be anyone's; raises a `UserError` unless it has the schema, with these fields."""
+    try:
+        if path.stat().st_size > LARGEST:
+            raise ValueError(f"it is larger than {LARGEST:,} bytes")
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"'{path}' cannot be read: {error}") from error
+    schema = record.get("schema") if isinstance(record, dict) else None
+    if schema != SCHEMA:
+        raise UserError(f"'{path}' has schema {schema!r}, and this linvit reads {SCHEMA}: write it with this version")
+    for kind, field in ((kind, field) for kind, names in fields.items() for field in names.split()):
+        parent, _, name = field.rpartition(".")
+        holder = record.get(parent) if parent else record
+        if holder is not None and not _is(holder.get(name), kind):
+            raise UserError(f"'{path}' is not a record of schema {SCHEMA}: its {field} is missing or of another type")
+    return dict(record)
+
+
+def _is(value: Any, kind: Any) -> bool:
+    """Whether a value has a type; an integer is a float, too, and neither a bool nor what is not finite is a number."""
+    if get_origin(kind) is dict:
+        return isinstance(value, dict) and all(_is(one, get_args(kind)[1]) for one in value.values())
+    if type(value) in (int, float):
+        return abs(value) < 1e300 and (isinstance(value, kind) or isinstance(1.0, kind))
+    return type(value) is not bool and isinstance(value, kind)
+
+
+def _options(run: RunFolder) -> dict[str, Any]:
+    options = {name: value for name, value in run.options().items() if name not in PLACES}
+    found: dict[str, Any] = json.loads(json.dumps(options, default=str), parse_constant=str)  # of NaN, too
+    return found
+
+
+def _hash(*parts: bytes) -> str:
+    return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()[:16]
+
+
+def _name(source: str) -> str:
+    """A data source without the folders in which it lies."""
+    return source if source.startswith(HUB) else Path(source).name
+
+
+def _content(value: Any) -> bytes:
+    """The bytes of an image, wherever they lie, or any other value of a row as text."""
+    if isinstance(value, dict) and {*value} == {"bytes", "path"}:
+        return bytes(value["bytes"] or Path(value["path"] or "").read_bytes())
+    return repr(value).encode()

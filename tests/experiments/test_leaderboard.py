@@ -1,0 +1,199 @@
+"""Records of several machines: rows, fronts, what is left out, and that the same records are the same files."""
+
+import copy
+import csv
+import json
+import re
+
+import pytest
+
+from linvit import UserError
+from linvit.experiments.leaderboard import collect, write
+from linvit.runs import result
+from linvit.runs.folder import RunFolder
+from tests.cli.runs import linvit
+from tests.experiments.compare.runs import write_run
+from tests.experiments.test_page import HOSTILE, Reader
+
+WHERE = {"date": "2026-11-23 10:00 UTC", "device": "cpu", "threads": "1", "load": "0.1", "versions": "linvit 0.1.0"}
+FINGERPRINT = {"name": "digits", "classes": 10, "fingerprint": "1234", "images": {"train": 8, "val": 4}}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """The runs of two seeds and two attentions, and what two machines have measured of them."""
+    runs = {}
+    for attention, parameters in {"softmax": 1_000_000, "linear": 2_000_000}.items():
+        for seed in (0, 1):
+            run = write_run(
+                tmp_path / f"runs/{attention}-seed{seed}/version_0", seed, (0.9, 0.5 + seed / 4), attention=attention
+            )
+            record = result.derive(RunFolder(run))
+            record["costs"] |= {"parameters": parameters, "macs": 10}
+            record |= {"data": FINGERPRINT, "conditions": WHERE | {"machine": "A"}}
+            result.write(run / "result.json", record)
+            runs[attention] = record["configuration"]
+    for machine, latencies in {"A": (1e-3, 2e-3), "B": (4e-3, 3e-3)}.items():
+        costs = {
+            runs[name]: {"latency_seconds": x, "memory_bytes": 2**20} for name, x in zip(runs, latencies, strict=True)
+        }
+        (tmp_path / machine).mkdir()
+        content = {"schema": 1, "conditions": WHERE | {"machine": machine}, "costs": costs}
+        result.write(tmp_path / machine / "costs.json", content)
+    return tmp_path
+
+
+def record_of(folder, **changes):
+    return json.loads((folder / "runs/linear-seed0/version_0/result.json").read_text()) | changes
+
+
+def test_two_machines_are_merged_and_their_latencies_never_in_one_front(folder):
+    board = collect([folder])
+    assert board.left_out == []
+    assert [where.partition(";")[0] for where in board.machines.values()] == ["A", "B"]
+    (section,) = board.sections
+    assert section.facts == "train 8 images, val 4 images, 10 classes, fingerprint 1234"
+    rows = {row.configuration: row for row in section.rows}
+    softmax, linear = rows["deit_nano, softmax"], rows["deit_nano, linear"]
+    assert (linear.score, linear.seeds, linear.best) == (0.625, 2, 0.9)
+    assert linear.deviation == pytest.approx(0.125 * 2**0.5)
+    assert softmax.costs == {
+        "parameters": 1e6, "MACs": 10, "latency (ms), M1": 1.0, "memory (MiB), M1": 1.0,
+        "latency (ms), M2": 4.0, "memory (MiB), M2": 1.0,
+    }  # fmt: skip
+    equal = ["MACs", "memory (MiB), M1", "memory (MiB), M2"]  # scores and costs, so both are on these fronts
+    assert sorted(section.fronts(softmax)) == sorted([*equal, "parameters", "latency (ms), M1"])
+    assert sorted(section.fronts(linear)) == sorted([*equal, "latency (ms), M2"])
+    apart = collect([folder / "B", folder / "runs"])
+    assert [row.costs.get("latency (ms), M1") for row in apart.sections[0].rows] == [3.0, 4.0]
+
+
+def test_the_same_records_are_the_same_files_whatever_the_order_of_folders(folder):
+    names = [
+        "runs/linear-seed0",
+        "B",
+        "runs/linear-seed1",
+        "A",
+        "runs/softmax-seed1/version_0/result.json",
+        "runs/softmax-seed0",
+    ]
+    for number, folders in enumerate([names, names[::-1], ["."]]):
+        write(collect([folder / name for name in folders]), folder / f"out{number}")
+    first, *others = ({p.name: p.read_bytes() for p in (folder / f"out{i}").iterdir()} for i in range(3))
+    assert {*first} == {"leaderboard.md", "leaderboard.csv", "leaderboard.html"}
+    assert others == [first, first]
+    rows = list(csv.DictReader(first["leaderboard.csv"].decode().splitlines()))
+    assert [row["latency (ms), B; cpu; threads: 1; linvit 0.1.0"] for row in rows] == ["3.0", "4.0"]
+    assert [row["seeds"] for row in rows] == ["2", "2"]
+
+
+def test_published_scores_stand_apart_and_are_in_no_front(folder):
+    path = folder / "runs/linear-seed0/version_0/result.json"
+    told = {"metric": "top1", "score": 0.99, "source": "their README"}
+    result.write(path, record_of(folder, published=told))
+    (section,) = collect([folder]).sections
+    best, *_ = section.rows
+    assert (best.configuration, best.score, best.published) == (
+        "deit_nano, linear (published)",
+        0.99,
+        "top1: their README",
+    )
+    assert section.fronts(best) == []
+    assert "latency (ms), M2" in section.fronts(
+        next(row for row in section.rows if row.configuration.endswith("linear"))
+    )
+    assert "| deit_nano, linear (published) | 0.9900 | - | - | - |" in write(collect([folder]), folder / "out")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{", "cannot be read"),
+        ("[" * 100_000, "cannot be read"),
+        ("\udc80", "cannot be read"),
+        ('{"schema": 2}', r"has schema 2, and this linvit reads 1"),
+        ("[]", "has schema None"),
+        ('{"schema": 1}', "its options is missing or of another type"),
+    ],
+)
+def test_what_is_no_record_is_left_out_with_a_line(folder, text, reason):
+    path = folder / "C" / "result.json"
+    path.parent.mkdir()
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    (line,) = collect([folder]).left_out
+    assert re.search(reason, line)
+    assert str(path) in line
+    path.rename(path.with_name("costs.json"))
+    assert len(collect([folder]).left_out) == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("seed", True), ("score.final", float("nan")), ("score.final", "1"), ("data", None), ("costs.macs", 10**400),
+     ("conditions.date", 3), ("scores", {"a": "b"}), ("data.images", [1]), ("test", {"split": "test"})],
+)  # fmt: skip
+def test_every_field_has_a_type(folder, field, value):
+    record, path = copy.deepcopy(record_of(folder)), folder / "result.json"
+    parent, _, name = field.rpartition(".")
+    (record[parent] if parent else record)[name] = value
+    path.write_text(json.dumps(record))
+    with pytest.raises(UserError, match=rf"its {field}[\w.]* is missing or of another type"):
+        result.read(path)
+
+
+def test_hostile_text_is_text(folder):
+    record = record_of(folder)
+    for name in ("run", "configuration"):
+        record[name] = HOSTILE
+    record["data"] |= {"name": HOSTILE, "fingerprint": HOSTILE, "images": {HOSTILE: 1}}
+    record["options"] |= {"model.attention": HOSTILE, "model.class_path": HOSTILE}
+    record["published"] = {"metric": HOSTILE, "score": 0.5, "source": HOSTILE}
+    (folder / "C").mkdir()
+    result.write(folder / "C/result.json", record)
+    where = WHERE | {"machine": HOSTILE}
+    result.write(
+        folder / "C/costs.json", {"schema": 1, "conditions": where, "costs": {HOSTILE: {"latency_seconds": 1}}}
+    )
+    text = write(collect([folder]), folder / "out")
+    page = Reader((folder / "out/leaderboard.html").read_text(encoding="utf-8"))
+    assert [tag for tag, _ in page.elements].count("script") == 1
+    assert not any(name.startswith("on") for _, attributes in page.elements for name in attributes)
+    assert "\x1b" not in text
+    assert b"\x1b" not in (folder / "out/leaderboard.csv").read_bytes()
+
+
+def test_an_unfinished_run_is_left_out_with_a_line(folder):
+    run = folder / "runs/linear-seed0/version_0"
+    for _ in ("it was finished, and continues", "it never was"):
+        write_run(run, 0, (0.5,), epochs=2, attention="linear")
+        (line,) = collect([folder]).left_out
+        assert "is not finished: its last evaluation is that of epoch 1 of 2" in line
+        assert "linvit fit --config" in line
+        (run / "result.json").unlink(missing_ok=True)
+    done = linvit("leaderboard", run, cwd=folder)
+    assert done.code == 2
+    assert "there is no finished run in" in done.err
+    assert linvit("leaderboard", "nothing", cwd=folder).code == 2
+
+
+def test_of_two_runs_with_one_seed_the_newer_one_counts(folder):
+    newer = record_of(folder, conditions=WHERE | {"machine": "B", "date": "2026-11-24 10:00 UTC"}, run="x/version_1")
+    newer["score"]["final"] = 0.1
+    (folder / "C").mkdir()
+    result.write(folder / "C/result.json", newer)
+    board = collect([folder])
+    assert board.left_out == ["linear-seed0/version_0: a newer run has its configuration, data and seed"]
+    assert min(row.score for row in board.sections[0].rows) == pytest.approx((0.1 + 0.75) / 2)
+    result.write(folder / "C/result.json", record_of(folder))  # a copy is the same run
+    assert collect([folder]).left_out == []
+
+
+def test_a_run_of_an_older_version_says_what_its_folder_tells(tmp_path):
+    write_run(tmp_path / "old/version_0")
+    board = collect([tmp_path])
+    (row,) = board.sections[0].rows
+    assert (row.configuration, row.score, row.costs) == ("deit_nano, softmax", 0.75, {})
+    assert board.sections[0].facts.endswith("fingerprint unknown")
+    done = linvit("leaderboard", "old", cwd=tmp_path)
+    assert done.code == 0
+    assert "| deit_nano, softmax | 0.7500 | 1 | 0.7500 |" in done.out

@@ -1,0 +1,74 @@
+"""The record of a run: what a finished one writes, its fields, and what the fingerprint of data depends on."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+from linvit.data import ClassificationData, DiagnosticData
+from linvit.runs import result
+from linvit.runs.folder import RunFolder
+from tests.data.images import image_folder
+
+PAGE = (Path(__file__).parents[2] / "docs" / "results.md").read_text(encoding="utf-8")
+
+
+def test_a_finished_run_has_a_record(run):
+    record = result.read(run.folder / "result.json")
+    assert record["schema"] == 1
+    assert record["run"] == "quickstart/version_0"
+    assert record["command"].startswith("linvit fit --config=")
+    assert record["options"]["model.attention"] == "focused"
+    assert not [name for name in record["options"] if name.startswith(("seed", "data.source", "trainer.default_root"))]
+    assert record["data"]["images"] == {"train": 1257, "val": 180, "test": 360}
+    assert record["score"]["final_epoch"] == 2
+    assert record["score"]["best"] >= record["score"]["final"] == record["scores"]["val/score"]
+    assert record["costs"]["parameters"] > record["costs"]["image_size"][0] == 32
+    assert record["costs"]["macs"] > 0
+    assert record["costs"]["images_per_second"] > 0
+    assert record["conditions"]["device"] == "cpu"
+    own = {"rank/blocks.0.attn", "entropy/blocks.0.attn"}
+    assert own <= record["diagnostics"].keys()
+    assert json.loads(json.dumps(result.derive(RunFolder(run.folder))))["score"] == record["score"]
+
+
+def test_the_page_has_every_field(run):
+    table = dict(re.findall(r"^\| `([\w.]+)` \| ([\w ]+) \|", PAGE, re.MULTILINE))
+    words = {dict: "mapping", list: "list", str: "text", int: "integer", float: "number", dict[str, float]: "numbers"}
+    words |= {kind | None: f"{word} or null" for kind, word in words.items() if kind in (dict, list, str, int, float)}
+    assert table == {name: words[kind] for kind, names in result.FIELDS.items() for name in names.split()}
+    assert json.loads((run.folder / "result.json").read_text()).keys() == {
+        "schema", *(name for name in table if "." not in name)
+    }  # fmt: skip
+
+
+def test_a_test_is_added_if_the_data_is_that_of_the_run(run, tmp_path):
+    shutil.copytree(run.root, tmp_path / "copy")
+    folder = tmp_path / "copy" / run.folder.relative_to(run.root)
+    moved = run._replace(root=tmp_path / "copy")
+    assert moved.then("test", "--trainer.limit_test_batches=2").code == 0
+    record = result.read(folder / "result.json")
+    assert record["test"]["split"] == "test"
+    assert record["test"]["images"] == 32
+    assert "test/top1" in record["test"]["scores"]
+    image_folder(tmp_path / "other", ["train", "val", "test"], count=4, classes=[str(i) for i in range(10)])
+    done = moved.then("test", f"--data.source={tmp_path / 'other'}")
+    assert done.code == 0, done.err
+    assert "other data" in done.log
+    assert result.read(folder / "result.json") == record
+
+
+def test_the_fingerprint_is_of_the_content(tmp_path):
+    image_folder(tmp_path / "a", ["train", "val"])
+    shutil.copytree(tmp_path / "a", tmp_path / "b" / "a")
+    here, there = (result.data_facts(ClassificationData(str(tmp_path / name))) for name in ("a", "b/a"))
+    assert here == there
+    first = min((tmp_path / "b/a/val").rglob("*.*"))
+    first.write_bytes(first.read_bytes() + b"0")
+    assert result.data_facts(ClassificationData(str(tmp_path / "b/a"))) != there
+    held_out = [
+        result.data_facts(ClassificationData("digits", val_fraction=x, img_size=y)) for x, y in ((0.1, 8), (0.5, 32))
+    ]
+    assert held_out[0] == held_out[1]  # it has a validation split of its own
+    pairs = [result.data_facts(DiagnosticData("recall", pairs=n, train=4, val=2, test=2)) for n in (4, 4, 8)]
+    assert pairs[0] == pairs[1] != pairs[2]
