@@ -160,3 +160,13 @@ def entropy(matrix: Tensor) -> Tensor:
     """The mean entropy of the rows of matrices (..., N, M)."""
     rows, columns = matrix.shape[-2:]
     return row_statistics(matrix, torch.arange(rows), Grid((1, rows), (1, columns)))["entropy"]
+
+
+def leaves(out: Tensor) -> set[int]:
+    """Identities of the tensors that a gradient of a value reaches, which may be 0."""
+    nodes, left = set(), [out.grad_fn]
+    while left:
+        if (node := left.pop()) is not None and node not in nodes:
+            nodes.add(node)
+            left += [above for above, _ in node.next_functions]
+    return {id(node.variable) for node in nodes if hasattr(node, "variable")}

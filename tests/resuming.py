@@ -132,12 +132,12 @@ def part(
         enable_checkpointing=True,
         **{**SHORT, **options},
     )
-    STOP.received = None  # as in a new process
+    STOP.received, STOP.agreed = None, False  # as in a new process
     try:
         with suppress(Stopped):
             runner.fit(task, datamodule=data, ckpt_path=resumed, weights_only=True)
     finally:
-        STOP.received, STOP.deferred = None, False
+        STOP.received, STOP.agreed, STOP.deferred = None, False, False
         unlock(last_of(folder).parent)  # as the end of a process does
     return last_of(folder)
 

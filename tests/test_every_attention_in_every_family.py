@@ -8,7 +8,7 @@ from linvit import Attention
 from linvit.registry import attentions, backbones
 from linvit.signatures import parameters_of
 from tests.families import families, small
-from tests.helpers import own_names, perturb, randn
+from tests.helpers import leaves, own_names, perturb, randn
 
 SIZE = (64, 96)
 HOSTS = {family: name for family, name in families().items() if "attention" in parameters_of(backbones.get(name))}
@@ -29,6 +29,10 @@ def test_forward_and_backward(family: str, attention: str) -> None:
     assert logits.shape == (2, 5)
     assert features.isfinite().all()
     assert logits.isfinite().all()
+    # DistributedDataParallel fails at a parameter on which no loss depends.
+    weights = {name: id(weight) for name, weight in model.named_parameters() if weight.requires_grad}
+    reached = leaves(logits)
+    assert not [name for name, own in weights.items() if own not in reached]
     # What the last block does to the patches alone reaches the features, not the logits of a class token.
     outs = (features, logits)
     torch.autograd.backward(outs, [randn(*out.shape, seed=1, dtype=torch.float32) for out in outs])

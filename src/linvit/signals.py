@@ -40,6 +40,7 @@ class StopSignals:
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None  # the first that came
+        self.agreed = False  # whether all ranks know of it
         # Whether the run notices it by itself and saves. Otherwise, and at a second one, this process ends at once.
         self.deferred = False
         # What has ended the run, whose state is saved. One that comes later, as from a launcher that ends all ranks
@@ -60,7 +61,8 @@ class StopSignals:
         """
         self.release()
         self.received = self.ended_by = None
-        self.deferred, self.children = False, []
+        self.agreed = self.deferred = False
+        self.children = []
         if threading.current_thread() is not threading.main_thread():
             yield  # where Python has no handlers
             return
@@ -85,7 +87,8 @@ class StopSignals:
             signal.signal(number, _nothing)
 
     def agree(self, by: signal.Signals) -> None:
-        """Takes a signal that another rank has received for one that has come to this process."""
+        """Takes a signal that a rank has received for one that has come to this process, as all ranks do now."""
+        self.agreed = True
         if self.received is None:
             self.received, self._noticed = by, time.monotonic()
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from lightning.fabric.plugins.precision.amp import _optimizer_handles_unscaling
 from lightning.pytorch.loops.fit_loop import _FitLoop
+from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.trainer.connectors.checkpoint_connector import _CheckpointConnector
 from lightning.pytorch.trainer.connectors.logger_connector import _LoggerConnector
 
@@ -34,6 +35,11 @@ def test_the_progress_of_the_loops_has_the_names_that_are_changed(tmp_path):
     assert hasattr(_FitLoop, "restarted_mid_epoch"), (
         "exact_resume.py has to ask another name whether an epoch is resumed"
     )
+
+
+def test_lightning_asks_the_ranks_for_a_signal_by_the_method_that_is_left_out():
+    said = "stop_on_signal.py has to find another way to keep Lightning from waiting for the device before each batch"
+    assert hasattr(_TrainingEpochLoop, "_broadcast_sigterm_tensor"), said
 
 
 def test_a_fused_optimiser_skips_a_step_on_the_device():

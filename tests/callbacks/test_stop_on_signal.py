@@ -105,7 +105,7 @@ def test_ranks_stop_within_the_batches_that_all_of_them_have(monkeypatch):
     """A rank may have a batch more to validate than another: in it nobody would answer."""
     callback = StopOnSignal()
     asked = []
-    monkeypatch.setattr(callback, "_agree", lambda values, operation: asked.append(operation) or [2])
+    monkeypatch.setattr(callback, "_least", lambda values: asked.append("MIN") or [2])
     monkeypatch.setattr(callback, "_save_if_asked", lambda trainer: asked.append("stop"))
     monkeypatch.setattr(STOP, "deferred", True)
     trainer = SimpleNamespace(num_val_batches=[3])
@@ -113,6 +113,28 @@ def test_ranks_stop_within_the_batches_that_all_of_them_have(monkeypatch):
     for batch in range(3):
         callback.on_validation_batch_end(trainer, None, None, None, batch)
     assert asked == ["MIN", "stop", "stop"]
+
+
+def test_ranks_read_what_they_exchanged_one_step_later(monkeypatch):
+    """So that no rank waits for a slower one, and all stop at the same step."""
+    asked = []
+
+    def all_reduce(tensor, *_, async_op):
+        asked.append(tensor)
+        return SimpleNamespace(wait=lambda tensor=tensor: tensor.fill_(max(tensor, other)))
+
+    callback, other = StopOnSignal(), 0
+    callback._group = object()
+    monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
+    monkeypatch.setattr(STOP, "received", None)
+    monkeypatch.setattr(STOP, "agreed", False)
+    assert [callback._asked(), callback._asked()] == [0, 0]
+    STOP.received = signal.SIGTERM
+    assert callback._asked() == 0
+    assert callback._asked() == signal.SIGTERM
+    STOP.received, other = None, signal.SIGINT
+    assert callback._asked() == signal.SIGTERM
+    assert callback._asked() == signal.SIGINT
 
 
 def validate_unevenly(rank, batch):
@@ -139,7 +161,7 @@ def validate_unevenly(rank, batch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("rank", "batch", "step"), [(0, 0, 2), (0, 1, 2), (1, 1, 2), (0, 2, 3)])
+@pytest.mark.parametrize(("rank", "batch", "step"), [(0, 0, 2), (0, 1, 3), (1, 1, 3), (0, 2, 4)])
 def test_ranks_with_unequal_numbers_of_batches_stop_together(tmp_path, rank, batch, step):
     run = Ranks([], tmp_path, 2, call=lambda: validate_unevenly(rank, batch))
     assert run.wait() == [0, 0], run.text()

@@ -38,9 +38,9 @@ class ClassReport(Report):
     on_test_batch_end = on_validation_batch_end  # type: ignore[assignment]
 
     def collect(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> np.ndarray | None:
-        """Labels and predictions (1 + kinds of weights, N) of the images of all devices."""
+        """Labels and predictions (1 + kinds of weights, N) of the images of all devices, on rank 0."""
         own = torch.cat(self._seen, 1).cpu().numpy() if self._seen else None
-        parts = [part for part in gather(own, trainer) if part is not None]
+        parts = [part for part in gather(own) or [] if part is not None]
         return np.concatenate(parts, 1) if parts else None
 
     def findings(self, found: np.ndarray, pl_module: LightningModule) -> Findings:

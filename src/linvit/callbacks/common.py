@@ -1,4 +1,4 @@
-"""What callbacks share: what all ranks have, names of classes, images as pictures, TensorBoard."""
+"""What callbacks share: what the ranks have, names of classes, images as pictures, TensorBoard."""
 
 from typing import Any, NamedTuple
 
@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
-from torch import Tensor
+from torch import Tensor, distributed
 
 
 class Paper(NamedTuple):
@@ -19,12 +19,12 @@ class Paper(NamedTuple):
 LIGHT, DARK = Paper("white", "black"), Paper("#161b20", "#e4e7ea")
 
 
-def gather(own: Any, trainer: Trainer) -> list[Any]:
-    """What each rank has, in their order, on all of them. All must call it."""
-    if trainer.world_size == 1:
+def gather(own: Any) -> list[Any] | None:
+    """What each rank has, in their order, on rank 0; None on others. All must call it."""
+    if not (distributed.is_available() and distributed.is_initialized()):
         return [own]
-    parts: list[Any] = [None] * trainer.world_size
-    torch.distributed.all_gather_object(parts, own)
+    parts: list[Any] | None = [None] * distributed.get_world_size() if distributed.get_rank() == 0 else None
+    distributed.gather_object(own, parts)
     return parts
 
 

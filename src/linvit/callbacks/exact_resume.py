@@ -34,7 +34,7 @@ class ExactResume(Callback):
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Adds the generators of all ranks, and makes the state of the loops one to resume from."""
-        checkpoint[RANDOM_STATE] = gather(random_state(pl_module.device), trainer)
+        checkpoint[RANDOM_STATE] = gather(random_state(pl_module.device))
         make_resumable(checkpoint["loops"]["fit_loop"], trainer, _is_resumable(trainer.train_dataloader))
         batches, window = trainer.fit_loop.batch_idx + 1, trainer.accumulate_grad_batches
         if batches % window and batches != trainer.num_training_batches:

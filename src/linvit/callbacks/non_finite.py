@@ -205,10 +205,11 @@ def report(trainer: Trainer, task: LightningModule, batch: Any, layers: bool) ->
     if weights:
         found.append(f"the weights {quote_first(weights, 3)} are not finite")
     mine = BatchReport("; ".join(part for part in found if part), bool(weights))
-    everyone = gather(mine, trainer)
+    everyone = gather(mine) or []
     on = "On rank {}: " if len(everyone) > 1 else ""
     texts = [on.format(rank) + text for rank, (text, _) in enumerate(everyone) if text]
-    return BatchReport(texts[0] if texts else NOTHING, any(one.weights for one in everyone))
+    said = BatchReport(texts[0] if texts else NOTHING, any(one.weights for one in everyone))
+    return trainer.strategy.broadcast(said)
 
 
 NOTHING = "Computed once more, the batch was finite"

@@ -49,10 +49,10 @@ class PredictionWriter(Callback):
 
     def on_predict_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Writes what is of all images, in the order of the data set; padded duplicates count once."""
-        shares = gather((self._kind, self._rows), trainer)
+        shares = gather((self._kind, self._rows)) or []
         rows = {index: row for _, share in shares for index, row in share.items()}
         kind = next((kind for kind, _ in shares if kind is not None), None)
-        if kind is not None and trainer.is_global_zero:
+        if kind is not None:
             ids = getattr(trainer.datamodule, "category_ids", None)  # type: ignore[attr-defined]
             found = [rows[index] for index in sorted(rows)]
             path = kind.write_set(found, self._paths.folder, class_names(pl_module), ids)

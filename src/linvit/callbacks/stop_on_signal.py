@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import distributed
 
 from linvit.callbacks.save_checkpoints import SaveCheckpoints
 from linvit.signals import STOP, Stopped
@@ -14,7 +15,8 @@ class StopOnSignal(Callback):
     """Ends training at the first optimiser step, or the first batch of validation, after a signal.
 
     All ranks agree on it, whichever has received the signal: they exchange a number after every optimiser step and
-    every batch of validation. That takes place on the processor, so no GPU is waited for.
+    every batch of validation. That takes place on the processor, so no GPU is waited for. What they have exchanged is
+    read after the next one, so that none waits for a slower one either: several ranks stop one step later than one.
 
     The state of the run is saved. A validation that was cut short leaves no score: the run that is resumed from
     there starts it again.
@@ -22,6 +24,7 @@ class StopOnSignal(Callback):
 
     def __init__(self) -> None:
         self._group: Any = None
+        self._sent: tuple[torch.Tensor, Any] | None = None  # the exchange that is under way
         self._step = 0
         self._rounds: list[int] = []
         self._stopped: Stopped | None = None
@@ -29,12 +32,14 @@ class StopOnSignal(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Connects the ranks."""
         if stage == "fit" and trainer.world_size > 1:
-            self._group = torch.distributed.new_group(backend="gloo")
+            self._group = distributed.new_group(backend="gloo")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """From now on there is something to save, and Lightning, which would wait for all ranks, handles no signal."""
         STOP.take_handlers()
-        self._step = trainer.global_step
+        # Otherwise it asks rank 0 before each batch for a signal that it no longer sees, and waits for the device.
+        trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
+        self._step, self._sent = trainer.global_step, None
         STOP.deferred = True
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
@@ -56,7 +61,7 @@ class StopOnSignal(Callback):
         self._end_if_saved()
         if STOP.deferred:
             batches = [count if isinstance(count, int) else 0 for count in trainer.num_val_batches]  # inf is unknown
-            self._rounds = self._agree(batches, "MIN")
+            self._rounds = self._least(batches)
 
     def on_validation_batch_end(
         self,
@@ -73,28 +78,39 @@ class StopOnSignal(Callback):
             self._end_if_saved()
 
     def _save_if_asked(self, trainer: Trainer) -> None:
-        (by,) = self._agree([STOP.received or 0], "MAX")
-        if by:
+        if by := self._asked():
             STOP.agree(signal.Signals(by))
             saves = [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, SaveCheckpoints)]
             saved = [callback.save(trainer) for callback in saves]
             self._stopped = Stopped(signal.Signals(by), trainer.global_step, all(saved))
 
+    def _asked(self) -> int:
+        """A signal that a rank had when this was called before; 0 if none had."""
+        if self._group is None or STOP.agreed:
+            return STOP.received or 0
+        own, before = torch.tensor(STOP.received or 0), self._sent
+        work = distributed.all_reduce(own, distributed.ReduceOp.MAX, self._group, async_op=True)
+        self._sent = own, work
+        if before is None:
+            return 0
+        before[1].wait()
+        return int(before[0])
+
     def _end_if_saved(self) -> None:
         if self._stopped is not None:
             raise self._stopped
 
-    def _agree(self, values: list[int], operation: str) -> list[int]:
-        """The smallest or largest of all ranks, for each of the values."""
+    def _least(self, values: list[int]) -> list[int]:
+        """The smallest of all ranks, for each of the values."""
         if self._group is None:
             return values
         tensor = torch.tensor(values)
-        torch.distributed.all_reduce(tensor, getattr(torch.distributed.ReduceOp, operation), group=self._group)
-        return [int(value) for value in tensor]
+        distributed.all_reduce(tensor, distributed.ReduceOp.MIN, self._group)
+        return tensor.tolist()
 
 
 class StopAt(Callback):
-    """Ends a run after so many optimiser steps, as SIGTERM does: `StopOnSignal` saves last.ckpt."""
+    """Ends a run on all ranks after so many optimiser steps, as SIGTERM does: `StopOnSignal` saves last.ckpt."""
 
     def __init__(self, step: int) -> None:
         self.step = step

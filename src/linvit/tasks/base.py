@@ -28,6 +28,7 @@ from linvit.signatures import check_choices
 from linvit.tasks.execution import (
     AttentionMemory,
     MatmulPrecision,
+    add_up_over_ranks,
     enable_grad_checkpointing,
     freeze_parameters,
     keep_attention_features,
@@ -168,6 +169,7 @@ class Task(LightningModule):
         tags = [f"{stage}/{prefix}" for stage in ("val", "test") for prefix in prefixes]
         tags += [TEACHER] * (self.teacher is not None)
         self.metrics = nn.ModuleDict({tag: nn.ModuleDict(self.configure_metrics()) for tag in tags})
+        add_up_over_ranks(self.metrics)
         self.example_input_array = torch.zeros(1, in_chans, *image_size(img_size))
         self.report_folder: Path | None = None
         self.distillation: TaskDistillation | None = None

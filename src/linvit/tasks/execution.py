@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
+from torchmetrics import Metric
+from torchmetrics.utilities import dim_zero_sum
 
 from linvit.analysis.operations import kept_for_backward
 from linvit.backbones.initialise import classifiers
@@ -70,6 +72,19 @@ def enable_grad_checkpointing(network: nn.Module) -> None:
             f"{type(network).__name__} has no gradient checkpointing; set --model.grad_checkpointing=false and lower "
             f"--data.batch_size, with --trainer.accumulate_grad_batches to make up for it"
         )
+
+
+def add_up_over_ranks(metrics: nn.Module) -> None:
+    """Lets metrics whose states are sums be summed by the ranks, not collected by each: of 1,024 confusion matrices."""
+    for metric in metrics.modules():
+        if isinstance(metric, Metric) and all(reduction is dim_zero_sum for reduction in metric._reductions.values()):
+            metric.dist_sync_fn = _total
+
+
+def _total(own: Tensor, group: Any = None) -> list[Tensor]:
+    total = own.clone()
+    distributed.all_reduce(total, group=group)
+    return [total]
 
 
 def keep_attention_features(network: nn.Module) -> None:

@@ -20,11 +20,11 @@ def dealt(length, world, epoch=0, seed=0, **options):
     return shares
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 8])
-def test_ranks_share_the_set_without_overlap_in_equal_steps(world):
-    shares = dealt(240, world)
-    assert {len(share) for share in shares} == {240 // world}
-    assert sorted(one.row for share in shares for one in share) == list(range(240))
+@pytest.mark.parametrize(("world", "total"), [(1, 240), (2, 240), (3, 240), (8, 240), (64, 256), (1024, 2048)])
+def test_ranks_share_the_set_without_overlap_in_equal_steps(world, total):
+    shares = dealt(total, world)
+    assert {len(share) for share in shares} == {total // world}
+    assert sorted(one.row for share in shares for one in share) == list(range(total))
 
 
 @pytest.mark.parametrize(("length", "world", "batch", "expected"), [(103, 4, 8, 24), (103, 4, 30, 25), (7, 2, 1, 3)])
@@ -63,7 +63,7 @@ def test_the_epochs_of_repeats_see_all_images_in_the_end():
     assert seen == set(range(90))
 
 
-@pytest.mark.parametrize(("length", "world"), [(10, 1), (10, 3), (11, 4), (4, 4)])
+@pytest.mark.parametrize(("length", "world"), [(10, 1), (10, 3), (11, 4), (4, 4), (1797, 64), (1797, 1024)])
 def test_evaluation_has_every_sample_once(length, world):
     shares = [list(EvalSampler(length, rank, world)) for rank in range(world)]
     assert sorted(one.row for share in shares for one in share) == list(range(length))

@@ -13,7 +13,7 @@ from linvit.ignore_index import IGNORE_INDEX
 from linvit.tasks import SegmentationTask
 from linvit.tasks.segmentation.scores import mean_scores
 from tests.data.images import picture, save
-from tests.helpers import randn
+from tests.helpers import leaves, randn
 from tests.second_task.data import InkData
 from tests.training import trainer
 
@@ -53,7 +53,9 @@ def test_the_loss_is_that_of_the_logits_and_of_the_auxiliary_output():
     alone = task(auxiliary_weight=0, loss_average="valid")
     alone.network.load_state_dict(model.network.state_dict())
     alone.network.eval()
-    torch.testing.assert_close(alone.training_loss(given), F.cross_entropy(logits, label, ignore_index=IGNORE_INDEX))
+    loss = alone.training_loss(given)
+    torch.testing.assert_close(loss, F.cross_entropy(logits, label, ignore_index=IGNORE_INDEX))
+    assert all(id(weight) in leaves(loss) for weight in alone.parameters() if weight.requires_grad)  # for DDP
 
 
 @pytest.mark.parametrize("options", [{}, {"window": 16, "stride": 8}, {"scales": [0.5, 1.0], "mirror": True}], ids=str)

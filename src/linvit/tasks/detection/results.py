@@ -1,7 +1,7 @@
 """True and detected objects of a whole set, collected on all ranks and evaluated once, on rank 0."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Self, TypeVar
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor, distributed
 from torchmetrics import Metric
 
 from linvit import coco_masks
+from linvit.callbacks.common import gather
 from linvit.tasks.detection.evaluation import FIGURES, Evaluation, evaluate
 
 
@@ -87,7 +88,6 @@ def _counts(rles: Sequence[Mapping[str, Any]] | None) -> list[str | bytes] | Non
     return None if rles is None else [rle["counts"] for rle in rles]
 
 
-T = TypeVar("T")
 Kind = Literal["box", "mask"]
 
 
@@ -118,8 +118,9 @@ class DetectionResults:
     def figures(self) -> dict[str, float]:
         """The figures by name, such as "box_AP" and "mask_AP50", on all ranks, all of which must call it."""
         if self._figures is None:
-            if (images := _on_rank_0(self._images)) is not None:
-                self._evaluate(images)
+            if (parts := gather(self._images)) is not None:
+                found = {index: image for part in parts for index, image in part.items()}
+                self._evaluate({index: found[index] for index in sorted(found)})
             self._figures = _from_rank_0(
                 {
                     f"{kind}_{name}": figure
@@ -168,18 +169,6 @@ class CocoScore(Metric):
         """Forgets the results, too."""
         super().reset()
         self.results.reset()
-
-
-def _on_rank_0(images: dict[int, T]) -> dict[int, T] | None:
-    """The images of all ranks in order, on rank 0; None on others."""
-    parts: list[Any] | None = [images]
-    if distributed.is_available() and distributed.is_initialized():
-        parts = [None] * distributed.get_world_size() if distributed.get_rank() == 0 else None
-        distributed.gather_object(images, parts)
-    if parts is None:
-        return None
-    found = {index: image for part in parts for index, image in part.items()}
-    return {index: found[index] for index in sorted(found)}
 
 
 def _from_rank_0(found: dict[str, float]) -> dict[str, float]:

@@ -159,10 +159,9 @@ class SegmentationTask(Task):
     def training_loss(self, batch: dict[str, Any]) -> Tensor:
         """Cross entropy and Dice loss of the logits, and those of auxiliary logits with their weight."""
         label = batch["mask"].long()
-        weighted = self.hparams["auxiliary_weight"] > 0
         logits, others = self.network(batch["image"], auxiliary=True, full_size=False)
         loss = self._loss(logits, label)
-        for auxiliary in others if weighted else ():
+        for auxiliary in others:
             loss = loss + self.hparams["auxiliary_weight"] * self._loss(auxiliary, label)
         return loss
 
