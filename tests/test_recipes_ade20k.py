@@ -55,10 +55,10 @@ PARAMETERS = {
 
 
 def test_every_row_has_a_configuration():
-    assert {Path(name).stem for name in ADE20K} == PUBLISHED.keys()
+    assert {Path(name).stem for name in ADE20K} == {"_".join(key) for key in ade20k_info()}
 
 
-@pytest.mark.parametrize("name", ADE20K)
+@pytest.mark.parametrize("name", [name for name in ADE20K if Path(name).stem in PUBLISHED])  # of others: _dense.py
 def test_it_is_the_published_recipe(name, tmp_path):
     want, config = PUBLISHED[Path(name).stem], printed(f"--config={ROOT / name}", cwd=tmp_path)
     model, data, trainer = config["model"]["init_args"], config["data"]["init_args"], config["trainer"]

@@ -74,8 +74,8 @@ def name_of(key):
 
 
 def test_every_row_has_a_configuration_and_a_number():
-    assert {Path(name).stem for name in COCO} == {name_of(key) for key in PUBLISHED}
-    assert coco_info().keys() == PUBLISHED.keys()
+    assert {Path(name).stem for name in COCO} == {name_of(key) for key in coco_info()}
+    assert coco_info().keys() > PUBLISHED.keys()  # test_recipes_dense.py has the others
 
 
 @pytest.mark.parametrize("key", PUBLISHED, ids=name_of)

@@ -31,7 +31,7 @@ class ModelInfo(NamedTuple):
 class Ade20kInfo(NamedTuple):
     """What was published of a segmentor on ADE20K: one scale, not mirrored, crops of 512x512 in training."""
 
-    miou: float  # per cent
+    miou: float | None  # per cent; none if none is published
     source: str
     options: dict[str, Any]  # of the backbone that the score is of, where they are not its defaults
 
@@ -39,7 +39,7 @@ class Ade20kInfo(NamedTuple):
 class CocoInfo(NamedTuple):
     """What was published of a detector on COCO val2017, one scale."""
 
-    box_ap: float  # per cent
+    box_ap: float | None  # per cent; none if none is published
     mask_ap: float | None  # none if the head has no masks
     source: str
     options: dict[str, Any]
@@ -53,7 +53,7 @@ def model_info() -> dict[str, ModelInfo]:
             img_size=int(row["img_size"]),
             parameters=int(row["parameters"]),
             macs=int(row["macs"]),
-            top1=float(row["top1"]) if row["top1"] else None,
+            top1=_number(row["top1"]),
             top1_source=row["top1_source"],
             crop_pct=float(row["crop_pct"]),
             crop_mode=row["crop_mode"],
@@ -68,7 +68,7 @@ def ade20k_info() -> dict[tuple[str, str], Ade20kInfo]:
     """What was published of segmentors, by the names of backbone and head. Nothing that linvit measured."""
     return {
         (row["backbone"], row["head"]): Ade20kInfo(
-            float(row["miou"]), row["source"], yaml.safe_load(row["options"] or "{}")
+            _number(row["miou"]), row["source"], yaml.safe_load(row["options"] or "{}")
         )
         for row in table(ADE20K)
     }
@@ -79,13 +79,17 @@ def coco_info() -> dict[tuple[str, str, str], CocoInfo]:
     """What was published of detectors, by the names of backbone, head and schedule, "1x" or "3x" (12 or 36 epochs)."""
     return {
         (row["backbone"], row["head"], row["schedule"]): CocoInfo(
-            box_ap=float(row["box_ap"]),
-            mask_ap=float(row["mask_ap"]) if row["mask_ap"] else None,
+            box_ap=_number(row["box_ap"]),
+            mask_ap=_number(row["mask_ap"]),
             source=row["source"],
             options=yaml.safe_load(row["options"] or "{}"),
         )
         for row in table(COCO)
     }
+
+
+def _number(text: str) -> float | None:
+    return float(text) if text else None
 
 
 def table(path: Path) -> list[dict[str, str]]:

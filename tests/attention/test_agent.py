@@ -82,8 +82,8 @@ def naive_pool(x: Tensor, side: int) -> Tensor:
     return torch.stack([part.mean((2, 3)) for part in parts], dim=2)
 
 
-def naive_bias(tables: dict[str, Tensor], names: str, size: tuple[int, int], prefix: int) -> Tensor | float:
-    """(h, n, tokens): one table per place, one per row and one per column, each stretched to the grid."""
+def naive_bias(tables: dict[str, Tensor], names: str, size: tuple[int, int], prefix: int, side: int) -> Tensor | float:
+    """(h, side^2, tokens): one table per place, one per row, one per column, each stretched to grid and agents."""
     if not tables:
         return 0.0
     total = sum(
@@ -92,15 +92,19 @@ def naive_bias(tables: dict[str, Tensor], names: str, size: tuple[int, int], pre
     )
     assert isinstance(total, Tensor)
     first = tables.get(f"{names.split()[3]}_bias", total.new_zeros(*total.shape[:2], 1))
-    return torch.cat([*[first] * prefix, total.flatten(2)], dim=2)
+    bias = torch.cat([*[first] * prefix, total.flatten(2)], dim=2)
+    small = math.isqrt(bias.shape[1])
+    return torch.einsum(
+        "yi,hijt,xj->hyxt", naive_stretch(side, small), bias.unflatten(1, (small, small)), naive_stretch(side, small)
+    ).flatten(1, 2)
 
 
 def naive_factors(module: linvit.Attention, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
     """Weights (B, h, N, n) of the agents for the queries, (B, h, n, M) of the keys for the agents."""
-    side, prefix, tables = math.isqrt(module.agents), grid.num_prefix, dict(module.tables)
+    side, prefix, tables = module.side, grid.num_prefix, dict(module.tables)
     agents = naive_pool(q[:, :, prefix:].unflatten(2, grid.size), side)
-    of_keys = naive_bias(tables, "an ah aw ac", grid.keys_size, prefix)
-    of_queries = naive_bias(tables, "na ha wa ca", grid.size, prefix)
+    of_keys = naive_bias(tables, "an ah aw ac", grid.keys_size, prefix, side)
+    of_queries = naive_bias(tables, "na ha wa ca", grid.size, prefix, side)
 
     def weights(rows: Tensor, columns: Tensor, bias: Tensor | float) -> Tensor:
         powers = torch.exp(torch.einsum("bhnd,bhmd->bhnm", rows, columns) / math.sqrt(q.shape[-1]) + bias)
@@ -127,6 +131,7 @@ OPTIONS: list[dict[str, object]] = [
     {"agents": 9, "dwc_kernel": 5},
     {"agents": 9, "dwc_kernel": 0},
     {"agents": 4, "bias_size": 2},
+    {"agents": 4, "pool_size": 3},
     {"agents": 1, "position_bias": False},
 ]
 GRIDS = [

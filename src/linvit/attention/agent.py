@@ -40,6 +40,8 @@ class AgentAttention(ConvolvedAttention):
         agents: Agents n, a square such as 9, 16 or 49.
         position_bias: The learnable biases B1 and B2.
         bias_size: Side of their tables of places.
+        pool_size: Side of the grid that the queries are pooled to, if not `sqrt(agents)`: the authors' detectors and
+            segmentors have more agents than the biases, which are interpolated (bilinear) over the agents.
         dwc_kernel: Side of the convolution's kernels, one for each of the C channels; 0 is no convolution.
 
     Raises:
@@ -59,6 +61,7 @@ class AgentAttention(ConvolvedAttention):
         agents: int = 49,
         position_bias: bool = True,
         bias_size: int = 7,
+        pool_size: int | None = None,
         dwc_kernel: int = 3,
     ) -> None:
         super().__init__(dim, num_heads, grid, key_dim=key_dim)
@@ -70,8 +73,11 @@ class AgentAttention(ConvolvedAttention):
                 f"agents must be a square, since the queries are pooled to a square grid: {side**2} and "
                 f"{(side + 1) ** 2} are the nearest; got {agents}"
             )
-        self.agents = self.max_rank = agents
-        self.side = side
+        if pool_size is not None:
+            check_number("pool_size", pool_size, at_least=1, whole=True)
+        self.agents = agents
+        self.side = pool_size or side
+        self.max_rank = self.side**2
         sizes: dict[str, tuple[int, ...]] = {}
         for names, (rows, columns) in ((KEY_TABLES, grid.keys_size), (QUERY_TABLES, grid.size)):
             shapes = (bias_size, bias_size), (rows, 1), (1, columns), (1,)
@@ -113,10 +119,15 @@ class AgentAttention(ConvolvedAttention):
         down = resized(eye, (size[0], side))  # (1, 1, H, side)
         left = torch.cat([down.expand(*places.shape[:2], -1, -1), resized(rows, (size[0], 1))], dim=3)
         patches = (left @ F.pad(across, (0, 0, 0, 1), value=1.0)).flatten(2)  # (h, n, H W)
-        if not num_prefix:
+        if num_prefix:
+            prefix = self.tables[names[3]].to(dtype) if names[3] in self.tables else patches.new_zeros(1)
+            patches = torch.cat([prefix.expand(*patches.shape[:2], num_prefix), patches], dim=2)
+        if self.side**2 == self.agents:
             return patches
-        prefix = self.tables[names[3]].to(dtype) if names[3] in self.tables else patches.new_zeros(1)
-        return torch.cat([prefix.expand(*patches.shape[:2], num_prefix), patches], dim=2)
+        agents = torch.eye(self.agents, dtype=dtype, device=places.device)[None].unflatten(
+            2, (-1, math.isqrt(self.agents))
+        )
+        return resized(agents, (self.side, self.side)).flatten(2).mT @ patches
 
     def resize_tables(self, state: dict[str, Tensor], size_of: SizeOf) -> dict[str, Tensor]:
         """The biases of a checkpoint for the nominal grid (bilinear, which is linear for rows and for columns)."""

@@ -110,10 +110,10 @@ def _expected(name: str, fields: Mapping[str, str]) -> str:
             f"published top-1 {facts.top1} ({facts.top1_source})" if facts.top1 else "no top-1 is published"
         )
     for (backbone, head), miou in ade20k_info().items():
-        if name == f"ade20k/{backbone}_{head}":
+        if miou.miou and name == f"ade20k/{backbone}_{head}":
             return f"not yet run; published mIoU {miou.miou} ({miou.source})"
     for (backbone, head, schedule), ap in coco_info().items():
-        if name == f"coco/{backbone}_{head}_{schedule}".replace("cascade_mask_rcnn", "cascade"):
+        if ap.box_ap and name == f"coco/{backbone}_{head}_{schedule}".replace("cascade_mask_rcnn", "cascade"):
             masks = "" if ap.mask_ap is None else f", mask AP {ap.mask_ap}"
             return f"not yet run; published box AP {ap.box_ap}{masks} ({ap.source})"
     return "not yet run"

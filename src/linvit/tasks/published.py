@@ -42,7 +42,7 @@ def published_miou(
     """The mean IoU on ADE20K in [0, 1], trained on crops of 512x512; see `published_top1`."""
     found = ade20k_info().get((backbones.parse(backbone)[0], heads.parse(head)[0]))
     theirs = num_classes == 150 and image_size(img_size) == (512, 512)
-    if found is None or not theirs or not _are_published(backbone, head, attention, found.options):
+    if not (found and found.miou and theirs and _are_published(backbone, head, attention, found.options)):
         return None
     return PublishedScores({"mIoU": found.miou / 100}, found.source)
 
@@ -53,7 +53,7 @@ def published_ap(
     """The average precision on COCO in [0, 1], trained for as long; see `published_top1`."""
     trained = {(8, 11): "1x", (27, 33): "3x"}.get(tuple(decay_epochs), "")  # type: ignore[arg-type]
     found = coco_info().get((backbones.parse(backbone)[0], heads.parse(head)[0], trained))
-    if found is None or num_classes != 80 or not _are_published(backbone, head, attention, found.options):
+    if not (found and found.box_ap and num_classes == 80 and _are_published(backbone, head, attention, found.options)):
         return None
     masks = {} if found.mask_ap is None else {"mask_AP": found.mask_ap / 100}
     return PublishedScores({"box_AP": found.box_ap / 100, **masks}, found.source)
