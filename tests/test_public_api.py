@@ -54,6 +54,12 @@ def test_public_names():
         linvit.no_such_name  # noqa: B018
 
 
+@pytest.mark.parametrize("folder", ["backbones", "heads"])
+def test_a_registry_does_not_stand_where_the_folder_of_its_name_will(folder):
+    given = vars(linvit).get(folder)
+    assert given is None or inspect.ismodule(given)
+
+
 MODULES = ("analysis", "backbones", "callbacks", "data", "image_size", "layers", "tasks", "testing")
 
 

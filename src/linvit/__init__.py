@@ -7,8 +7,9 @@ import importlib
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from linvit import registry  # its `backbones` and `heads` have the names of folders, so they get none here
 from linvit.errors import UserError
-from linvit.registry import attentions, backbones, heads, preset
+from linvit.registry import preset
 
 if TYPE_CHECKING:
     from linvit.attention.base import Attention, Grid, create_attention
@@ -29,9 +30,9 @@ if TYPE_CHECKING:
 
 __version__ = version("linvit")
 
-register_attention, list_attentions = attentions.register, attentions.names
-register_backbone, list_backbones = backbones.register, backbones.names
-register_head, list_heads = heads.register, heads.names
+register_attention, list_attentions = registry.attentions.register, registry.attentions.names
+register_backbone, list_backbones = registry.backbones.register, registry.backbones.names
+register_head, list_heads = registry.heads.register, registry.heads.names
 
 _LAZY = {
     "Attention": "linvit.attention.base",
