@@ -4,6 +4,7 @@ import csv
 import math
 import re
 import shlex
+import statistics
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -123,11 +124,22 @@ class RunFolder:
 
     def score(self, tag: str) -> Score | None:
         """The last value of a curve; None if there is none."""
-        curve = self.curves.get(tag)
-        if not curve:
+        return scores[-1] if (scores := self.scores(tag)) else None
+
+    def scores(self, tag: str) -> list[Score]:
+        """All values of a curve."""
+        epochs = dict(self.curves.get("epoch", []))
+        return [Score(value, step, int(epochs.get(step, -1)) + 1) for step, value in self.curves.get(tag, [])]
+
+    def seconds(self, score: Score) -> float | None:
+        """Seconds of training up to a score, by the median of `images/s`; None if the run does not say so much."""
+        speeds = [speed for _, speed in self.curves.get("images/s", [])]
+        batch = flat(self.config).get("data.batch_size")
+        if not speeds or not isinstance(batch, int):
             return None
-        step, value = curve[-1]
-        return Score(value, step, int(dict(self.curves.get("epoch", [])).get(step, -1)) + 1)
+        devices = self._trainer.get("devices")
+        batch *= (self._trainer.get("accumulate_grad_batches") or 1) * (devices if isinstance(devices, int) else 1)
+        return (score.step + 1) * batch / statistics.median(speeds)
 
     @property
     def progress(self) -> str:

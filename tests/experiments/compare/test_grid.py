@@ -70,6 +70,24 @@ def test_each_variant_takes_its_best_values_and_is_tuned_with_a_seed_of_its_own(
         found.tuned({name: score for name, score in scores.items() if "softmax" in name})
 
 
+def test_a_budget_sets_how_long_variants_train():
+    found = grid(variants={"a": {}, "b": {}, "c": {}}, set={"trainer.max_epochs": 20}, budget="macs")
+    configs = {name: {"trainer": {"max_epochs": 20, "max_steps": -1}} for name in "abc"}
+    costs = {"a": 2.0, "b": 3.0, "c": 100.0}
+    budgeted = found.budgeted(configs, costs, {"b": "a", "c": "a"})
+    assert {name: given["trainer.max_epochs"] for name, given in budgeted.variants.items()} == {
+        "a": 20,
+        "b": 13,
+        "c": 1,
+    }
+    assert (budgeted.keys, budgeted.grid()) == ([], budgeted)
+    configs["a"] = {"trainer": {"max_epochs": 20, "max_steps": 900}}
+    assert found.budgeted(configs, costs, {"b": "a"}).variants["b"] == {"trainer.max_steps": 600}
+    configs["a"] = {"trainer": {"max_epochs": None, "max_time": "00:01:00:00"}}
+    with pytest.raises(UserError, match=r"--budget=macs changes trainer\.max_epochs of the variants"):
+        found.budgeted(configs, costs, {})
+
+
 def test_names_are_those_of_folders_and_differ():
     found = grid(vary={"model.attention": ["package.module:Class/..", "package.module:Class ..", "x" * 100, "x" * 101]})
     assert len(found.variants) == 4
@@ -89,6 +107,8 @@ def test_names_are_those_of_folders_and_differ():
         ({"vary": {"model.attention": ["softmax", "softmax"]}}, "the variant 'softmax' is there twice"),
         ({"vary": {"model.lr": [1, 2]}, "set": {"model.lr": 3}}, "'model.lr' differs between the variants"),
         ({"vary": {"model.lr": [1, 2]}, "baseline": "lr3"}, "baseline must be one of lr1, lr2, teacher; got 'lr3'"),
+        ({"budget": "time"}, "budget must be one of epochs, cpu_time, macs; got 'time'"),
+        ({"level": "high"}, "'level' of 'x.yaml' must be a number; got 'high'"),
         ({"tune": {"model.lr": 1}}, "'tune: model.lr' of 'x.yaml' must be a list of values; got 1"),
         (
             {"vary": {"model.lr": [1, 2]}, "tune": {"model.lr": [1]}},

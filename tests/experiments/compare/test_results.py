@@ -118,8 +118,9 @@ def test_the_three_tables_agree(folder):
     assert (rows[0]["score_seed1"], rows[0]["epoch_seed1"]) == ("0.74", "2")
     assert "epoch 1 of 2" in rows[0]["trouble"]
     markdown = tables.markdown(found).splitlines()
-    assert markdown[2].startswith("| linear | 0.7200 ± 0.0283 | 2 | 2 (1 incomplete) | -0.0900 [-0.2171, +0.0371] |")
-    assert markdown[3].endswith("| baseline | 47.0 | 72.2 |")
+    assert markdown[0] == "**x**"
+    assert markdown[4].startswith("| linear | 0.7200 ± 0.0283 | 2 | 2 (1 incomplete) | -0.0900 [-0.2171, +0.0371] |")
+    assert markdown[5].endswith("| baseline | 0.8100 (2) | 47.0 | 72.2 |")
     assert r"linear & 0.7200 $\pm$ 0.0283 & 2 & 2 (1 incomplete) & -0.0900" in tables.latex(found)
     assert r"[95 \% interval]" in tables.latex(found)
 
@@ -155,6 +156,26 @@ def test_stars_are_holms_and_all_tables_say_so(tmp_path):
     page = report.write(found, tmp_path, "cpu").read_text(encoding="utf-8")
     for text in (tables.markdown(found), tables.latex(found).replace(r"\%", "%"), html.unescape(page)):
         assert "by Holm's correction for all comparisons of the table; it takes at least 3 seeds" in text
+
+
+def test_the_best_score_and_when_a_level_is_reached(tmp_path):
+    for seed, scores in enumerate([(0.5, 0.9, 0.8), (0.6, 0.7, 0.65)]):
+        run = write_run(tmp_path / f"softmax-seed{seed}/version_0", seed, scores, epochs=3)
+        config = yaml.safe_load((run / "config.yaml").read_text()) | {"data": {"init_args": {"batch_size": 8}}}
+        (run / "config.yaml").write_text(yaml.safe_dump(config))
+        rows = [f"{9 + 10 * i},{i},{score},{(8, 4, 4)[i]}" for i, score in enumerate(scores)]
+        (run / "metrics.csv").write_text("\n".join(["step,epoch,val/score,images/s", *rows]))
+    found = Results("x", group(find([tmp_path])), "softmax", None, [], budget="cpu_time", level=0.85)
+    title, _, header, _, row, *_ = tables.markdown(found).splitlines()
+    assert title == "**x, at equal processor time**"
+    assert header.endswith("| best (epoch) | epochs to 0.85 | seconds to 0.85 |")
+    assert row.endswith("| 0.8000 (2) | 2.0 (1 of 2) | 40.0 (1 of 2) |")
+    csv_row = csv_rows(found, tmp_path)[0]
+    assert [float(csv_row[name]) for name in ("best_mean", "epochs_to_level", "seconds_to_level")] == [0.8, 2, 40]
+    assert "follows from the time of its training step" in tables.markdown(found)
+    step, mean, deviation = report.mean_curve(found.variants[0], found, None)[-1]
+    assert (step, mean, deviation) == pytest.approx((29, 0.725, 0.15 / 2**0.5))
+    assert replace(found, budget="epochs", keys=["trainer.max_epochs"]).caption == "x"  # which are not equal
 
 
 def test_tuned_values_are_columns_and_those_at_the_edge_are_named(tmp_path):
@@ -278,9 +299,9 @@ def test_a_teacher_is_a_row_and_the_baseline_of_its_students(tmp_path):
     found = with_teachers(Results("x", group(find([tmp_path])), "", None, ["model.attention"]))
     assert found.baseline == "teacher"
     assert found.teachers == {"linear": "teacher"}
-    header, _, teacher, student, *_ = tables.markdown(found).splitlines()
+    _, _, header, _, teacher, student, *_ = tables.markdown(found).splitlines()
     assert header.startswith("| variant | before any step | val/score | epoch | seeds | difference from teacher")
-    assert teacher == "| teacher | - | 0.9500 | - | - | baseline | - | - |"
+    assert teacher == "| teacher | - | 0.9500 | - | - | baseline | - | - | - |"
     assert student.startswith("| linear | 0.5500 ± 0.0707 | 0.8500 ± 0.0707 | 2 | 2 | -0.1000 [")
     assert student.endswith("| 1.5000 ± 0.0000 | 0.3000 ± 0.1414 |")
     rows = csv_rows(found, tmp_path)

@@ -9,7 +9,7 @@ from typing import Any
 
 from linvit import yaml_text
 from linvit.errors import UserError, check_number
-from linvit.experiments.compare.grid import UNSAFE, Sweep, expand_names, split, without_convolution
+from linvit.experiments.compare.grid import BUDGETS, UNSAFE, Sweep, expand_names, split, without_convolution
 from linvit.model_info import CONFIGS
 from linvit.runs.configs import config_file, find, text
 from linvit.terminal import argument_parser
@@ -38,6 +38,7 @@ The same grid as a file, with keys that a command line may override:
   set: {trainer.max_epochs: 20} options of all runs
   vary: {model.attention: [softmax, linear, focused]}
   tune: {model.lr: [0.001, 0.002, 0.004]}
+  budget: cpu_time
   variants:                     or options by the name of a variant; together
     plain: {model.lr: 1.0e-3}   with vary all combinations are run
   seeds: 3                      seeds 0, 1, 2, or a list
@@ -82,6 +83,12 @@ OPTIONS: dict[tuple[str, ...], dict[str, Any]] = {
         "help": "of these, each variant takes the value with the best score in a run with another seed; several times "
         "for all combinations",
     },
+    ("--budget",): {
+        "choices": [*BUDGETS],
+        "help": "what is equal of all variants (default: epochs); processor time and MACs of a step of training set "
+        "how many epochs each is trained",
+    },
+    ("--level",): {"type": float, "metavar": "SCORE", "help": "say after how many epochs and seconds it is reached"},
     ("--without_convolution",): {
         "action": "store_true",
         "help": "of the attentions of --model.attention; linear_angular keeps its own",
@@ -203,7 +210,9 @@ def _spec(args: argparse.Namespace, options: Sequence[str]) -> tuple[Sweep, str]
         spec.seeds = _seeds(args.seeds)
     spec.baseline = args.baseline or spec.baseline
     spec.score = args.score or spec.score
+    spec.budget, spec.level = args.budget or spec.budget, args.level or spec.level
     plain = "-without_convolution" * args.without_convolution + "-tuned" * bool(spec.tune)
+    plain += f"-{spec.budget}" * (spec.budget != "epochs")
     if args.grid is not None:
         return spec, Path(args.grid).stem + plain
     last = next(config for config in reversed(spec.config) if config not in parts or len(parts) == len(spec.config))

@@ -2,6 +2,7 @@
 
 import argparse
 import copy
+import json
 import math
 import os
 import shlex
@@ -28,10 +29,12 @@ from linvit.experiments.compare.results import (
     check_comparable,
     differing,
     group,
+    references,
     with_published,
     with_teachers,
 )
-from linvit.runs.folder import check_writable, find, shown
+from linvit.files import replacing
+from linvit.runs.folder import check_writable, find, flat, shown
 from linvit.runs.parser import build_task
 from linvit.runs.run import Run
 from linvit.signals import STOP
@@ -68,6 +71,9 @@ def run(spec: Sweep, title: str, args: argparse.Namespace, command: str) -> int:
         if any(trained):
             configs = resolve(grid)  # which names its checkpoint
         STOP.deferred = True
+        if grid.budget != "epochs":
+            grid = _budgeted(grid, configs, root)
+            configs = resolve(grid)
         if grid.tune:
             tuning = Experiment(root / TUNING, grid.trials())
             if not _complete(tuning, resolve(tuning.grid), args):
@@ -82,6 +88,21 @@ def run(spec: Sweep, title: str, args: argparse.Namespace, command: str) -> int:
             return _stopped(experiment, command)
         STOP.deferred = False
         return finish(experiment.results(), root, args, command)
+
+
+def _budgeted(grid: Sweep, configs: dict[str, Config], root: Path) -> Sweep:
+    """The grid whose variants have the epochs of their budget; what their steps cost is measured once, and written."""
+    path, kind = root / "budget.json", grid.budget
+    known: dict[str, float] = json.loads(path.read_text(encoding="utf-8")).get(kind, {}) if path.exists() else {}
+    if missing := {name: _read(config) for name, config in configs.items() if name not in known}:
+        gpu = torch.cuda.is_available() and any(one["trainer"]["accelerator"] in GPU for one in configs.values())
+        known |= costs.of_a_step(missing, kind, BUDGET * len(missing), "cuda" if gpu else "cpu")
+        root.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as file:
+            file.write(json.dumps({kind: known}).encode())
+    options = {name: flat(config) for name, config in configs.items()}
+    baseline = grid.baseline if grid.baseline in options else next(iter(options))
+    return grid.budgeted(configs, known, references(options, options, baseline, grid.keys))
 
 
 def _complete(experiment: Experiment, configs: dict[str, Config], args: argparse.Namespace) -> bool:
@@ -121,7 +142,7 @@ def report(folders: Sequence[Path], args: argparse.Namespace) -> int:
     names = [variant.name for variant in results.variants]
     baseline = args.baseline or results.baseline
     check_choice("--baseline", baseline, names)
-    results = replace(results, baseline=baseline, score=args.score or results.score)
+    results = replace(results, baseline=baseline, score=args.score or results.score, level=args.level or results.level)
     folder = shlex.quote(str(root / FILE))
     return finish(results, root, args, f"linvit compare {folder} --name {shlex.quote(root.name)}" if experiment else "")
 
@@ -144,8 +165,8 @@ def finish(results: Results, root: Path, args: argparse.Namespace, command: str)
         results = results if results.source else with_published(results)
     page = written.write(results, root, device)
     written.write_summary(results, root, device)
-    table, *notes = tables.markdown(results).split("\n\n")
-    print("\n\n".join([f"\n{table}", *map(reflow, [*notes, written.controls(results)])]))
+    title, table, *notes = tables.markdown(results).split("\n\n")
+    print("\n\n".join([f"\n{title}", table, *map(reflow, [*notes, written.controls(results)])]))
     troubled = {f"{v.name}, seed {seed}": text for v in results.variants for seed, text in v.trouble.items()}
     for run, text in troubled.items():
         print(f"incomplete: {run}: {text}")

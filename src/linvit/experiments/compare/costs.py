@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+import time
 from collections.abc import Mapping
 from functools import partial
 from types import MappingProxyType
@@ -19,6 +20,8 @@ from linvit.experiments.crossover import costs_by_size, crossover, times_of
 from linvit.experiments.measure import Timing
 from linvit.image_size import image_size
 from linvit.runs.folder import RunFolder
+from linvit.runs.parser import build_task
+from linvit.runs.run import Run
 from linvit.tasks import Task
 from linvit.tasks.base import SET_BY_DATA
 from linvit.tasks.pretrained import skip_pretrained
@@ -96,6 +99,32 @@ def measure(
     return found
 
 
+def of_a_step(runs: Mapping[str, Run], kind: str, budget: float, device: str) -> dict[str, float]:
+    """What a training step of each run costs per image: its time (cpu_time; of a GPU by the clock), or its MACs.
+
+    It is that of a forward and a backward pass of a training batch, weights being random. MACs are those of the forward
+    pass alone, of which backward has twice as many. The budget is in seconds, for all.
+    """
+    candidates, batch = [], 1
+    for name, run in runs.items():
+        with torch.random.fork_rng(devices=[]), skip_pretrained():
+            network = build_task(run.settings.model, **run.facts).measurable_network()
+        size, channels = image_size(run.facts["img_size"]), run.facts.get("in_chans", 3)
+        batch = run.data.batch_size
+        build = partial(_with_images, network, device, channels, batch=batch)
+        candidates.append(Candidate(name, size, size[0] * size[1], build))
+    clock = time.process_time if kind == "cpu_time" and device == "cpu" else time.perf_counter
+    settings = Settings(device=device, batch=batch)
+    measured, _ = measure_costs(candidates, settings, budget=budget * (kind == "cpu_time"), clock=clock)
+    found = {}
+    for cost in measured:
+        timing = cost.seconds.get("forward_backward")
+        if cost.macs is None or timing is None:
+            raise UserError(f"what a training step of '{cost.name}' costs could not be measured: {cost.note}")
+        found[cost.name] = float(cost.macs) if kind == "macs" else timing.median / runs[cost.name].data.batch_size
+    return found
+
+
 def _network(run: RunFolder, imports: bool, teacher: bool) -> _Built:
     """The network of a run, or of its teacher."""
     path = run.config["model"]["class_path"]
@@ -115,10 +144,10 @@ def _network(run: RunFolder, imports: bool, teacher: bool) -> _Built:
 
 
 def _with_images(
-    network: nn.Module, device: str, channels: int, size: tuple[int, int]
+    network: nn.Module, device: str, channels: int, size: tuple[int, int], batch: int = BATCH
 ) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
-    """A network with images (2, C, H, W)."""
-    return network, (torch.randn(BATCH, channels, *size, device=device),), {}
+    """A network with images (B, C, H, W)."""
+    return network, (torch.randn(batch, channels, *size, device=device),), {}
 
 
 def _costs(cost: Cost, built: _Built) -> Costs | str:

@@ -172,7 +172,17 @@ class Experiment:
         source = str(published.get("source", ""))
         grid = self.grid
         return with_teachers(
-            Results(self.root.name, variants, grid.baseline or "", grid.score, grid.keys, source, grid.tune)
+            Results(
+                self.root.name,
+                variants,
+                grid.baseline or "",
+                grid.score,
+                grid.keys,
+                source,
+                grid.tune,
+                grid.budget,
+                grid.level,
+            )
         )
 
 

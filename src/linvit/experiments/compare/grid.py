@@ -20,7 +20,17 @@ CONVOLUTIONS = {"dwc": False, "dwc_kernel": 0, "lepe_kernel": 0, "residual_kerne
 TEACHER = "teacher"
 """The name of a row of the table: the teacher of the runs, whose score they have logged."""
 TUNING_SEED = 1000
+BUDGETS = {"epochs": "equal epochs", "cpu_time": "equal processor time", "macs": "equal multiply-accumulates"}
+"""What is equal of all variants that are compared, in words."""
+LENGTHS = ("trainer.max_epochs", "trainer.max_steps")
+"""The options by which a budget sets how long a variant is trained."""
 LONGEST = 80  # characters of a variant's name, which names folders
+
+
+KINDS = {
+    **dict.fromkeys(("baseline", "score", "budget"), str),
+    **{"config": str | list, "seeds": int | list, "level": int | float},
+}
 
 
 @dataclass
@@ -35,13 +45,15 @@ class Sweep:
     baseline: str | None = None  # a variant or "teacher"; None: the teacher of the runs, or else the first variant
     score: str | None = None  # the curve that is compared; None: of the weights that the task predicts with
     tune: dict[str, list[Any]] = field(default_factory=dict)  # options of which each variant has the best values
+    budget: str = "epochs"  # one of `BUDGETS`
+    level: float | None = None  # a score; the table says when it is reached
     published: dict[str, Any] = field(default_factory=dict)  # of a paper: `source`, and `scores` by variant
 
     @property
     def keys(self) -> list[str]:
-        """The options that differ between variants, but for those that are tuned."""
+        """The options that differ between variants, but for those that are tuned or follow from the budget."""
         keys = dict.fromkeys(key for settings in self.variants.values() for key in settings)
-        return [key for key in keys if key not in self.tune]
+        return [key for key in keys if key not in self.tune and (self.budget == "epochs" or key not in LENGTHS)]
 
     @property
     def all_seeds(self) -> list[int]:
@@ -56,7 +68,7 @@ class Sweep:
             raise UserError(f"{what} is not a grid: it must be a mapping with {', '.join(keys)}")
         for key, value in content.items():
             check_choice(f"a key of {what}", key, keys)
-            kinds = {"config": str | list, "seeds": int | list, "baseline": str, "score": str}.get(key, dict)
+            kinds = KINDS.get(key, dict)
             if not isinstance(value, kinds):
                 raise UserError(f"'{key}' of {what} must be {_words(kinds)}; got {value!r}")
         spec = cls(**content)
@@ -79,6 +91,7 @@ class Sweep:
             raise UserError(f"seeds must be a number of seeds, or a list in which each is once; got {self.seeds!r}")
         if twice := [key for key in self.tune if key in self.vary]:
             raise UserError(f"'{twice[0]}' is tuned for each variant, so it cannot be varied as well")
+        check_choice("budget", self.budget, BUDGETS)
         variants = self._variants()
         if fixed := [key for key in self.set if any(key in settings for settings in variants.values())]:
             raise UserError(f"'{fixed[0]}' differs between the variants, so it cannot be set for all of them")
@@ -86,6 +99,22 @@ class Sweep:
             check_choice("baseline", self.baseline, [*variants, TEACHER])
         self._check_published(variants)
         return replace(self, vary={}, variants=variants, seeds=seeds)
+
+    def budgeted(
+        self, configs: Mapping[str, Mapping[str, Any]], costs: Mapping[str, float], references: Mapping[str, str]
+    ) -> "Sweep":
+        """The same whose variants train as long as their references, by the costs of a step of training of each."""
+        found: dict[str, Settings] = {}
+        for name, settings in self.variants.items():
+            reference = references.get(name, name)
+            trainer = configs[reference]["trainer"]
+            key = LENGTHS[(trainer.get("max_steps") or -1) > 0]
+            length = trainer.get(key.partition(".")[2]) or -1
+            if length < 1:
+                raise UserError(f"--budget={self.budget} changes trainer.max_epochs of the variants, so it must be set")
+            found[name] = {**settings, key: max(1, round(length * costs[reference] / costs[name]))}
+        common = {key: value for key, value in self.set.items() if key not in LENGTHS}
+        return replace(self, set=common, variants=found)
 
     def trials(self) -> "Sweep":
         """The grid of the runs that tune: each variant with all values of `tune`, and a seed that no other run has."""
@@ -159,7 +188,8 @@ def _inside(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _words(kinds: Any) -> str:
-    return {dict: "a mapping", str: "text", str | list: "text or a list", int | list: "a number or a list"}[kinds]
+    words = {dict: "a mapping", str: "text", str | list: "text or a list", int | list: "a number or a list"}
+    return words.get(kinds, "a number")
 
 
 def expand_names(key: str, values: Sequence[Any]) -> list[Any]:

@@ -16,6 +16,7 @@ from linvit.experiments.compare import tables
 from linvit.experiments.compare.costs import Costs
 from linvit.experiments.compare.grid import LONGEST, UNSAFE
 from linvit.experiments.compare.results import Results, Variant, differing, is_rank, option_text, outermost
+from linvit.experiments.compare.statistics import spread as deviation
 from linvit.experiments.page import Page
 from linvit.experiments.plots import Axis, Series, bar_plot, heat_map, line_plot, small_multiples, svg
 from linvit.files import replacing
@@ -60,7 +61,7 @@ def write(results: Results, folder: Path, device: str) -> Path:
     page = Page(results.title)
     page.paragraph("; ".join(f"{name}: {value}" for name, value in known.items()))
     _controls(page, results)
-    page.heading("Scores and costs")
+    page.heading(f"Scores and costs: {results.caption}")
     page.table(tables.titles(results), tables.rows(results))
     for note in tables.notes(results):
         page.paragraph(note)
@@ -145,24 +146,33 @@ def curve_plots(results: Results, where: str) -> dict[str, str]:
     """Score, loss and rank over the steps, mean over seeds."""
     plots = {}
     for name, tag in (("score", None), ("loss", "train/loss"), ("rank", "rank")):
-        series = [Series(variant.name, mean_curve(variant, results, tag)) for variant in results.variants]
+        series = [_series(variant, results, tag) for variant in results.variants]
         steps = [step for one in series for step, _ in one.points]
         if steps:
             if tag is None:  # a teacher's score is a line
                 scores = {variant.name: results.summary(variant)[0] for variant in results.variants if variant.known}
                 ends = {name: ((min(steps), score), (max(steps), score)) for name, score in scores.items()}
-                series = [one._replace(points=ends.get(one.name, one.points)) for one in series]
+                series = [Series(one.name, ends[one.name]) if one.name in ends else one for one in series]
             label = {"score": results.tag, "loss": "train/loss", "rank": "rank of the attention, mean over layers"}[
                 name
             ]
+            how = "mean over seeds" + ", bars: one standard deviation" * any(one.spread for one in series)
             plots[f"{name}_curves"] = line_plot(
-                f"{results.title}: {name}", series, Axis("step"), Axis(label), f"mean over seeds\n{where}"
+                f"{results.title}: {name}", series, Axis("step"), Axis(label), f"{how}\n{where}"
             )
     return plots
 
 
-def mean_curve(variant: Variant, results: Results, tag: str | None) -> tuple[tuple[float, float], ...]:
-    """A curve of a variant, mean over its seeds, of at most `MOST_POINTS`.
+def _series(variant: Variant, results: Results, tag: str | None) -> Series:
+    """A curve with bars for the spread of scores over several seeds."""
+    curve = mean_curve(variant, results, tag)
+    bars = tuple((mean - spread, mean + spread) for _, mean, spread in curve if not math.isnan(spread))
+    points = tuple((step, mean) for step, mean, _ in curve)
+    return Series(variant.name, points, bars if tag is None and len(bars) == len(points) else ())
+
+
+def mean_curve(variant: Variant, results: Results, tag: str | None) -> tuple[tuple[float, float, float], ...]:
+    """Steps, means and standard deviations over a variant's seeds of a curve, at most `MOST_POINTS` of them.
 
     The tag None is that of the score, "rank" stands for the ranks of all layers.
     """
@@ -173,10 +183,13 @@ def mean_curve(variant: Variant, results: Results, tag: str | None) -> tuple[tup
             if name == wanted or (tag == "rank" and is_rank(name)):
                 for step, value in curve:
                     values.setdefault(step, []).append(value)
-    means = [(float(step), statistics.fmean(found)) for step, found in sorted(values.items())]
+    means = [(float(step), statistics.fmean(found), deviation(found)) for step, found in sorted(values.items())]
     window = math.ceil(len(means) / MOST_POINTS)
     parts = [means[start : start + window] for start in range(0, len(means), window)] if means else []
-    return tuple((part[-1][0], statistics.fmean(value for _, value in part)) for part in parts)
+    return tuple(
+        (part[-1][0], statistics.fmean(mean for _, mean, _ in part), statistics.fmean(spread for *_, spread in part))
+        for part in parts
+    )
 
 
 def controls(results: Results) -> str:
@@ -264,5 +277,5 @@ def write_summary(results: Results, folder: Path, device: str) -> None:
         name = UNSAFE.sub("-", variant.name).strip("-.")  # that of runs which exist may have paths in it, and no end
         name = name if len(name) <= LONGEST else f"{name[:LONGEST]}-{number}"
         with SummaryWriter(str(folder / SUMMARY / name)) as writer:
-            for step, score in mean_curve(variant, results, None):
+            for step, score, _ in mean_curve(variant, results, None):
                 writer.add_scalar(f"{GROUP}/{results.tag}", score, int(step))

@@ -9,7 +9,7 @@ from typing import Any
 
 from linvit.errors import UserError
 from linvit.experiments.compare.costs import Costs
-from linvit.experiments.compare.grid import TEACHER
+from linvit.experiments.compare.grid import BUDGETS, LENGTHS, TEACHER
 from linvit.experiments.compare.statistics import Difference, paired_differences, spread
 from linvit.plain_text import printable
 from linvit.runs.folder import RunFolder, Score, flat
@@ -80,6 +80,8 @@ class Results:
     keys: Sequence[str]  # the options that are said to differ
     source: str = ""  # of the published scores
     tuned: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # options, with the values that were tried
+    budget: str = ""  # one of `BUDGETS`, where it is known
+    level: float | None = None  # a score; the table says when it is reached
 
     @property
     def tag(self) -> str:
@@ -96,33 +98,9 @@ class Results:
 
     @cached_property
     def references(self) -> dict[str, str]:
-        """What each variant is compared with, which none of these has itself.
-
-        Where attentions differ and other options, too, such as a task's difficulty, that is the variant with the
-        baseline's attention and otherwise its own options; without different attentions, the one with the baseline's
-        model on its own data. A variant of which there is none such is compared with the baseline.
-        """
+        """What each variant is compared with; see `references`."""
         options = {one.name: next(iter(one.runs.values())).options() for one in self.variants if one.runs}
-        others = [variant.name for variant in self.variants if variant.name != self.baseline]
-        if self.baseline not in options:  # a teacher
-            return dict.fromkeys(others, self.baseline)
-        keys = outermost(key for key in differing(options.values()) if covered(key, self.keys))
-        compared = [key for key in keys if covered(key, ["model.attention"])]
-        compared = compared or [key for key in keys if not key.startswith("data.")] or keys
-
-        def values(name: str, *, matched: bool) -> str:
-            return str([option_text(options.get(name, {}), key) for key in keys if (key not in compared) == matched])
-
-        own = values(self.baseline, matched=False)
-        like = {values(name, matched=True): name for name in options if values(name, matched=False) == own}
-        like[values(self.baseline, matched=True)] = self.baseline
-        found = {name: like.get(values(name, matched=True), self.baseline) for name in others}
-        used = {reference for name, reference in found.items() if reference != name}
-        return {
-            name: reference if name != reference else self.baseline
-            for name, reference in found.items()
-            if name != reference or name not in used
-        }
+        return references([one.name for one in self.variants], options, self.baseline, self.keys)
 
     @property
     def matched(self) -> bool:
@@ -154,6 +132,31 @@ class Results:
         scores = [score.value for score in variant.scores(tag or self.score).values()]
         return (statistics.fmean(scores) if scores else math.nan), spread(scores), len(scores)
 
+    @property
+    def caption(self) -> str:
+        """The title, with what is equal of all variants."""
+        same = self.budget and not any(covered(length, self.keys) for length in LENGTHS)
+        return f"{self.title}, at {BUDGETS[self.budget]}" if same else self.title
+
+    def best(self, variant: Variant) -> tuple[float, int] | None:
+        """The best score of a run, mean over seeds, and the median of its epoch; None without scores."""
+        curves = [run.scores(run.score_tag(self.score)) for run in variant.finished.values()]
+        best = [max(curve) for curve in curves if curve]
+        if not best:
+            return None
+        return statistics.fmean(one.value for one in best), statistics.median_low(one.epoch for one in best)
+
+    def reached(self, variant: Variant) -> tuple[list[float], list[float]]:
+        """Epochs, and seconds where they are known, after which finished runs reached the level, of those that have."""
+        epochs, seconds, level = [], [], math.inf if self.level is None else self.level
+        for run in variant.finished.values():
+            curve = run.scores(run.score_tag(self.score))
+            first = next((score for score in curve if score.value >= level), None)
+            if first is not None:
+                epochs.append(float(first.epoch))
+                seconds += [] if (taken := run.seconds(first)) is None else [taken]
+        return epochs, seconds
+
     def best_value(self, variant: Variant, key: str) -> tuple[str, bool]:
         """The value of an option that was tuned, and whether it is the least or largest number of those tried."""
         value = option_text(next(iter(variant.runs.values())).options(), key) if variant.runs else "-"
@@ -169,9 +172,40 @@ class Results:
         The experiment is controlled if there are no others.
         """
         options = [run.options() for variant in self.variants for run in variant.runs.values()]
-        values = differing(options)
-        own = {name: found for name, found in values.items() if covered(name, [*self.keys, *self.tuned])}
+        values, lengths = differing(options), LENGTHS if self.budget in ("cpu_time", "macs") else ()
+        own = {name: found for name, found in values.items() if covered(name, [*self.keys, *self.tuned, *lengths])}
         return own, {name: found for name, found in values.items() if name not in own}
+
+
+def references(
+    names: Iterable[str], options: Mapping[str, Mapping[str, Any]], baseline: str, keys: Sequence[str]
+) -> dict[str, str]:
+    """What each variant is compared with, which none of these has itself.
+
+    Where attentions differ and other options, too, such as a task's difficulty, that is the variant with the
+    baseline's attention and otherwise its own options; without different attentions, the one with the baseline's
+    model on its own data. A variant of which there is none such is compared with the baseline.
+    """
+    others = [name for name in names if name != baseline]
+    if baseline not in options:  # a teacher
+        return dict.fromkeys(others, baseline)
+    keys = outermost(key for key in differing(options.values()) if covered(key, keys))
+    compared = [key for key in keys if covered(key, ["model.attention"])]
+    compared = compared or [key for key in keys if not key.startswith("data.")] or keys
+
+    def values(name: str, *, matched: bool) -> str:
+        return str([option_text(options.get(name, {}), key) for key in keys if (key not in compared) == matched])
+
+    own = values(baseline, matched=False)
+    like = {values(name, matched=True): name for name in options if values(name, matched=False) == own}
+    like[values(baseline, matched=True)] = baseline
+    found = {name: like.get(values(name, matched=True), baseline) for name in others}
+    used = {reference for name, reference in found.items() if reference != name}
+    return {
+        name: reference if name != reference else baseline
+        for name, reference in found.items()
+        if name != reference or name not in used
+    }
 
 
 def with_published(results: Results) -> Results:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from linvit.experiments.compare.costs import Costs
+from linvit.experiments.compare.grid import BUDGETS
 from linvit.experiments.compare.results import AVERAGED, Results, Variant
 from linvit.experiments.compare.statistics import LEAST, Difference, spread
 from linvit.experiments.crossover import crossover_text
@@ -26,6 +27,8 @@ def titles(results: Results) -> list[str]:
     start = ["before any step"] * bool(results.teachers)
     scores = [*start, results.tag, *_raw(results), "epoch", "seeds"]
     scores.append(f"difference{'' if results.matched else f' from {results.baseline}'} [95 % interval]")
+    scores.append("best (epoch)")
+    scores += [f"{what} to {results.level:g}" for what in ("epochs", "seconds") if results.level is not None]
     distances = ["distance before", "distance"] * bool(results.teachers)
     crossover = ["faster from (px)"] * bool(results.teachers and costs)
     return [
@@ -56,6 +59,18 @@ def notes(results: Results) -> list[str]:
         f"by Holm's correction for all comparisons of the table; it takes at least {LEAST} seeds, on which the "
         f"differences are not all equal."
     ]
+    found.append("Best: the best score of each run, mean over seeds, and the median of its epoch.")
+    if results.level is not None:
+        found[-1] += (
+            f" Epochs and seconds to {results.level:g}: until a run's score first was as high, mean over the runs that "
+            f"reached it; seconds of training alone, by each run's own images per second."
+        )
+    if results.budget in ("cpu_time", "macs"):
+        what = {"cpu_time": "time", "macs": "number of multiply-accumulates"}[results.budget]
+        found.append(
+            f"Budget: {BUDGETS[results.budget]}. How many epochs (or steps) a variant is trained, as a whole number, "
+            f"follows from the {what} of its training step relative to that of the row that it is compared with."
+        )
     for key, values in results.tuned.items():
         found.append(
             f"{key} was tuned: of {', '.join(map(str, values))} each variant has the value with the best {results.tag} "
@@ -101,8 +116,9 @@ def notes(results: Results) -> list[str]:
 
 
 def markdown(results: Results) -> str:
-    """A table in GitHub's Markdown, and the notes below it."""
-    return "\n\n".join([markdown_table([titles(results), *rows(results)]), *map(printable, notes(results))]) + "\n"
+    """A table in GitHub's Markdown, its title above and the notes below it."""
+    parts = [f"**{printable(results.caption)}**", markdown_table([titles(results), *rows(results)])]
+    return "\n\n".join([*parts, *map(printable, notes(results))]) + "\n"
 
 
 def latex(results: Results) -> str:
@@ -111,7 +127,8 @@ def latex(results: Results) -> str:
     columns = "l" + "r" * (len(titles(results)) - 1)
     body = "\n".join(["\\toprule", lines[0], "\\midrule", *lines[1:], "\\bottomrule"])
     below = "\n".join(f"\\par\\smallskip{{\\footnotesize {_tex(note)}\\par}}" for note in notes(results))
-    return f"% needs \\usepackage{{booktabs}}\n\\begin{{tabular}}{{{columns}}}\n{body}\n\\end{{tabular}}\n{below}\n"
+    note = f"% {printable(results.caption, lines=False)}; needs \\usepackage{{booktabs}}"
+    return f"{note}\n\\begin{{tabular}}{{{columns}}}\n{body}\n\\end{{tabular}}\n{below}\n"
 
 
 def numbers(results: Results) -> list[list[Any]]:
@@ -128,6 +145,10 @@ def _numbers(results: Results, variant: Variant) -> dict[str, Any]:
     row: dict[str, Any] = {"variant": variant.name}
     row |= {key: results.best_value(variant, key)[0] for key in results.tuned}
     row |= {"mean": mean, "standard_deviation": deviation, "seeds": seeds, "raw_mean": raw}
+    row["best_mean"] = (results.best(variant) or [None])[0]
+    if results.level is not None:
+        for name, values in zip(("epochs_to_level", "seconds_to_level"), results.reached(variant), strict=True):
+            row[name] = statistics.fmean(values) if values else None
     if results.teachers:
         before, of_before, _ = results.summary(variant, STARTED) if variant.runs else (None, None, None)
         row |= {"before_mean": before, "before_standard_deviation": of_before}
@@ -178,6 +199,11 @@ def _row(results: Results, variant: Variant, difference: Difference | None, colu
     if variant.known:  # one number, without seeds
         score = f"{results.summary(variant)[0]:.4f}"
         row = [variant.name, *["-"] * len(start), score, *["-"] * (len(scores) - len(start) - 1), "-", "-", apart]
+    best, runs = results.best(variant), len(variant.finished)
+    row.append("-" if best is None else f"{best[0]:.4f} ({best[1]})")
+    for values in results.reached(variant) if results.level is not None else ():
+        row.append(f"{statistics.fmean(values):.1f}" if values else "-")
+        row[-1] += f" ({len(values)} of {runs})" * (0 < len(values) < runs)
     row[1:1] = [results.best_value(variant, key)[0] for key in results.tuned]
     if results.teachers:
         row += [
