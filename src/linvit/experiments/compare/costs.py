@@ -116,12 +116,14 @@ def of_a_step(runs: Mapping[str, Run], kind: str, budget: float, device: str) ->
     clock = time.process_time if kind == "cpu_time" and device == "cpu" else time.perf_counter
     settings = Settings(device=device, batch=batch)
     measured, _ = measure_costs(candidates, settings, budget=budget * (kind == "cpu_time"), clock=clock)
-    found = {}
+    found: dict[str, float] = {}
     for cost in measured:
-        timing = cost.seconds.get("forward_backward")
-        if cost.macs is None or timing is None:
+        seconds = cost.seconds.get("forward_backward")
+        time_of_image = None if seconds is None else seconds.median / runs[cost.name].data.batch_size
+        each = cost.macs if kind == "macs" else time_of_image
+        if each is None:
             raise UserError(f"what a training step of '{cost.name}' costs could not be measured: {cost.note}")
-        found[cost.name] = float(cost.macs) if kind == "macs" else timing.median / runs[cost.name].data.batch_size
+        found[cost.name] = each
     return found
 
 
