@@ -2,44 +2,20 @@
 
 import re
 
-import numpy as np
 import pytest
-import torch
-from PIL import Image
 
 import linvit
-from linvit.data import ClassificationData
 from linvit.data.sources.labels import places_of
 from tests.cli.runs import linvit as command
-from tests.data.images import image_folder, save
+from tests.data.images import image_folder
+from tests.digit_folders import count, digit_folder
 
 ODD = ["1", "3", "5", "7", "9"]
 
 
-@pytest.fixture(scope="session")
-def odd_digits(tmp_path_factory):
-    """The first eight test digits of each odd class, a folder per class."""
-    folder = tmp_path_factory.mktemp("digits") / "odd"
-    digits = ClassificationData("digits", num_workers=0, img_size=32)
-    labels = np.array(digits.splits["test"]["label"])
-    for name in ODD:
-        for row in np.flatnonzero(labels == int(name))[:8].tolist():
-            save(digits.splits["test"][row]["image"], folder / "test" / name / f"{row}.png")
-    return folder
-
-
-def count(run, folder, names):
-    """Of the images of a folder, how many the run's network gets right when it may choose among some classes alone."""
-    model = linvit.load(run.folder)
-    right = 0
-    for path in sorted(folder.rglob("*.png")):
-        with torch.no_grad():
-            logits = model.network(model.transform(Image.open(path))[None])[0]
-        right += max(names, key=lambda name: float(logits[int(name)])) == path.parent.name
-    return right
-
-
-def test_a_subset_is_scored_as_a_count_by_hand(run, odd_digits):
+def test_a_subset_is_scored_as_a_count_by_hand(run, tmp_path):
+    odd_digits = tmp_path / "odd"
+    digit_folder(odd_digits / "test", ODD)
     done = run.then("test", f"--data.source={odd_digits}", "--data.classes=subset")
     assert done.code == 0, done.err
     assert "40 images of 5 of the 10 classes; logits of the others are left out" in done.out

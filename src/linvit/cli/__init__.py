@@ -12,19 +12,8 @@ from linvit.signals import STOP
 
 VERBS = ("fit", "validate", "test", "predict")
 PLAIN = (  # plain functions: main(argv) -> exit code
-    *(
-        "list",
-        "check",
-        "import-weights",
-        "data",
-        "bench",
-        "linearize",
-        "compare",
-        "leaderboard",
-        "verify-resume",
-        "analyze",
-    ),
-    *("probe", "export", "push", "doctor"),
+    *("list", "check", "import-weights", "data", "bench", "linearize", "compare", "leaderboard", "verify-resume"),
+    *("analyze", "probe", "evaluate", "export", "push", "doctor"),
 )
 HELP = """linvit: every linear attention, in every vision backbone, on every task.
 
@@ -49,6 +38,7 @@ usage: linvit VERB [options]
   bench      what mechanisms and backbones cost, and how fast images are loaded
   analyze    ranks and maps of a trained model's attention, as a page
   probe      kNN and linear classifiers on frozen features, layer by layer
+  evaluate   a classifier on ImageNet-V2, A, R, C, ReaL ..., and its calibration
   export     write a trained network as ONNX or by torch.export, and check it
   push       a trained network to the hub, or to a folder
   verify-resume

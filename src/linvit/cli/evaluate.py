@@ -1,0 +1,125 @@
+"""`linvit evaluate`: a classifier on the sets that reviewers ask for, with calibration and costs, as a page."""
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from lightning.fabric import Fabric
+
+from linvit.cli.export import check_finished
+from linvit.data import ClassificationData
+from linvit.errors import UserError, check_choice, check_number
+from linvit.evaluation.corruptions import CORRUPTIONS, OF_THE_MCE
+from linvit.evaluation.model import TIMM, EvaluatedModel, read_model
+from linvit.evaluation.report import corruption_table, table_of, write
+from linvit.evaluation.scores import Evaluator, Work
+from linvit.evaluation.sets import ImageSet, read_set, real_labels
+from linvit.runs.folder import check_writable, run_config, run_of_checkpoint, shown
+from linvit.runs.run import Run
+from linvit.terminal import argument_parser, reflow, table
+
+CORRUPTED = {"c": OF_THE_MCE, "c_extra": [name for name in CORRUPTIONS if name not in OF_THE_MCE]}
+EPILOG = """sets:
+  clean=FOLDER    the images that others are compared with; of a run its own
+                  test images if it is left out
+  real=FILE       ReaL's labels of the clean images: a JSON list of lists
+  v2=FOLDER sketch=FOLDER a=FOLDER r=FOLDER, or any NAME=FOLDER
+                  folders called by classes or their numbers; if they are not
+                  all, logits of the others are left out, and the clean score
+                  on the same classes stands beside
+  objectnet=FOLDER,FILE
+                  with a JSON object: folder to classes, by name or number
+  c, c_extra      the clean images with ImageNet-C's 15 corruptions of 5
+                  severities, and 4 more; c=FOLDER of other images
+
+examples:
+  linvit evaluate RUN --sets c --sizes 32 48 64
+  linvit evaluate model.onnx --sets clean=imagenet/val real=real.json
+  linvit evaluate timm:deit_tiny_patch16_224 --sets clean=imagenet/val \\
+    a=imagenet-a r=imagenet-r c --devices 8
+
+Nothing is downloaded but timm's weights. A .pt2 is a program: trust its author.
+"""
+
+
+def main(argv: list[str]) -> int:
+    """Runs `linvit evaluate`; prints a table and where the page is, and returns 0."""
+    parser = argument_parser("linvit evaluate", __doc__, EPILOG)
+    parser.add_argument("model", metavar="MODEL", help="a run, a checkpoint, NAME.onnx, NAME.pt2, or timm:NAME")
+    parser.add_argument("--sets", nargs="+", default=[], metavar="SET", help="NAME or NAME=PATH; see below")
+    parser.add_argument("--sizes", nargs="+", type=int, default=[], metavar="N", help="the clean set at other sizes")
+    parser.add_argument("--batch_size", type=int, default=32, metavar="N", help="(default: %(default)s)")
+    parser.add_argument("--num_workers", type=int, default=2, metavar="N", help="loader processes per device")
+    parser.add_argument("--devices", type=int, default=1, metavar="N", help="(default: %(default)s)")
+    parser.add_argument("--output", type=Path, metavar="DIR", help="to write to (default: RUN/evaluation)")
+    args = parser.parse_args(argv)
+    for name, least in (("batch_size", 1), ("num_workers", 0), ("devices", 1)):
+        check_number(f"--{name}", getattr(args, name), at_least=least)
+    given = dict(read_spec(text) for text in args.sets)
+    folder = args.output or Path(run_of_checkpoint(args.model) or "", "evaluation")
+    check_writable(folder)
+    if not args.model.startswith(TIMM):
+        check_finished(Path(args.model))
+    fabric = Fabric(devices=args.devices)
+    model = read_model(args.model, fabric.device)
+    work = read_work(model, given, args.model)._replace(sizes=[(side, side) for side in args.sizes])
+    fabric.launch()
+    scores = Evaluator(model, fabric, args.batch_size, args.num_workers)(work)
+    if fabric.is_global_zero:
+        print("\n".join(table(table_of(scores, model))))
+        for own, _ in work.corrupted:
+            print(reflow(corruption_table([each for each in scores if each.set == own.name], model)[1]))
+        print(shown(write(scores, model, work, args.model, shlex.join(["linvit", "evaluate", *argv]), folder)))
+    return 0
+
+
+def read_spec(text: str) -> tuple[str, list[Path]]:
+    """NAME, or NAME=PATH, or NAME=PATH,FILE."""
+    name, equals, paths = text.partition("=")
+    if not equals:
+        check_choice("a set without =FOLDER", name, CORRUPTED)
+    if name == "objectnet" and "," not in paths:
+        raise UserError("ObjectNet's folders need a file that says which classes they are: objectnet=FOLDER,FILE")
+    return name, [Path(path) for path in paths.split(",") if path]
+
+
+def read_work(model: EvaluatedModel, given: dict[str, list[Path]], name: str) -> Work:
+    """Reads the sets; none of their images yet."""
+
+    def read(name: str, paths: Sequence[Path]) -> ImageSet:
+        return read_set(name, data_of(model, paths[0]), model.classes, paths[1] if paths[1:] else None)
+
+    run = None if name.startswith(TIMM) else run_of_checkpoint(name)
+    clean = None
+    if "clean" in given:
+        clean = read("clean", given.pop("clean"))
+    elif run is not None:
+        data = Run("test", ["--config", str(run_config(run))], quiet=True).data
+        if isinstance(data, ClassificationData):
+            clean = read_set("clean", data, model.classes, whole=False)
+    if clean is None and (not given or "real" in given or any(not given.get(each, [1]) for each in CORRUPTED)):
+        raise UserError(f"'{name}' has no images of its own: name some, --sets clean=FOLDER")
+    real = given.pop("real", None)
+    labels = None if real is None or clean is None else real_labels(real[0], clean, len(model.classes))
+    corrupted = [
+        ((read(each, paths) if paths else clean._replace(name=each)), CORRUPTED[each])  # type: ignore[union-attr]
+        for each, paths in given.items()
+        if each in CORRUPTED
+    ]
+    if corrupted and (model.preprocessing.bands or model.preprocessing.value_range):
+        raise UserError("corruptions are of RGB images of 8 bits, and this network takes others")
+    others = [read(each, paths) for each, paths in given.items() if each not in CORRUPTED]
+    return Work(clean, labels, others, corrupted=corrupted)
+
+
+def data_of(model: EvaluatedModel, path: Path) -> ClassificationData:
+    """Images of a folder or table, prepared as the network takes them."""
+    options: dict[str, Any] = {
+        each.name: getattr(model.preprocessing, each.name) for each in fields(model.preprocessing)
+    }
+    size = options.pop("size")
+    for unused in ("resize_limits", "multiple"):
+        options.pop(unused)
+    return ClassificationData(str(path), img_size=size, **options)

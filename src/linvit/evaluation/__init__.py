@@ -1,0 +1,1 @@
+"""Scores of a trained network on sets that reviewers ask for, as a page."""

@@ -1,0 +1,92 @@
+"""What is evaluated: a run, an exported file, or a model of timm."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import timm
+import torch
+from timm.data import ImageNetInfo, infer_imagenet_subset, resolve_data_config
+from torch import Tensor
+
+import linvit.backbones  # noqa: F401  (makes its names known to timm)
+from linvit.errors import UserError
+from linvit.inference.description import ModelDescription, build_task, read_trained, task_class
+from linvit.inference.export import DESCRIPTION, SUFFIXES, run_onnx
+from linvit.inference.preprocessing import Preprocessing
+from linvit.tasks import ClassificationTask
+from linvit.testing.onnx import require
+
+TIMM = "timm:"
+
+
+class EvaluatedModel(NamedTuple):
+    """A classifier: what it computes of images (B, C, H, W), which are normalised unless it `takes_pixels`."""
+
+    network: Callable[[Tensor], Tensor]
+    classes: list[str]
+    preprocessing: Preprocessing
+    takes_pixels: bool = False
+
+    def __call__(self, pixels: Tensor) -> Tensor:
+        """Images from 0 to 255 to logits (B, K)."""
+        return self.network(pixels if self.takes_pixels else self.preprocessing.normalise(pixels))
+
+
+def read_model(name: str, device: torch.device) -> EvaluatedModel:
+    """Reads a run, a checkpoint, what `linvit push` or `linvit export` wrote, or `timm:NAME`.
+
+    A `.pt2` is a program, which is run: it is to be trusted like one.
+    """
+    if name.startswith(TIMM):
+        return _of_timm(name.removeprefix(TIMM), device)
+    if Path(name).suffix in SUFFIXES:
+        return _of_file(Path(name), device)
+    description, state = read_trained(name)
+    prepared = _preprocessing(description, name)
+    network = build_task(description, state, name).network.to(device)
+    return EvaluatedModel(network, description.class_names, prepared)
+
+
+def _preprocessing(description: ModelDescription, name: str) -> Preprocessing:
+    if not issubclass(task_class(description.task), ClassificationTask):
+        raise UserError(f"linvit evaluate is for classification, and '{name}' is of {description.task}: linvit test")
+    if description.preprocessing is None:
+        raise UserError(f"'{name}' does not say how images are prepared")
+    return Preprocessing.of(description.preprocessing)
+
+
+def _of_file(path: Path, device: torch.device) -> EvaluatedModel:
+    network: Callable[[Tensor], Tensor]
+    try:
+        if path.suffix == ".onnx":
+            (onnx,) = require("onnx")
+            content = path.read_bytes()
+            said = {each.key: each.value for each in onnx.load_from_string(content).metadata_props}
+            run = run_onnx(content)
+            network = lambda images: run(images.cpu())  # noqa: E731
+        else:
+            extra = {DESCRIPTION: ""}
+            network = torch.export.load(path, extra_files=extra).module().to(device)
+            said = json.loads(extra[DESCRIPTION])
+        description = ModelDescription.from_dict(json.loads(said["description"]), path)
+    except UserError:
+        raise
+    except Exception as error:  # files of any content
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise UserError(f"'{path}' is no file of linvit export: {reason}") from error
+    prepared = _preprocessing(description, str(path))
+    return EvaluatedModel(network, description.class_names, prepared, "normalised" not in said["images"])
+
+
+def _of_timm(name: str, device: torch.device) -> EvaluatedModel:
+    try:
+        network = timm.create_model(name, pretrained=True).eval().to(device)
+    except Exception as error:  # of the hub, too
+        raise UserError(f"timm has no trained '{name}': {str(error).partition(chr(10))[0]}") from error
+    given: Any = resolve_data_config(model=network)  # type: ignore[no-untyped-call]
+    known, count = infer_imagenet_subset(network), int(cast("Any", network).num_classes)
+    classes: Any = ImageNetInfo(known).label_names() if known else map(str, range(count))  # type: ignore[no-untyped-call]
+    options = {key: given[key] for key in ("mean", "std", "crop_pct", "crop_mode")}
+    return EvaluatedModel(network, [*classes], Preprocessing.of({**options, "size": given["input_size"][1:]}))

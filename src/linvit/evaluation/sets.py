@@ -1,0 +1,116 @@
+"""Sets of images on the disk, and which of a network's classes are right for each image."""
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import datasets
+import numpy as np
+from torch.utils.data import Dataset
+
+from linvit.data import ClassificationData
+from linvit.data.loading.sampler import SeededIndex
+from linvit.data.sources.bad_images import BadImages
+from linvit.data.sources.data_source import DataSource
+from linvit.data.sources.images import Images, Sample, Transform
+from linvit.data.sources.labels import places_of
+from linvit.errors import UserError
+from linvit.evaluation.corruptions import corrupt
+
+BORDER = {"objectnet": 2}
+"""Pixels that are cut off on each side: ObjectNet's images have a red frame."""
+Answers = Sequence[Sequence[int]]
+"""The classes that are right, by image; an image without any is left out."""
+
+
+class ImageSet(NamedTuple):
+    """Rows of a table, what is right for each, and the classes among which a network is to choose."""
+
+    name: str
+    source: DataSource
+    rows: datasets.Dataset
+    chosen: np.ndarray
+    answers: Answers
+    classes: list[int]
+
+    def images(self, transform: Transform) -> Images:
+        """The images as a transform prepares them."""
+        border = BORDER.get(self.name)
+        cut = transform if border is None else partial(_without_border, transform, border)
+        return Images(self.rows, self.source.reader({}, cut), BadImages("raise"), self.chosen)
+
+
+class Variants(Dataset[Sample]):
+    """Each image in all variants: as it is (None), or with a corruption of a severity."""
+
+    def __init__(self, images: Images, variants: Sequence[tuple[str, int] | None] = (None,)) -> None:
+        self.images, self.variants = images, variants
+        self._last: tuple[int, Any] = -1, None
+
+    def __len__(self) -> int:
+        return len(self.images) * len(self.variants)
+
+    def __getitem__(self, at: SeededIndex) -> Sample:
+        """Makes the sample whose `index` is row * variants + variant; an image is decoded once for its variants."""
+        row, number = divmod(at.row, len(self.variants))
+        if self._last[0] != row:
+            self._last = row, self.images[row]["image"]
+        variant, image = self.variants[number], self._last[1]
+        return {"image": image if variant is None else corrupt(image, *variant, row), "index": at.row}
+
+
+def read_set(
+    name: str, data: ClassificationData, classes: Sequence[str], mapping: Path | None = None, whole: bool = True
+) -> ImageSet:
+    """The images that data would test, all of a folder without splits if `whole`, and their places among `classes`.
+
+    The mapping is a JSON file that names, for each of the data's classes, one or several of the network's, by name or
+    number. Images of classes that it does not name are left out.
+    """
+    source = data.data_source
+    split = source.evaluated({*data.splits} if whole else {*data.splits, "val"})
+    data.targets(split)  # checks the labels
+    rows, chosen, _ = source.rows_of(split, whole)
+    names = data.class_names or [*map(str, range(data.num_classes or 0))]
+    if mapping is None:
+        places = [[place] for place in places_of(names, classes, source.name)]
+    else:
+        known = _read(mapping, dict)
+        if not known.keys() & {*names}:
+            raise UserError(f"'{mapping}' names none of the classes of '{source.name}', such as '{names[0]}'")
+        several = [each if isinstance(each, list) else [each] for each in map(known.get, names, [[]] * len(names))]
+        places = [places_of([*map(str, each)], classes, str(mapping)) for each in several]
+    labels = np.array(rows.select_columns([data.label_column]).with_format("arrow")[:][data.label_column])
+    chosen = np.arange(len(rows)) if chosen is None else chosen
+    chosen = chosen[np.array([len(places[label]) > 0 for label in labels[chosen]], bool)]
+    answers = [places[label] for label in labels[chosen]]
+    return ImageSet(name, source, rows, chosen, answers, sorted({place for own in places for place in own}))
+
+
+def real_labels(path: Path, clean: ImageSet, classes: int) -> Answers:
+    """ReaL's labels (Beyer et al. 2020): a list per image, in the order of the files' names, or of a table's rows."""
+    lists = _read(path, list)
+    if len(lists) != len(clean.chosen):
+        raise UserError(f"'{path}' has labels of {len(lists)} images, but the clean set has {len(clean.chosen)}")
+    if not all(isinstance(own, list) and all(each in range(classes) for each in own) for own in lists):
+        raise UserError(f"'{path}' must hold a list for each image, of numbers from 0 to {classes - 1}")
+    column = clean.rows.with_format("arrow")[:][clean.source.image_column].combine_chunks()
+    names = [Path(path or "").name for path in column.field("path").take(clean.chosen).to_pylist()]
+    order = np.argsort(names, kind="stable") if len({*names}) == len(names) else np.arange(len(names))
+    return [lists[place] for place in np.argsort(order)]
+
+
+def _read(path: Path, kind: type) -> Any:
+    try:
+        found = json.loads(path.expanduser().read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"cannot read '{path}' as JSON: {error}") from error
+    if not isinstance(found, kind):
+        raise UserError(f"'{path}' must hold a JSON {'object' if kind is dict else 'list'}")
+    return found
+
+
+def _without_border(transform: Transform, width: int, sample: Mapping[str, Any], seed: int) -> Sample:
+    return transform({**sample, "image": sample["image"][..., width:-width, width:-width]}, seed)

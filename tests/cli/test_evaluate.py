@@ -1,0 +1,123 @@
+"""`linvit evaluate`: a run, its exported file and a model of timm on sets, and what is refused."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import timm
+
+from tests.cli.runs import linvit
+from tests.data.images import image_folder
+from tests.digit_folders import count, digit_folder
+
+ODD = ["1", "3", "5", "7", "9"]
+QUICK = ["--num_workers", 0, "--output", "out"]
+
+
+def records(folder):
+    return {
+        (each["set"], each["size"][0], each["corruption"], each["severity"]): each
+        for each in json.loads((folder / "out" / "evaluation.json").read_text(encoding="utf-8"))
+    }
+
+
+def test_a_run_on_some_classes_and_at_another_size(run, tmp_path):
+    digit_folder(tmp_path / "odd", ODD)
+    done = linvit("evaluate", run.folder, "--sets", "a=odd", "--sizes", 32, 40, *QUICK, cwd=tmp_path)
+    assert done.code == 0, done.err
+    found = records(tmp_path)
+    assert [*found] == [("clean", 32, None, None), ("clean", 40, None, None), ("a", 32, None, None)]
+    own = found["a", 32, None, None]
+    assert (own["images"], own["classes"], own["top1"]) == (40, 5, count(run, tmp_path / "odd", ODD) / 40)
+    digit_folder(tmp_path / "all", ODD, 100)  # all test digits of these classes
+    assert own["clean"] == pytest.approx(count(run, tmp_path / "all", ODD) / len([*(tmp_path / "all").rglob("*.png")]))
+    tested = float(re.search(r"test/top1 +(\S+)", run.then("test").out)[1])
+    assert found["clean", 32, None, None]["top1"] == pytest.approx(tested)
+    assert own["images_per_second"] > 0
+    assert own["peak_memory"] > 0
+    page = (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
+    assert page.count("data:image/svg") == 2  # reliability, resolution
+    assert "| a | 32x32 | 40 | 5 of 10 |" in (tmp_path / "out" / "evaluation.md").read_text(encoding="utf-8")
+    assert (tmp_path / "out" / "evaluation.csv").read_text(encoding="utf-8").count("\n") == 4
+
+
+@pytest.mark.slow
+def test_exported_files_score_what_the_run_scores(run, tmp_path):
+    options = ["--sets", "clean=digits", "--output"]
+    scores = []
+    for name, more in (("x.onnx", []), ("pixels.onnx", ["--with_preprocessing"]), ("x.pt2", [])):
+        assert linvit("export", run.folder, name, "--skip_latency", *more, cwd=tmp_path).code == 0
+        done = linvit("evaluate", name, *options, "out", "--num_workers", 0, cwd=tmp_path)
+        assert done.code == 0, done.err
+        scores.append(records(tmp_path)["clean", 32, None, None])
+    assert linvit("evaluate", run.folder, *QUICK, cwd=tmp_path).code == 0
+    own = records(tmp_path)["clean", 32, None, None]
+    for score in scores:
+        assert (score["images"], score["top1"]) == (360, own["top1"])
+        assert score["nll"] == pytest.approx(own["nll"], rel=1e-4)
+
+
+@pytest.mark.slow
+def test_digits_under_corruptions_are_the_same_on_two_ranks(run, tmp_path):
+    """As they are on one, with pictures and the mean error on the page."""
+    digit_folder(tmp_path / "few", ["0", "1"], 3)
+    found = []
+    for devices, workers in ((1, 0), (2, 1)):
+        arguments = ["evaluate", run.folder, "--sets", "c=few", "--devices", devices, "--num_workers", workers]
+        command = [sys.executable, "-m", "linvit", *map(str, arguments), "--output", "out"]
+        done = subprocess.run(command, cwd=tmp_path, env=os.environ, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert re.search(r"of c by severity. 0\.\d+ is the mean error", " ".join(done.stdout.split()))
+        found.append({key: (each["top1"], each["nll"], each["bins"]) for key, each in records(tmp_path).items()})
+    assert len(found[0]) == 76
+    assert found[0] == found[1]
+    page = (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
+    assert page.count("data:image/png") == 16
+
+
+def test_a_model_of_timm_knows_imagenets_folders(tmp_path, monkeypatch):
+    create = timm.create_model
+    monkeypatch.setattr(timm, "create_model", lambda name, pretrained: create(name))
+    image_folder(tmp_path / "r", [""], ["n01440764", "n15075141"], 2)
+    done = linvit("evaluate", "timm:test_vit", "--sets", "r=r", "--batch_size", 2, *QUICK, cwd=tmp_path)
+    assert done.code == 0, done.err
+    (found,) = records(tmp_path).values()
+    assert (found["images"], found["classes"], found["clean"]) == (4, 2, None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--sets", "imagenet_x"], "a set without =FOLDER must be one of c, c_extra; got 'imagenet_x'"),
+        (["--sets", "a=mine"], "2 of the 2 classes of 'mine' are not among those of the network: 'ant', 'bee'"),
+        (["--sets", "a=nowhere"], "there is no data at 'nowhere'"),
+        (["--sets", "real=real.json"], "'real.json' has labels of 1 images, but the clean set has 360"),
+        (["--sets", "objectnet=mine"], "objectnet=FOLDER,FILE"),
+        (["--sizes", "33"], "the network does not take images of 33x33"),
+    ],
+)
+def test_what_is_refused(run, tmp_path, arguments, message):
+    image_folder(tmp_path / "mine", ["test"])
+    (tmp_path / "real.json").write_text("[[1]]", encoding="utf-8")
+    done = linvit("evaluate", run.folder, *arguments, *QUICK, cwd=tmp_path)
+    assert done.code == 2
+    assert message in done.err
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("timm:no_such_model", "timm has no trained 'no_such_model'"),
+        ("other.onnx", "'other.onnx' is no file of linvit export"),
+        ("other.pt2", "'other.pt2' is no file of linvit export"),
+        ("nowhere", "'nowhere'"),
+    ],
+)
+def test_what_is_no_model(tmp_path, name, message):
+    (tmp_path / "other.onnx").write_bytes(b"x")
+    done = linvit("evaluate", name, "--sets", "clean=digits", *QUICK, cwd=tmp_path)
+    assert done.code == 2
+    assert message in done.err

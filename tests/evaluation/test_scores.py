@@ -1,0 +1,60 @@
+"""Figures against torchmetrics and against sums by hand."""
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+from torchmetrics.functional.classification import multiclass_calibration_error
+
+from linvit.evaluation.corruptions import ALEXNET, OF_THE_MCE
+from linvit.evaluation.scores import corruption_errors, is_imagenet, mean_corruption_error, outcomes, summary
+
+
+def drawn(images=500, classes=7):
+    generator = torch.Generator().manual_seed(0)
+    logits = 2 * torch.randn(images, classes, generator=generator, dtype=torch.float64)
+    return logits, torch.randint(classes, (images,), generator=generator)
+
+
+def test_calibration_and_nll_are_those_of_torchmetrics_and_torch():
+    logits, label = drawn()
+    score = summary("x", (32, 32), 7, outcomes(logits, [[each] for each in label.tolist()], range(7)), None, None)
+    assert score.top1 == (logits.argmax(1) == label).double().mean()
+    assert score.nll == pytest.approx(F.cross_entropy(logits, label).item())
+    wanted = multiclass_calibration_error(logits.softmax(1), label, 7, n_bins=15, norm="l1")
+    assert score.ece == pytest.approx(wanted.item(), abs=1e-6)
+    assert sum(each.images for each in score.bins) == score.images == 500
+
+
+def test_several_labels_none_and_a_choice_among_some():
+    logits = torch.tensor([[3.0, 2.0, 1.0, 0.0]] * 4, dtype=torch.float64)
+    found = outcomes(logits, [[1, 2], [], [0], [3]], [1, 2, 3])
+    p = logits[0, 1:].softmax(0).tolist()
+    assert found[0].tolist() == pytest.approx([1, p[0], -math.log(p[0] + p[1])])
+    assert found[1:3].isnan().all()  # no label, and one that cannot be chosen
+    assert found[3].tolist() == pytest.approx([0, p[0], -math.log(p[2])])
+    score = summary("x", (32, 32), 3, found, None, None)
+    assert (score.images, score.top1) == (2, 0.5)
+
+
+def test_mce_by_hand():
+    top1 = {(name, severity): 1 - 0.1 * severity for name in OF_THE_MCE for severity in range(1, 6)}
+    top1["fog", 5] = 0.0  # errors 0.1, 0.2, 0.3, 0.4, 1
+    plain = corruption_errors(top1, published=False)
+    assert (plain["snow"], plain["fog"]) == (pytest.approx(0.3), pytest.approx(0.4))
+    assert mean_corruption_error(plain) == pytest.approx((14 * 0.3 + 0.4) / 15)
+    over = corruption_errors(top1, published=True)
+    assert over["gaussian_noise"] == pytest.approx(1.5 / (5 * 0.886428))  # sums over the severities
+    assert mean_corruption_error(over) == pytest.approx(
+        (sum(0.3 / ALEXNET[name] for name in OF_THE_MCE if name != "fog") + 0.4 / 0.819324) / 15
+    )
+    del over["fog"]
+    assert mean_corruption_error(over) is None
+
+
+def test_alexnet_is_for_imagenet_alone():
+    names = ["n01440764", *map(str, range(999))]
+    assert is_imagenet(names, (224, 224))
+    assert not is_imagenet(names, (64, 64))
+    assert not is_imagenet([*map(str, range(1000))], (224, 224))
