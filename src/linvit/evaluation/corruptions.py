@@ -235,7 +235,7 @@ def _zoomed(x: np.ndarray, factor: float) -> Any:
     return np.asarray(large[top : top + height, left : left + width])
 
 
-def _plasma(shape: Sequence[int], decay: float, rng: np.random.Generator) -> np.ndarray:
+def _plasma(shape: Sequence[int], decay: float, rng: np.random.Generator) -> Any:
     """Fractal noise (H, W, 1) in [0, 1] of the diamond-square algorithm, on a torus of the next power of two."""
     side = 1 << (max(shape[:2]) - 1).bit_length()
     noise, step, wibble = np.zeros((side, side)), side, 100.0

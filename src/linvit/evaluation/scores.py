@@ -163,7 +163,7 @@ def summary(name: str, size: Any, classes: int, found: Tensor, corruption: str |
     ece = sum(each.images * abs(each.accuracy - each.confidence) for each in bins) / max(len(right), 1)
     top1 = float(right.mean())
     return Score(
-        *(name, tuple(size), len(right), classes, top1, float(nll.mean()), ece, bins),
+        *(name, tuple(size), len(right), classes, top1, rounded(nll.mean()), rounded(ece), bins),
         corruption=corruption,
         severity=severity,
     )
@@ -174,7 +174,12 @@ def calibration(right: Tensor, confidence: Tensor) -> list[Bin]:
     number = torch.bucketize(confidence, torch.linspace(0, 1, BINS + 1, dtype=confidence.dtype), right=True) - 1
     number = number.clamp(max=BINS - 1)
     own = [number == each for each in number.unique()]
-    return [Bin(int(each.sum()), float(right[each].mean()), float(confidence[each].mean())) for each in own]
+    return [Bin(int(each.sum()), float(right[each].mean()), rounded(confidence[each].mean())) for each in own]
+
+
+def rounded(figure: Any) -> float:
+    """A figure without the digits of float32 that depend on how many images a batch has."""
+    return round(float(figure), 6)
 
 
 def corruption_errors(top1: Mapping[tuple[str, int], float], published: bool) -> dict[str, float]:
