@@ -4,6 +4,7 @@ import csv
 
 import torch
 
+from linvit.runs import loggers
 from linvit.runs.loggers import CsvLogger
 
 
@@ -26,7 +27,8 @@ def test_a_row_per_step_and_a_column_per_tag(tmp_path):
     ]
 
 
-def test_all_but_the_row_in_work_is_in_the_file(tmp_path):
+def test_all_but_the_row_in_work_is_in_the_file_after_some_seconds(tmp_path, monkeypatch):
+    monkeypatch.setattr(loggers, "SECONDS", -1)
     logger = CsvLogger(tmp_path)
     for step in range(3):
         logger.log_metrics({"loss": 1.0}, step)

@@ -36,12 +36,6 @@ def palette(classes: int) -> np.ndarray:
     return colours
 
 
-def class_palette(trainer: Trainer, classes: int) -> np.ndarray:
-    """A colour for each class (K, 3), uint8: that of the data's masks if they have colours, or one of `palette`."""
-    given = getattr(trainer.datamodule, "class_colours", None)  # type: ignore[attr-defined]
-    return palette(classes) if given is None or len(given) != classes else np.array(given, dtype=np.uint8)
-
-
 def overlay(picture: np.ndarray, classes: np.ndarray, colours: np.ndarray) -> np.ndarray:
     """A picture (H, W, 3), uint8, with the colours of classes (H, W) over it; pixels of no class stay as they are.
 

@@ -9,7 +9,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from linvit import coco_masks
 from linvit.callbacks.common import class_names, pixels
-from linvit.callbacks.dense import ValidationPictures, class_palette
+from linvit.callbacks.dense import ValidationPictures, palette
 from linvit.callbacks.report import Findings, Report, rendered
 
 
@@ -80,7 +80,7 @@ class DetectionPictures(ValidationPictures):
         self, trainer: Trainer, pl_module: LightningModule, batch: dict[str, Any], predicted: Any
     ) -> Iterator[np.ndarray]:
         """Draws the images of a batch; see `ValidationPictures`."""
-        colours, names = class_palette(trainer, pl_module.hparams["num_classes"]), class_names(pl_module)
+        colours, names = palette(pl_module.hparams["num_classes"]), class_names(pl_module)
         for image, pair in zip(batch["image"], predicted, strict=True):
             plain = enlarged(Image.fromarray(pixels(image, trainer)), self.width, self.width)
             shown = [plain, plain.copy(), plain.copy()]

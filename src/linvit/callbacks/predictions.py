@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from linvit.callbacks.common import class_names, gather, pixels
-from linvit.callbacks.dense import class_palette
+from linvit.callbacks.dense import palette
 
 
 class PredictionWriter(Callback):
@@ -30,7 +30,7 @@ class PredictionWriter(Callback):
         """Discards the rows of an earlier prediction."""
         source = getattr(trainer.datamodule, "predicted", None)  # type: ignore[attr-defined]
         self._paths = PicturePaths(self.path, source, trainer.world_size == 1)
-        self._colours = class_palette(trainer, pl_module.hparams["num_classes"])
+        self._colours = palette(pl_module.hparams["num_classes"])
         self._rows: dict[int, Any] = {}
         self._kind: Any = None
 

@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from linvit.callbacks.common import class_names, pixels
-from linvit.callbacks.dense import ValidationPictures, class_palette, legend, overlay
+from linvit.callbacks.dense import ValidationPictures, legend, overlay, palette
 from linvit.callbacks.report import Findings, Report, confusion_picture
 from linvit.rasters import georeference, write_tiff
 
@@ -50,7 +50,7 @@ class SegmentationPictures(ValidationPictures):
         self, trainer: Trainer, pl_module: LightningModule, batch: dict[str, Any], predicted: Any
     ) -> Iterator[np.ndarray]:
         """Lays labels and predictions over the images of a batch."""
-        colours = class_palette(trainer, pl_module.hparams["num_classes"])
+        colours = palette(pl_module.hparams["num_classes"])
         for image, mask, classes in zip(batch["image"], batch["mask"], predicted, strict=True):
             picture = pixels(image, trainer)
             side = (self.width, max(round(self.width * picture.shape[0] / picture.shape[1]), 1))
@@ -60,7 +60,7 @@ class SegmentationPictures(ValidationPictures):
 
     def below(self, trainer: Trainer, pl_module: LightningModule) -> list[np.ndarray]:
         """The legend."""
-        colours = class_palette(trainer, pl_module.hparams["num_classes"])
+        colours = palette(pl_module.hparams["num_classes"])
         return [np.asarray(legend(colours, class_names(pl_module), len(self.titles) * self.width))]
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from linvit.analysis.attention_statistics import STATISTICS
@@ -161,8 +160,7 @@ def _checkpoints(args: argparse.Namespace) -> tuple[ImageData, list[AnalysedMode
         }
         name = name if names.count(name) == 1 else str(path)
         names_of_classes = class_names(task)
-        given = getattr(data, "class_colours", None) or ()
-        colours = np.array(given, np.uint8) if len(given) == len(names_of_classes) else palette(len(names_of_classes))
+        colours = palette(len(names_of_classes))
         subjects.append(AnalysedModel(name, task.predicting, _describing(task), names_of_classes, about, colours))
     return data, subjects
 

@@ -176,20 +176,6 @@ class SegmentationData(ImageData):
         return Masks(rows, self.image_column, self.mask_column or "", self.mask_reader)
 
     @cached_property
-    def class_colours(self) -> list[tuple[int, ...]] | None:
-        """The colour (red, green, blue) that each class has in the masks, if they are coloured or have a palette."""
-        if isinstance(self.data_source, SceneSource) or self.data_source.streaming:
-            return None
-        try:
-            for rows in self.splits.values():
-                if self.mask_column in rows.features:
-                    masks = self.masks(rows)
-                    return masks.reader.colours(masks.rows[0][masks.mask])
-        except UserError:  # where images elsewhere are predicted, this source need not exist any more
-            return None
-        return None
-
-    @cached_property
     def mask_reader(self) -> MaskReader:
         """Masks as classes."""
         if self.num_classes is None:

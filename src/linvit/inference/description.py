@@ -19,9 +19,8 @@ from linvit.entries import restrict_imports_to
 from linvit.errors import UserError, quote_first
 from linvit.files import replacing
 from linvit.finite import not_finite
-from linvit.image_size import image_size
 from linvit.runs.checkpoint import check_same_model, checkpoint_in, read_checkpoint
-from linvit.runs.folder import CHECKPOINTS, CONFIG, RunFolder, newest, run_of_checkpoint
+from linvit.runs.folder import CHECKPOINTS, RunFolder, newest
 from linvit.tasks.base import DESCRIPTION, SET_BY_RUN, Task
 from linvit.tasks.optimisation import Optimisation
 from linvit.tasks.pretrained import skip_pretrained
@@ -32,9 +31,6 @@ from linvit.weights.read import AVERAGE, HUB, HUB_FILES, TRAINED, WRITTEN_BY, do
 Weights = Literal["raw", "ema"]
 OF_TRAINING = {*SET_BY_RUN, "pretrained", "freeze", "ema_decay", *(field.name for field in fields(Optimisation))}
 """Options of a task that do not change its trained network."""
-OF_IMAGES = ("mean", "std", "bands", "value_range", "exif_orientation", "max_pixels", "resize_limits", "multiple")
-"""Options of data modules that say how evaluation prepares images; those that crop have `CROP`, too."""
-CROP = ("crop_mode", "crop_pct")
 
 
 @dataclass(frozen=True)
@@ -135,29 +131,11 @@ def _of_checkpoint(path: Path, weights: Weights | None) -> tuple[ModelDescriptio
     if weights is None:
         weights = "ema" if averaged and given.get("predict_with") == "ema" else "raw"
     options = {name: value for name, value in given.items() if name not in OF_TRAINING}
-    known = _of_config(path) if known is None else known
     if not isinstance(known, Mapping):
         raise UserError(f"'{path}' does not describe a trained network of linvit: it holds a {type(known).__name__}")
     prefix = AVERAGE if weights == "ema" else TRAINED
     state = {n.removeprefix(prefix): tensor for n, tensor in content["state_dict"].items() if n.startswith(prefix)}
     return ModelDescription.from_dict({**known, "options": options, "weights": weights}, path), state
-
-
-def _of_config(checkpoint: Path) -> dict[str, Any]:
-    """What a checkpoint from before it described itself lacks, from the configuration of its run."""
-    run = run_of_checkpoint(checkpoint)
-    config = {} if run is None or not (run / CONFIG).is_file() else RunFolder(run).config
-    model, data = config.get("model"), config.get("data")
-    if not isinstance(model, dict) or not isinstance(data, dict):
-        raise UserError(
-            f"checkpoint '{checkpoint}' does not say which task it is of and how images are prepared, as those of "
-            f"older versions do not: it must lie in its run's folder, NAME/version_N, with {CONFIG} there"
-        )
-    given = data.get("init_args") or {}
-    crop = {"size": list(image_size(given["img_size"])), **{n: given[n] for n in CROP}} if CROP[0] in given else {}
-    preprocessing = {name: given[name] for name in OF_IMAGES if name in given} | crop
-    known = str(data.get("class_path")).startswith("linvit.data.")  # others may prepare images in their own way
-    return {"version": "0", "task": model.get("class_path"), "preprocessing": preprocessing if known else None}
 
 
 def build_task(

@@ -1,7 +1,7 @@
 """The loggers of a run: TensorBoard and a table in its folder."""
 
 import csv
-import os
+import math
 import time
 from collections.abc import Callable, Mapping
 from functools import cached_property
@@ -16,9 +16,11 @@ from torch.utils.tensorboard import SummaryWriter
 from linvit.files import rewriting, sync
 from linvit.runs.folder import claim_version, next_version
 
+SECONDS = 10.0  # between two rows that are logged, after which the table is written though nobody asks for it
+
 
 class CsvLogger(Logger):
-    """Writes `metrics.csv`, a row per step and a column per tag.
+    """Writes `metrics.csv`, a row per step and a column per tag, as a whole each time, which a kill cannot cut off.
 
     Lightning's CSVLogger deletes the table of a run that is resumed. This one continues it, up to `purge_step`.
     """
@@ -27,10 +29,8 @@ class CsvLogger(Logger):
         super().__init__()
         self._folder = folder
         self.purge_step = purge_step
-        self._columns: list[str] | None = None  # those of the file; None until it is opened
-        self._row: dict[str, float] = {}
-        self._changed = False  # since the row was written
-        self._in_file: str | None = None  # step of the last row of the file
+        self._written = -math.inf
+        self._saved = ""  # the step of the last row when that was asked for
 
     @cached_property
     def file(self) -> Path:
@@ -51,85 +51,50 @@ class CsvLogger(Logger):
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
         """Writes nothing: they are in config.yaml."""
 
+    @cached_property
+    def _rows(self) -> dict[str, dict[str, str]]:
+        """The rows by step, at first those of a resumed run that it does not write again."""
+        if self.purge_step is None or not self.file.exists():
+            return {}
+        with self.file.open(encoding="utf-8", newline="") as file:
+            rows = csv.DictReader(file, restval="")
+            return {row["step"]: row for row in rows if row["step"].isdigit() and int(row["step"]) < self.purge_step}
+
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Adds to the row of a step; a new step writes the row before it to the file."""
-        step = step or 0
-        if step != self._row.get("step"):
-            self._write_row()
-            self._row = {"step": step}
-        self._row |= metrics
-        self._changed = True
-        if self._in_file == str(step):  # what comes after `save` is not to wait for the next row
-            self._write_row()
+        """Adds to the row of a step."""
+        at = str(step or 0)
+        if at not in self._rows and time.monotonic() > self._written + SECONDS:
+            self._write()
+        row = self._rows.setdefault(at, {"step": at})
+        row |= {tag: str(value) for tag, value in metrics.items()}
+        if at == self._saved:  # what comes after `save` is not to wait for the next one
+            self._write()
 
     @rank_zero_only
     def save(self) -> None:
-        """Writes the row in work, and waits until the disk has it."""
-        self._write_row(to_disk=True)
+        """Writes all rows, and waits until the disk has them."""
+        self._write()
+        self._saved = next(reversed(self._rows), "")
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        """Writes the last row to the file."""
+        """The same at the end."""
         self.save()
 
-    def _write_row(self, to_disk: bool = False) -> None:
-        try:
-            if self._changed and len(self._row) > 1:
-                self._write()
-            if to_disk and self.file.exists():
-                sync(self.file)
-        except OSError as error:
-            rank_zero_warn(f"'{self.file}' could not be written, rows are missing: {error.strerror}")
-        self._changed = False
-
     def _write(self) -> None:
-        """Appends the row, or completes the last one of the file."""
-        if self._columns is None:
-            self._open()
-        columns = list(dict.fromkeys([*(self._columns or []), *self._row]))
-        row = {tag: str(value) for tag, value in self._row.items()}
-        if columns != self._columns or row["step"] == self._in_file:
-            rows = self._rows()
-            last = rows.pop() if row["step"] == self._in_file else {}
-            self._rewrite([*rows, last | row], columns)
-        else:
-            size = self.file.stat().st_size
-            try:
-                with self.file.open("a", encoding="utf-8", newline="") as file:
-                    csv.DictWriter(file, columns).writerow(row)
-            except OSError:
-                os.truncate(self.file, size)  # no part of a row
-                raise
-        self._in_file = row["step"]
-
-    def _open(self) -> None:
-        """Deletes the rows that a resumed run will write again."""
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        rows = self._rows()
-        if self.purge_step is not None:
-            rows = [row for row in rows if row["step"].isdigit() and int(row["step"]) < self.purge_step]
-        if rows:
-            self._rewrite(rows, list(rows[0]))
-            self._in_file = rows[-1]["step"]
-        else:
-            self.file.unlink(missing_ok=True)
-            self._columns = []
-
-    def _rows(self) -> list[dict[str, str]]:
-        """The rows of the file; one that a killed run wrote in part has no value in some columns."""
-        if not self.file.exists():
-            return []
-        with self.file.open(encoding="utf-8", newline="") as file:
-            return list(csv.DictReader(file, restval=""))
-
-    def _rewrite(self, rows: list[dict[str, str]], columns: list[str]) -> None:
-        """Replaces the file in one operation, so that nothing is lost if the run is killed meanwhile."""
-        with rewriting(self.file) as part, part.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, columns)
-            writer.writeheader()
-            writer.writerows(rows)
-        self._columns = columns
+        if not self._rows:
+            return
+        columns = dict.fromkeys(tag for row in self._rows.values() for tag in row)
+        try:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            with rewriting(self.file) as part, part.open("w", encoding="utf-8", newline="") as file:
+                writer = csv.DictWriter(file, [*columns])
+                writer.writeheader()
+                writer.writerows(self._rows.values())
+            self._written = time.monotonic()
+        except OSError as error:
+            rank_zero_warn(f"'{self.file}' could not be written, and is tried again: {error.strerror}")
 
 
 SCORES = ("train/", "val/", "test/")

@@ -92,18 +92,6 @@ class MaskReader:
         except Exception as error:  # decoders raise nearly anything on damaged files
             raise BadImageError(label, reason_of(error)) from error
 
-    def colours(self, stored: Stored) -> list[tuple[int, ...]] | None:
-        """The colour (red, green, blue) of each class, of coloured masks or of a mask's palette; None without such."""
-        if self.coloured:
-            return [value for value in self.classes if isinstance(value, tuple)]
-        try:
-            with open_image(self.images.load(stored)) as picture:
-                table = picture.getpalette("RGB") or []
-        except OSError:
-            return None
-        found = [tuple(table[3 * value : 3 * value + 3]) for value in self.classes if isinstance(value, int)]
-        return found if all(map(len, found)) and len(set(found)) == len(found) else None
-
     def unknown(self, found: Iterable[int]) -> list[int]:
         """Those of some values, as `raw` has them, that are neither classes nor ignored; sorted."""
         meaning = dict(self.meaning)
