@@ -25,7 +25,7 @@ from linvit import coco_masks
 from linvit.data import DetectionData
 from linvit.data.base import IMAGENET_MEAN, IMAGENET_STD
 from linvit.data.loading.sampler import SeededIndex, sample_seed
-from linvit.data.sources.coco_json import rle_counts
+from linvit.data.sources.coco import rle_counts
 from linvit.data.transforms.detection import DetectionAugmentation
 
 SIDES = (480, 512, 544, 576, 608, 640, 672, 704, 736, 768, 800)

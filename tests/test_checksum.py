@@ -9,7 +9,7 @@ import torch
 
 import linvit
 from linvit import checksum
-from linvit.callbacks.checkpoint_io import AtomicCheckpointIO
+from linvit.callbacks.save_checkpoints import AtomicCheckpointIO
 from linvit.weights import torch_file
 
 CONTENT = {"a": torch.arange(30_000.0), "b": [1, {"c": "x"}], "empty": torch.empty(0)}

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from linvit.callbacks import BadImageCount
-from linvit.data.sources.bad_images import BadImages
-from linvit.data.sources.read import BadImageError
+from linvit.data.sources.read import BadImageError, BadImages
 from tests.cli.runs import QUICKSTART, linvit, tiny
 from tests.data.damaged import damaged
 from tests.data.images import image_folder

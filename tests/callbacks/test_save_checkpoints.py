@@ -13,8 +13,7 @@ import linvit
 from linvit import files
 from linvit.callbacks import SaveCheckpoints
 from linvit.callbacks import save_checkpoints as module
-from linvit.callbacks.checkpoint_io import AtomicCheckpointIO
-from linvit.callbacks.save_checkpoints import Best
+from linvit.callbacks.save_checkpoints import AtomicCheckpointIO, Best
 from tests.training import Memory, fit, tiny_task, trainer
 
 

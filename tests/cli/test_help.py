@@ -6,7 +6,7 @@ import pytest
 
 from linvit.cli import VERBS, main
 from linvit.data.classification import ClassificationData
-from linvit.runs.parse_errors import options_of
+from linvit.runs.parser import options_of
 from linvit.tasks import ClassificationTask
 
 

@@ -14,7 +14,7 @@ import torch
 from linvit import UserError, coco_masks
 from linvit.data import DetectionData
 from linvit.data.loading.sampler import generator
-from linvit.data.sources.coco_json import AnnotationFile
+from linvit.data.sources.coco import AnnotationFile
 from linvit.data.sources.scenes import Scenes
 from linvit.data.transforms.detection import DetectionAugmentation, EvalTransform, TrainTransform, trainable
 from linvit.data.transforms.geometry import Crop, HorizontalFlip

@@ -4,7 +4,7 @@ import pytest
 from lightning.pytorch.loggers import CSVLogger
 
 from linvit.data import ClassificationData  # noqa: F401  # its options are known once it is imported
-from linvit.runs.parse_errors import readable
+from linvit.runs.parser import readable
 from tests.cli.runs import QUICKSTART, linvit
 
 

@@ -18,7 +18,7 @@ from lightning.pytorch.strategies.launchers import subprocess_script
 from torch.distributed import HashStore
 
 from linvit import create_backbone
-from linvit.runs import ranks
+from linvit.runs import endings
 from linvit.signals import STOP
 from tests.cli import forked
 from tests.cli.runs import QUICKSTART, events, flags, tiny
@@ -73,16 +73,16 @@ def said(text):
     ],
 )
 def test_a_rank_says_why_it_ends_unless_its_launcher_ends_it_first(monkeypatch, rank, error, launcher_speaks, said):
-    found = ranks.Ranks(SimpleNamespace(global_rank=rank, world_size=1, callbacks=[]))
+    found = endings.Ranks(SimpleNamespace(global_rank=rank, world_size=1, callbacks=[]))
     lines = []
     found.say = lines.append
-    monkeypatch.setattr(ranks, "GRACE", 0.5)
+    monkeypatch.setattr(endings, "GRACE", 0.5)
     monkeypatch.setattr(STOP, "received", None)
 
     def sleep(seconds):
         STOP.received = signal.SIGTERM if launcher_speaks else None
 
-    monkeypatch.setattr(ranks.time, "sleep", sleep)
+    monkeypatch.setattr(endings.time, "sleep", sleep)
     found.explain(RuntimeError(error), "RuntimeError: why")
     assert lines == [f"rank {rank} (host {os.uname().nodename}, pid {os.getpid()}): RuntimeError: why"] * said
 
@@ -97,10 +97,10 @@ def test_a_rank_says_why_it_ends_unless_its_launcher_ends_it_first(monkeypatch, 
     ],
 )
 def test_how_a_child_has_ended_is_known(monkeypatch, code, ending):
-    found = ranks.Ranks(SimpleNamespace(global_rank=0, world_size=1, callbacks=[]))
+    found = endings.Ranks(SimpleNamespace(global_rank=0, world_size=1, callbacks=[]))
     said = [""]
     found.say = said.append
-    monkeypatch.setattr(ranks.socket, "gethostname", lambda: "a")
+    monkeypatch.setattr(endings.socket, "gethostname", lambda: "a")
     monkeypatch.setattr(STOP, "children", [SimpleNamespace(poll=lambda: code, returncode=code, pid=7)])
 
     def leave(code, message=""):
@@ -116,18 +116,18 @@ def test_how_a_child_has_ended_is_known(monkeypatch, code, ending):
 def test_ranks_that_torchrun_has_restarted_find_nothing_of_those_before(monkeypatch, restarts, machines, met):
     kept, stores = HashStore(), []
     kept.set("address", "of a process that was ended")
-    monkeypatch.setattr(ranks, "TCPStore", lambda host, port: kept)
+    monkeypatch.setattr(endings, "TCPStore", lambda host, port: kept)
     monkeypatch.setattr(torch.distributed, "init_process_group", lambda store, **_: stores.append(store))
     given = {"TORCHELASTIC_RESTART_COUNT": restarts, "GROUP_WORLD_SIZE": machines, "RANK": "0", "WORLD_SIZE": "1"}
     given |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_ADDR": "host", "MASTER_PORT": "1"}
     for name, value in given.items():
         monkeypatch.setenv(name, value)
-    ranks.meet_after_a_restart()
+    endings.meet_after_a_restart()
     assert [store.check(["address"]) for store in stores] == [False] * met
 
 
 def test_private_names_of_lightning():
-    said = "ranks.py has to keep Lightning from killing all processes by another name than _launch_process_observer"
+    said = "endings.py has to keep Lightning from killing all processes by another name than _launch_process_observer"
     observer = getattr(subprocess_script, "_launch_process_observer", lambda: None)
     assert list(inspect.signature(observer).parameters) == ["child_processes"], said
     launcher = subprocess_script._SubprocessScriptLauncher(LightningEnvironment(), 2, 1)

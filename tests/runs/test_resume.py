@@ -10,7 +10,7 @@ import torch
 import yaml
 from jsonargparse import Namespace
 
-from linvit.callbacks.checkpoint_io import AtomicCheckpointIO
+from linvit.callbacks.save_checkpoints import AtomicCheckpointIO
 from linvit.errors import UserError
 from linvit.runs.folder import claim_version
 from linvit.runs.resume import Found, SameCheckpoint, differs, find, newest_checkpoint, run_to_resume

@@ -7,7 +7,7 @@ _MODULES = {
     "AttentionMaps": "attention.maps",
     "AttentionRank": "attention.rank",
     "BadImageCount": "monitors",
-    "ClassReport": "classification",
+    "ClassReport": "report",
     "ExactResume": "exact_resume",
     "GradientNorm": "monitors",
     "ImageCount": "monitors",

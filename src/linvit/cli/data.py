@@ -8,9 +8,8 @@ from pathlib import Path
 import linvit.data
 from linvit.cli import tile
 from linvit.data.base import ImageData
-from linvit.data.sources.band_values import band_values, describe_bands
 from linvit.data.sources.folder import ignored_files
-from linvit.data.sources.scan import ScanResult, scan
+from linvit.data.sources.scan import ScanResult, band_values, describe_bands, scan
 from linvit.data.sources.splits import HUB, source_kind
 from linvit.errors import UserError
 from linvit.plain_text import CsvWriter

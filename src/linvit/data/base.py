@@ -24,12 +24,10 @@ from linvit.data.loading.sampler import (
     check_equal_batches,
     sample_seed,
 )
-from linvit.data.sources.bad_images import BadImages, Policy
-from linvit.data.sources.band_values import json_list
 from linvit.data.sources.data_source import DataSource, Splits
 from linvit.data.sources.images import Images, Sample, Target, Transform, collate
-from linvit.data.sources.read import MAX_PIXELS, ImageReader
-from linvit.data.sources.scan import ImageFinding, ScanResult
+from linvit.data.sources.read import MAX_PIXELS, BadImages, ImageReader, Policy
+from linvit.data.sources.scan import ImageFinding, ScanResult, json_list
 from linvit.data.sources.stream import Stream
 from linvit.data.transforms.bands import Bands
 from linvit.data.transforms.on_device import Normalisation

@@ -11,8 +11,7 @@ from linvit.data.base import CLASS_NAMES_OPTION, ImageData, TargetReport
 from linvit.data.sources.data_source import Splits
 from linvit.data.sources.images import Target
 from linvit.data.sources.labels import as_images, features_of, find_column, read_names
-from linvit.data.sources.mask_check import Masks, check_masks, describe_masks
-from linvit.data.sources.masks import MaskReader, as_value
+from linvit.data.sources.masks import MaskReader, Masks, as_value, check_masks, describe_masks
 from linvit.data.sources.pairs import has_masks, load_pairs
 from linvit.data.sources.scan import ScanResult
 from linvit.data.sources.scenes import CLASSES, Scenes, SceneSource

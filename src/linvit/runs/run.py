@@ -29,7 +29,7 @@ from linvit.runs import result
 from linvit.runs.checkpoint import Checkpoint, checkpoint_in, read_checkpoint
 from linvit.runs.conditions import conditions
 from linvit.runs.configs import configs
-from linvit.runs.endings import in_words, run_summary, score_table, unsaved
+from linvit.runs.endings import Ranks, in_words, run_summary, score_table, unsaved
 from linvit.runs.folder import (
     RESULT,
     RunFolder,
@@ -44,7 +44,6 @@ from linvit.runs.folder import (
 )
 from linvit.runs.loggers import run_loggers
 from linvit.runs.parser import CommandLine, TrainerOptions, build_task, instantiate
-from linvit.runs.ranks import Ranks
 from linvit.runs.resume import Found, SameCheckpoint, find
 from linvit.runs.trainer import (
     SaveRunConfig,

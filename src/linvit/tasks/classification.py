@@ -15,9 +15,8 @@ from torch.nn import functional as F
 from torchmetrics import MeanMetric, Metric
 from torchmetrics.classification import MulticlassAccuracy
 
-from linvit.callbacks.classification import ClassReport
 from linvit.callbacks.common import class_names
-from linvit.callbacks.report import write_table
+from linvit.callbacks.report import ClassReport, write_table
 from linvit.errors import UserError, check_number
 from linvit.plain_text import printable
 from linvit.tasks.base import Description, Task

@@ -12,8 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 import linvit
 from linvit.data import ClassificationData
 from linvit.data.loading.sampler import SeededIndex
-from linvit.data.sources.bad_images import ALWAYS_ALLOWED, BadImages
-from linvit.data.sources.read import BadImageError
+from linvit.data.sources.read import ALWAYS_ALLOWED, BadImageError, BadImages
 from tests.data.damaged import damaged, encoded, photo
 from tests.data.images import image_folder
 

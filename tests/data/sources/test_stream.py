@@ -14,10 +14,9 @@ from datasets import ClassLabel, Dataset, Features
 import linvit
 from linvit.data.loading.loader import make_loader
 from linvit.data.loading.sampler import sample_seeds
-from linvit.data.sources.bad_images import BadImages
 from linvit.data.sources.images import SampleReader, Target, collate
 from linvit.data.sources.labels import check_label
-from linvit.data.sources.read import ImageReader
+from linvit.data.sources.read import BadImages, ImageReader
 from linvit.data.sources.stream import Shards, Stream, load_streams, worker_batches
 from tests.data.images import image_folder, picture, png
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
-from linvit.callbacks.checkpoint_io import AtomicCheckpointIO
+from linvit.callbacks.save_checkpoints import AtomicCheckpointIO
 from linvit.errors import UserError
 from linvit.files import TEMPORARY
 from linvit.runs.resume import newest_checkpoint

@@ -11,7 +11,7 @@ from lightning.pytorch import Trainer
 
 import linvit
 from linvit import checksum, files
-from linvit.callbacks.checkpoint_io import AtomicCheckpointIO
+from linvit.callbacks.save_checkpoints import AtomicCheckpointIO
 from tests.training import fit, tiny_task
 
 PLUGIN = AtomicCheckpointIO()

@@ -3,7 +3,7 @@
 import pytest
 
 import linvit
-from linvit.callbacks.checkpoint_io import AtomicCheckpointIO
+from linvit.callbacks.save_checkpoints import AtomicCheckpointIO
 from linvit.runs.checkpoint import read_checkpoint
 from linvit.tasks import ClassificationTask
 from tests.training import batches, tiny_task, trainer

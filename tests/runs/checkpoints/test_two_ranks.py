@@ -14,7 +14,7 @@ from torch import nn
 from torch.multiprocessing import start_processes
 
 from linvit import checksum
-from linvit.callbacks import SaveCheckpoints, checkpoint_io
+from linvit.callbacks import SaveCheckpoints, save_checkpoints
 from linvit.runs.checkpoint import read_checkpoint
 from tests.cli.runs import QUICKSTART, linvit
 
@@ -47,7 +47,7 @@ def rank_of(rank, port, folder):
     names = {"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0, "WORLD_SIZE": WORLD, "LOCAL_WORLD_SIZE": WORLD}
     os.environ |= {name: str(value) for name, value in names.items()}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": "none"}
-    save, count = checkpoint_io.AtomicCheckpointIO.save_checkpoint, 0
+    save, count = save_checkpoints.AtomicCheckpointIO.save_checkpoint, 0
 
     def refuse(*args, **options):
         nonlocal count
@@ -56,7 +56,7 @@ def rank_of(rank, port, folder):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         save(*args, **options)
 
-    checkpoint_io.AtomicCheckpointIO.save_checkpoint = refuse
+    save_checkpoints.AtomicCheckpointIO.save_checkpoint = refuse
     last = SaveCheckpoints()
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     strategy = DDPStrategy(process_group_backend="gloo")

@@ -6,7 +6,7 @@ from typing import Any
 
 from lightning.pytorch import Trainer
 
-from linvit.runs.parse_errors import Option, options_of
+from linvit.runs.parser import Option, options_of
 from linvit.tasks.base import SET_BY_DATA
 from linvit.terminal import entry, reflow
 

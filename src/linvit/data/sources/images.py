@@ -10,8 +10,7 @@ import numpy as np
 from torch.utils.data import Dataset, default_collate
 
 from linvit.data.loading.sampler import SeededIndex
-from linvit.data.sources.bad_images import BadImages
-from linvit.data.sources.read import BadImageError, ImageReader, name_of
+from linvit.data.sources.read import BadImageError, BadImages, ImageReader, name_of
 from linvit.data.sources.splits import Rows
 from linvit.data.transforms.bands import BandsError
 from linvit.data.transforms.on_device import BatchDeviceOps

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow
 import pyarrow.compute
 
-from linvit.data.sources.coco_json import AnnotationFinding, rle_counts
+from linvit.data.sources.coco import AnnotationFinding, rle_counts
 from linvit.data.sources.images import Sample, SampleReader, Target, check_target_sizes
 from linvit.data.sources.labels import find_column
 from linvit.data.sources.read import BadImageError

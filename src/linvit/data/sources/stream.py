@@ -22,9 +22,8 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from linvit.data.loading.sampler import TrainOrder, WorkerTopology, sample_seeds
-from linvit.data.sources.bad_images import BadImages
 from linvit.data.sources.images import Reader, Sample
-from linvit.data.sources.read import BadImageError
+from linvit.data.sources.read import BadImageError, BadImages
 from linvit.data.sources.splits import find_source, named, readable_source
 from linvit.errors import UserError
 

@@ -3,7 +3,7 @@
 from linvit.attention.base import Attention
 from linvit.registry import Spec
 from linvit.testing import behaviour
-from linvit.testing.attention import cost, declarations, host, matrix, precision, shape
+from linvit.testing.attention import declarations, host, matrix, precision, shape
 from linvit.testing.attention.inputs import AttentionSubject
 from linvit.testing.report import Check, Contract, Report
 
@@ -47,7 +47,7 @@ CONTRACT = Contract(
         Check("rank", matrix.rank_bound),
         *map(_numerics, precision.PRECISIONS),
         Check("numerics on a GPU", precision.numerics_on_a_gpu),
-        Check("growth of work", cost.growth_of_work),
+        Check("growth of work", declarations.growth_of_work),
         *behaviour.COMPILER,
         behaviour.ONNX,
     ),

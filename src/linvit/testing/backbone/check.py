@@ -6,7 +6,7 @@ from torch import nn
 
 from linvit.registry import Spec
 from linvit.testing import behaviour
-from linvit.testing.backbone import numerics, shape, training
+from linvit.testing.backbone import numerics, shape
 from linvit.testing.backbone.images import BackboneSubject
 from linvit.testing.report import Check, Contract, Report
 
@@ -23,9 +23,9 @@ CONTRACT = Contract(
         Check("another attention", shape.another_attention),
         behaviour.BATCH_INDEPENDENCE,
         *behaviour.COMMON,
-        Check("checkpointing", training.checkpointing),
-        Check("stochastic depth", training.stochastic_depth),
-        Check("parameter groups", training.parameter_groups),
+        Check("checkpointing", numerics.checkpointing),
+        Check("stochastic depth", numerics.stochastic_depth),
+        Check("parameter groups", numerics.parameter_groups),
         *numerics.NUMERICS,
         *behaviour.COMPILER,
         behaviour.ONNX,

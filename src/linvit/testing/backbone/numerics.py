@@ -1,14 +1,21 @@
-"""Precisions and devices of a backbone."""
+"""Precisions, devices and training of a backbone: gradient checkpointing, stochastic depth, parameter groups."""
 
+import itertools
+import math
 from collections.abc import Callable
+from typing import Any
 
+import timm.optim
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from linvit.testing.backbone.images import BackboneSubject, images
-from linvit.testing.numbers import relative_error
-from linvit.testing.report import Check, Line, at, failed, judged, passed
+from linvit.analysis.operations import kept_for_backward
+from linvit.backbones.initialise import classifiers
+from linvit.errors import UserError
+from linvit.testing.backbone.images import CLASSES, BackboneSubject, images
+from linvit.testing.numbers import EXACT, gradients_of, relative_error, trainable
+from linvit.testing.report import Check, Line, at, failed, judged, message, not_supported, passed
 
 SCALES = {f"images of scale 2^{power}": 2.0**power for power in (-10, 0, 6)}
 FLOAT32 = 1e-3
@@ -99,3 +106,104 @@ def _strays(module: nn.Module) -> list[str]:
         if name not in ("_parameters", "_buffers", "_modules")
         and any(isinstance(leaf, Tensor) for leaf in tree_leaves(value))
     ]
+
+
+DECAY = 0.5
+
+
+def checkpointing(subject: BackboneSubject) -> Line:
+    """Checks that `set_grad_checkpointing` keeps fewer activations and changes no gradient."""
+    model = subject.build().train()
+    plain, kept = _gradients(model, subject.given), kept_for_backward(lambda: model(subject.given), model)
+    model.set_grad_checkpointing()
+    again, fewer = _gradients(model, subject.given), kept_for_backward(lambda: model(subject.given), model)
+    errors = {name: _difference(again[name], gradient) for name, gradient in plain.items()}
+    worst = max(errors, key=lambda name: errors[name])
+    if not errors[worst] <= EXACT:
+        return failed(f"the gradient of {worst} differs by {errors[worst]:.0e} (at most {EXACT:.0e})")
+    said = f"{fewer / 2**20:.1f} MB instead of {kept / 2**20:.1f} MB kept for the backward pass"
+    if not fewer < kept:
+        return failed(said)
+    model.set_grad_checkpointing(False)
+    if kept_for_backward(lambda: model(subject.given), model) != kept:
+        return failed("set_grad_checkpointing(False) does not switch it off")
+    return passed(f"{said}, gradients differ by {errors[worst]:.0e}")
+
+
+@torch.no_grad()
+def stochastic_depth(subject: BackboneSubject) -> Line:
+    """Checks that `drop_path_rate` acts in training and not in evaluation, and that a batch of one image trains."""
+    try:
+        model = subject.build(drop_path_rate=0.5)
+    except UserError as refusal:  # there is no residual branch
+        return not_supported(message(refusal))
+    error = relative_error(model(subject.given), subject.model(subject.given))
+    if not error <= EXACT:
+        return failed(f"drop_path_rate=0.5 changes the output in evaluation by {error:.0e}")
+    model.train()
+    x = images(subject.size, batch=8)
+    outs = [model(x) for _ in range(2)]
+    if torch.equal(*outs):
+        return failed("two calls in training with drop_path_rate=0.5 are equal")
+    alone = model(x[:1])
+    if tuple(alone.shape) != (1, CLASSES) or not alone.isfinite().all():
+        return failed(f"one image in training gives {tuple(alone.shape)}, {int((~alone.isfinite()).sum())} not finite")
+    return passed(f"two calls in training differ by {relative_error(*outs):.0e}")
+
+
+@torch.no_grad()
+def parameter_groups(subject: BackboneSubject) -> Line:
+    """Checks the names without weight decay, and timm's layer-wise rates: from the first module on, they never fall."""
+    model = subject.model
+    without_decay = set(model.no_weight_decay()) if hasattr(model, "no_weight_decay") else set()
+    if missing := without_decay - {name for name, _ in model.named_parameters()}:
+        return failed(f"no parameter is called {', '.join(sorted(missing))}, of which no_weight_decay() speaks")
+    groups = timm.optim.param_groups_layer_decay(model, layer_decay=DECAY)
+    scales = {id(parameter): group["lr_scale"] for group in groups for parameter in group["params"]}
+    ordered = [(name, scales[id(p)]) for name, p in _in_order_of_use(model, subject.given) if id(p) in scales]
+    for (before, high), (name, low) in itertools.pairwise(ordered):
+        if low < high:
+            return failed(f"{name} has the rate {low:g} after {before} with {high:g}")
+    head = [scales[id(parameter)] for part in classifiers(model) for parameter in part.parameters()]
+    if not head or min(head) != 1:
+        return failed(f"the classifier's rates are {head}")
+    rates = sorted({scale for _, scale in ordered})
+    if len(rates) <= 2:
+        return failed(f"only the rates {rates}")
+    return passed(f"{len(rates)} rates from {rates[0]:.1g} to 1; {len(without_decay)} names without weight decay")
+
+
+def _gradients(model: nn.Module, x: Tensor) -> dict[str, Tensor | None]:
+    """Returns the gradients of images and parameters."""
+    x = x.clone().requires_grad_()
+    return gradients_of(model(x), {"images": x, **trainable(model)})
+
+
+def _difference(got: Tensor | None, want: Tensor | None) -> float:
+    """Returns the relative error of a gradient; infinity where only one of them is there."""
+    if got is None or want is None:
+        return 0.0 if got is want else math.inf
+    return relative_error(got, want)
+
+
+def _in_order_of_use(model: nn.Module, x: Tensor) -> list[tuple[str, nn.Parameter]]:
+    """Returns the parameters, each once, in the order in which their modules are first called."""
+    found: dict[nn.Parameter, str] = {}
+    called: set[nn.Module] = set()
+
+    def note(prefix: str) -> Any:
+        def hook(module: nn.Module, _: Any) -> None:
+            if module not in called:
+                called.add(module)
+                for name, parameter in module.named_parameters(recurse=False):
+                    found.setdefault(parameter, f"{prefix}.{name}".lstrip("."))
+
+        return hook
+
+    handles = [module.register_forward_pre_hook(note(name)) for name, module in model.named_modules()]
+    try:
+        model(x)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return [(name, parameter) for parameter, name in found.items()]

@@ -3,23 +3,90 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 from linvit.heads.detection.base import DetectionHead
 from linvit.registry import Spec, heads
 from linvit.testing import behaviour
 from linvit.testing.backbone import numerics
-from linvit.testing.head import detection, segmentation
-from linvit.testing.head.subject import DetectionSubject, HeadSubject
-from linvit.testing.report import Check, Contract, Report
+from linvit.testing.backbone.images import CLASSES
+from linvit.testing.head import detection
+from linvit.testing.head.subject import CHANNELS, REDUCTIONS, DetectionSubject, HeadSubject
+from linvit.testing.numbers import EXACT, relative_error
+from linvit.testing.report import Check, Contract, Line, Report, at, failed, passed, refusable
+from linvit.testing.subject import sized
+
+SIZES = ((97, 131), (33, 64), (64, 192))
+
+
+@torch.no_grad()
+def shapes(subject: HeadSubject) -> Line:
+    """Checks finite logits (B, K, H / reduction, W / reduction); where no reduction divides the sides, (B, K, ...)."""
+    head, known = subject.model.head, (subject.size, subject.wide)
+    for size in (*SIZES, *known):
+        with at(sized(size)):
+            logits = head(subject.maps(size))
+        want = (2, CLASSES, *(-(-side // head.reduction) for side in size))
+        compared = 4 if size in known else 2
+        if tuple(logits.shape[:compared]) != want[:compared]:
+            return failed(
+                f"logits {tuple(logits.shape)} instead of {want} at {sized(size)}, by the head's reduction "
+                f"{head.reduction}"
+            )
+        if not logits.isfinite().all():
+            return failed(f"{int((~logits.isfinite()).sum())} logits not finite at {sized(size)}")
+    return passed(f"logits {want} at {sized(size)}")
+
+
+@torch.no_grad()
+@refusable
+def other_pyramids(subject: HeadSubject) -> Line:
+    """Checks a pyramid of other widths and fewer maps: the head takes it, or refuses it by a `UserError`."""
+    for channels, reductions in (((8, 8, 8, 8), REDUCTIONS), (CHANNELS[:3], REDUCTIONS[:3])):
+        with at(f"channels {channels}"):
+            model = subject.create(channels=channels, reductions=reductions).double().eval()
+            out = model(subject.given)
+        if tuple(out.shape) != (2, CLASSES, *subject.size):
+            return failed(f"channels {channels} give {tuple(out.shape)}")
+    return passed("other widths, fewer maps")
+
+
+@torch.no_grad()
+def auxiliary(subject: HeadSubject) -> Line:
+    """Checks that `with_auxiliary` returns the same logits, and auxiliary ones of as many classes."""
+    head, maps = subject.model.head, subject.maps()
+    logits, others = head.with_auxiliary(maps)
+    if not relative_error(logits, head(maps)) <= EXACT:
+        return failed("its logits are others than forward's")
+    wrong = [tuple(other.shape) for other in others if tuple(other.shape[:2]) != (2, CLASSES) or other.ndim != 4]
+    if wrong:
+        return failed(f"auxiliary logits {wrong} instead of {(2, CLASSES, 'h', 'w')}")
+    return passed(", ".join(f"{tuple(other.shape)}" for other in others) or "none")
+
+
+@torch.no_grad()
+def classifiers(subject: HeadSubject) -> Line:
+    """Checks that another number of classes changes the layers that `classifiers` names, and no others."""
+    shapes = {name: t.shape for name, t in subject.model.state_dict().items()}
+    other = subject.create(num_classes=CLASSES + 2)
+    changed = {name for name, tensor in other.state_dict().items() if tensor.shape != shapes.get(name)}
+    named = {module: f"{name}." for name, module in other.named_modules()}
+    announced = tuple(named[module] for module in other.head.classifiers())
+    missing = [name for name in changed if not name.startswith(announced)]
+    same = [prefix for prefix in announced if not any(name.startswith(prefix) for name in changed)]
+    if missing or same:
+        return failed(f"layers of another shape that it does not name: {missing}; named, of the same shape: {same}")
+    return passed(", ".join(prefix.removeprefix("head.").rstrip(".") for prefix in announced))
+
 
 CONTRACT = Contract(
     first=(Check("constructor", behaviour.constructor),),
     clauses=(
-        Check("shapes", segmentation.shapes),
-        Check("other pyramids", segmentation.other_pyramids),
-        Check("auxiliary outputs", segmentation.auxiliary),
-        Check("classifiers", segmentation.classifiers),
+        Check("shapes", shapes),
+        Check("other pyramids", other_pyramids),
+        Check("auxiliary outputs", auxiliary),
+        Check("classifiers", classifiers),
         behaviour.BATCH_INDEPENDENCE,
         *behaviour.COMMON,
         *numerics.NUMERICS,
@@ -35,7 +102,7 @@ DETECTION = Contract(
         Check("detections", detection.detections),
         Check("any size", detection.any_size),
         Check("other pyramids", detection.other_pyramids),
-        Check("classifiers", segmentation.classifiers),
+        Check("classifiers", classifiers),
         *behaviour.COMMON,
         Check("autocast bfloat16", detection.autocast),
         Check("devices", detection.devices),
