@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, cast, get_args
 import torch
 from torch import Tensor, nn
 
+from linvit.attention.kernels.formula import Formula
 from linvit.attention.ops.functional import SizeOf
 from linvit.errors import UserError, check_choice, check_number
 from linvit.registry import Spec, attentions
@@ -125,6 +126,8 @@ class Attention(nn.Module):
         recompute: Whether methods under `@linvit.recomputed` are run once more in backward, so that training keeps q, k
             and v alone. It may be set to False at any time: a layer is then 10 to 35 % faster in training and keeps two
             to six times as much. True has no effect on a mechanism without such a method.
+        attention_kernel: Whether methods under `@with_kernel` are computed by Triton on a GPU: "triton", "torch", or
+            "auto"; see `linvit.attention.kernels`.
     """
 
     projections: Literal["qkv", "qv", "kv", "qk"] = "qkv"
@@ -148,6 +151,7 @@ class Attention(nn.Module):
     gate: Gate = "none"
     qkv_bias: bool = True
     recompute: bool = True
+    attention_kernel: Literal["auto", "triton", "torch"] = "auto"
     exports_any_size: bool = True
 
     def __init__(self, dim: int, num_heads: int, grid: Grid, *, key_dim: int | None = None) -> None:
@@ -292,6 +296,10 @@ class Attention(nn.Module):
         (B, h, N, r) and (B, h, M, r), or (B, h, d, N, r) and (B, h, d, M, r) if the mechanism is `channelwise`. With
         factors the rank at thousands of tokens is a matter of milliseconds.
         """
+        return None
+
+    def formula(self, q: Tensor, k: Tensor, grid: Grid) -> Formula | None:
+        """What the method under `@with_kernel` computes, for `linvit.attention.kernels`; None if it has no kernel."""
         return None
 
     def channel_matrix(self, q: Tensor, k: Tensor, grid: Grid) -> Tensor | None:

@@ -11,6 +11,7 @@ from typing import Literal
 from torch import Tensor
 
 from linvit.attention.base import Attention, Grid
+from linvit.attention.kernels import Formula, with_kernel
 from linvit.attention.ops.decorators import mixed_precision
 from linvit.errors import check_number
 
@@ -48,11 +49,16 @@ class EfficientAttention(Attention):
         self.masked_key = -math.inf if normalization == "softmax" else None
         self.max_rank = self.key_dim
 
+    @with_kernel
     @mixed_precision
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""
         left, right = self.factors(q, k, grid)
         return left @ (right.mT @ v)
+
+    def formula(self, q: Tensor, k: Tensor, grid: Grid) -> Formula | None:
+        """Itself, with softmax."""
+        return Formula("softmax") if self.normalization == "softmax" else None
 
     def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """The normalised queries and keys."""

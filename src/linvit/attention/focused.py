@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.attention.base import Grid
+from linvit.attention.kernels import Formula, with_kernel
 from linvit.attention.ops.activations import focus, focus_as_written, of_both
 from linvit.attention.ops.decorators import mixed_precision, recomputed
-from linvit.attention.ops.functional import SizeOf, join_heads, resize_table, resize_tokens
+from linvit.attention.ops.functional import SizeOf, join_heads, resize_table, resize_tokens, upcast
 from linvit.attention.ops.linear import linear_attention, linear_factors
 from linvit.attention.ops.value_conv import ConvolvedAttention, depthwise_conv
 from linvit.errors import check_number, check_odd
@@ -97,6 +98,7 @@ class FocusedAttention(ConvolvedAttention):
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""
         return super().forward(q, k, v.contiguous(), grid)  # once for both parts
 
+    @with_kernel
     @recomputed
     @mixed_precision
     def kernel(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
@@ -112,11 +114,27 @@ class FocusedAttention(ConvolvedAttention):
         wide = torch.promote_types(q.dtype, torch.float32)
         q, k = join_heads(q), join_heads(k)  # (B, N, h dk), (B, M, h dk)
         if self.positional_encoding is not None:
-            encoding = resize_tokens(self.positional_encoding, self.grid.keys_size, grid.kv_size or grid.size)
-            if grid.num_prefix:  # which have no position
-                encoding = F.pad(encoding, (0, 0, grid.num_prefix, 0))
-            k = k + encoding.to(wide)
+            k = k + self._encoding(self.positional_encoding, grid).to(wide)
         return of_both(lambda x: self._phi(x.to(wide), dtype or wide), q, k)
+
+    def _encoding(self, table: Tensor, grid: Grid) -> Tensor:
+        """The position encoding for a grid, (1, M, h dk)."""
+        encoding = resize_tokens(table, self.grid.keys_size, grid.kv_size or grid.size)
+        return F.pad(encoding, (0, 0, grid.num_prefix, 0)) if grid.num_prefix else encoding  # which have no position
+
+    def formula(self, q: Tensor, k: Tensor, grid: Grid) -> Formula | None:
+        """The kernel, with the default order of operations."""
+        if not self.stable_power:
+            return None
+        return Formula(
+            "relu" if self.focusing_factor == 1 and self.scale is None else "focused",
+            eps=self.eps * k.shape[-2] if self.denominator == "mean" else self.eps,
+            relu_eps=self.relu_eps,
+            power=self.focusing_factor,
+            all_heads=self.norm_scope == "all_heads",
+            factor=None if self.scale is None else F.softplus(upcast(self.scale)).reciprocal().flatten(),
+            shift=None if self.positional_encoding is None else self._encoding(self.positional_encoding, grid)[0],
+        )
 
     def resize_tables(self, state: dict[str, Tensor], size_of: SizeOf) -> dict[str, Tensor]:
         """The position encoding of a checkpoint for the nominal grid (bicubic)."""

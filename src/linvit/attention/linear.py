@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
+from linvit.attention.kernels import Formula, with_kernel
 from linvit.attention.ops.activations import elu_plus_one, of_both
 from linvit.attention.ops.decorators import mixed_precision, recomputed
 from linvit.attention.ops.linear import linear_attention, linear_factors
@@ -50,7 +51,7 @@ class LinearAttention(Attention):
         super().__init__(dim, num_heads, grid, key_dim=key_dim)
         check_number("eps", eps, at_least=0)
         check_number("relu_eps", relu_eps, at_least=0)
-        self.feature_map = feature_map
+        self.feature_map: Literal["elu", "relu"] = feature_map
         self.max_rank = self.key_dim
         self.normalize = normalize
         self.eps = eps
@@ -64,6 +65,7 @@ class LinearAttention(Attention):
             return elu_plus_one(x)
         return F.relu(x) + self.relu_eps if self.relu_eps else F.relu(x)
 
+    @with_kernel
     @recomputed
     @mixed_precision
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
@@ -72,6 +74,10 @@ class LinearAttention(Attention):
             return linear_attention(*of_both(self.features, q, k), v, self.eps)
         left, right = self.factors(q, k, grid)
         return left @ (right.mT @ v)
+
+    def formula(self, q: Tensor, k: Tensor, grid: Grid) -> Formula | None:
+        """Itself, if it is normalised."""
+        return Formula(self.feature_map, eps=self.eps, relu_eps=self.relu_eps) if self.normalize else None
 
     def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """`diag(1 / (Q K^T 1 + eps)) Q` and `K`, or `Q / N^(1/4)` and `K / M^(1/4)`."""

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from linvit.attention.base import Grid
+from linvit.attention.kernels import Formula
 from linvit.attention.ops.rotary import RotaryLinearAttention
 
 
@@ -34,6 +35,10 @@ class MALAAttention(RotaryLinearAttention):
         """The two terms, in float32 or float64."""
         q, k, z, scale = self._terms(q, k, grid)
         return (q @ (k.mT @ v) * scale).sub_(z * v.mean(-2, keepdim=True))
+
+    def formula(self, q: Tensor, k: Tensor, grid: Grid) -> Formula:
+        """The kernel."""
+        return Formula("elu", eps=self.eps, difference=self.key_dim**-0.5, turns=self.turns(q, k, grid))
 
     def kernel_factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """`[(1 + 1/(z + eps)) (s/M) rot(q'), -z/M]` and `[rot(k'), 1]`."""

@@ -14,12 +14,13 @@ The reference takes square images of one size. It computes `elu(x) + 1` as a sum
 float32; here it is `exp(x)`. Prefix tokens do not turn.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
 from linvit.attention.base import Gate, Grid, Stem
-from linvit.attention.ops.rotary import RotaryLinearAttention, check_rotary, rotate
+from linvit.attention.kernels import Formula
+from linvit.attention.ops.rotary import RotaryLinearAttention, check_rotary
 
 
 class MLLAAttention(RotaryLinearAttention):
@@ -55,8 +56,10 @@ class MLLAAttention(RotaryLinearAttention):
         if self.rotary:
             check_rotary(dim, num_heads, self.key_dim, across=self.across_heads, option="rotary='none'")
 
-    def rotated(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
-        """Features turned by their positions."""
-        if not self.across_heads:
-            return super().rotated(q, k, grid)
-        return rotate(q, k, grid, width=self.num_heads * self.key_dim, last=False)
+    def frequencies(self) -> dict[str, Any]:
+        """Those over all heads, if asked for."""
+        return {"width": self.num_heads * self.key_dim, "last": False} if self.across_heads else {}
+
+    def formula(self, q: Tensor, k: Tensor, grid: Grid) -> Formula:
+        """The kernel."""
+        return Formula("elu", eps=self.eps * k.shape[-2], turns=self.turns(q, k, grid))

@@ -17,6 +17,10 @@ from typing import Any
 from torch import Tensor
 
 from linvit.attention.base import Grid
+from linvit.attention.kernels import Formula
+from linvit.attention.ops.activations import elu_plus_one
+from linvit.attention.ops.decorators import recomputed
+from linvit.attention.ops.functional import upcast
 from linvit.attention.ops.rotary import RotaryLinearAttention
 
 
@@ -40,3 +44,15 @@ class RALAAttention(RotaryLinearAttention):
             scores = k @ q.mean(-2, keepdim=True).mT * self.key_dim**-0.5  # (B, h, M, 1)
             k = k * (scores.softmax(-2) * k.shape[-2])
         return q, k
+
+    def formula(self, q: Tensor, k: Tensor, grid: Grid) -> Formula:
+        """The kernel, but for the weights of the keys, which are torch's."""
+        weights = self._weights(q, k) if self.key_weights else None
+        return Formula("elu", eps=self.eps * k.shape[-2], weights=weights, turns=self.turns(q, k, grid))
+
+    @recomputed
+    def _weights(self, q: Tensor, k: Tensor) -> Tensor:
+        """`M a`, (B, h, M), in float32 under autocast, too: it leaves sums of products as they are."""
+        mean = elu_plus_one(upcast(q)).mean(-2, keepdim=True) * self.key_dim**-0.5  # (B, h, 1, dk)
+        weights: Tensor = (elu_plus_one(upcast(k)) * mean).sum(-1).softmax(-1) * k.shape[-2]
+        return weights

@@ -17,6 +17,7 @@ class SimplifiedLinearAttention(FocusedAttention):
     """Relu linear attention with a depthwise convolution of the values, O(N d^2): `focused` with other defaults."""
 
     complexity = "O(N)"
+    formula = FocusedAttention.formula
 
     def __init__(
         self,

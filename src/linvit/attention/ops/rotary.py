@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from linvit.attention.base import Gate, Grid
+from linvit.attention.kernels import with_kernel
 from linvit.attention.ops.activations import elu_plus_one
 from linvit.attention.ops.decorators import full_precision, is_traced, recomputed
 from linvit.attention.ops.functional import upcast
@@ -36,12 +37,17 @@ def rotate_tokens(x: Tensor, grid: Grid, *, keys: bool = False, width: int | Non
     They are `10000^-(i / (width / 4 - 1))`, from 1 to exactly 1/10000 (RALA, MALA, NaLaFormer); without the `last` they
     are `10000^-(i / (width / 4))` (MLLA).
     """
+    return _turn(x, position_turns(x, grid, keys=keys, width=width, last=last))
+
+
+def position_turns(x: Tensor, grid: Grid, *, keys: bool = False, width: int | None = None, last: bool = True) -> Tensor:
+    """Cosines and sines by which `rotate_tokens` turns, (N, d / 2, 2), or (h, N, d / 2, 2) for a width of all heads."""
     width = x.shape[-1] if width is None else width
     size = grid.keys_size if keys else grid.size
     # Dozens of launches on a GPU, for values that are always the same.
     turns = _kept_turns if x.is_cuda and type(x) is Tensor and not is_traced(x) else _turns
     dtype = torch.promote_types(x.dtype, torch.float32)
-    return _turn(x, turns(grid.size, size, grid.num_prefix, width, last, x.shape[1], x.shape[3] // 2, dtype, x.device))
+    return turns(grid.size, size, grid.num_prefix, width, last, x.shape[1], x.shape[3] // 2, dtype, x.device)
 
 
 def _turns(
@@ -55,7 +61,7 @@ def _turns(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Tensor:
-    """Cosines and sines for pairs of channels, (N, d / 2, 2), or (h, N, d / 2, 2) if `width` is over all heads."""
+    """Computes the values of `position_turns`."""
     like = torch.empty(0, dtype=dtype, device=device)
     table = torch.stack(rotary_table(scale, size, num_prefix, width, last, like), dim=-1)
     if width <= 2 * pairs:
@@ -170,6 +176,7 @@ class RotaryLinearAttention(ConvolvedAttention):
         self.lepe = value_conv("lepe_kernel", dim, lepe_kernel)
         self.channelwise = self.lepe is not None
 
+    @with_kernel
     @recomputed
     @full_precision
     def kernel(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
@@ -189,7 +196,18 @@ class RotaryLinearAttention(ConvolvedAttention):
 
     def rotated(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """Features turned by their positions."""
-        return rotate(q, k, grid) if self.rotary else (q, k)
+        return rotate(q, k, grid, **self.frequencies()) if self.rotary else (q, k)
+
+    def frequencies(self) -> dict[str, Any]:
+        """Options of `rotate_tokens`."""
+        return {}
+
+    def turns(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor | None, Tensor | None]:
+        """What `rotated` turns by, for a `formula`."""
+        if not self.rotary:
+            return None, None
+        options = self.frequencies()
+        return position_turns(q, grid, **options), position_turns(k, grid, keys=True, **options)
 
     def kernel_factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """Factors (B, h, N, r), (B, h, M, r) of the linear attention."""

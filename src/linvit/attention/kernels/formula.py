@@ -1,0 +1,54 @@
+"""What the kernels of linear attention compute."""
+
+from typing import Literal, NamedTuple
+
+from torch import Tensor
+
+
+class Formula(NamedTuple):
+    """Linear attention `o = R_q (R_k^T v) / (F_q sum F_k + eps)`: F = phi(x) are features, R the same after rotation.
+
+    Attributes:
+        phi: "elu" is elu(x) + 1; "relu" is `u = relu(x) + relu_eps`; "focused" FLatten's `||u|| u^p / ||u^p||`; "exp"
+            is exp(x), without overflow, for `eps` 0; "softmax" that of queries over their channels and of keys over
+            the tokens, without a denominator (Efficient Attention).
+        power: p of "focused", at least 1.
+        all_heads: Norms of "focused" run over all heads together, not over each.
+        factor: Multiplies u of "focused", by channel: (h dk,).
+        shift: Is added to the keys first: (M, h dk).
+        weights: Multiply the features of the keys: (B, h, M).
+        turns: Cosines and sines for pairs of neighbouring channels of q and of k, (N, dk / 2, 2) or (h, N, dk / 2, 2).
+            They turn the numerator alone.
+        difference: s of MALA's `(1 + 1/(z + eps)) (s/M) R_q (R_k^T v) - z mean(v)` with `z = (s/M) F_q sum F_k`; 0 is
+            the quotient.
+    """
+
+    phi: Literal["elu", "relu", "focused", "exp", "softmax"]
+    eps: float = 0.0
+    relu_eps: float = 0.0
+    power: float = 1.0
+    all_heads: bool = True
+    factor: Tensor | None = None
+    shift: Tensor | None = None
+    weights: Tensor | None = None
+    turns: tuple[Tensor | None, Tensor | None] = (None, None)
+    difference: float = 0.0
+
+
+def linear_attention(q: Tensor, k: Tensor, v: Tensor, formula: Formula) -> Tensor:
+    """The formula by Triton on a GPU: (B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d) in v's dtype.
+
+    float32, bfloat16 or float16, dk and d up to 128. Features, products and sums are float32, of half precision with
+    factors in TensorFloat-32. For the backward pass it keeps q, k, v, and `dk (d + 1)` sums of each head. There are no
+    second derivatives.
+    """
+    from linvit.attention.kernels.linear import attention
+
+    q, k, v = (x.to(v.dtype) for x in (q, k, v))
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    extras = (*formula.turns, formula.weights, formula.shift, formula.factor)
+    tensors = (None if x is None else x.float().contiguous() for x in extras)
+    groups = 1 if formula.all_heads else q.shape[1]
+    numbers = formula.power, groups, formula.difference, formula.eps, formula.relu_eps
+    out: Tensor = attention(q, k, v, *tensors, formula.phi, *numbers)[0]
+    return out

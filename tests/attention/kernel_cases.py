@@ -1,0 +1,195 @@
+"""The kernels of linear attention in Triton's interpreter, beside the formula in float64: a JSON line for each case.
+
+`TRITON_INTERPRET=1 python -m tests.attention.kernel_cases`.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from linvit.attention.base import Grid, create_attention
+from linvit.attention.kernels import Formula, linear, linear_attention
+from linvit.attention.ops.functional import join_heads, split_heads
+
+HEADS = 2
+EPS = 1e-6
+CASES = {  # queries, keys, channels of keys and of values, dtype
+    "elu 49 49 32 32 bfloat16": {"phi": "elu", "eps": EPS},
+    "elu 197 130 8 8 float32": {"phi": "elu", "eps": EPS, "turns": "shared", "weights": True},
+    "elu 50 97 24 32 float32": {"phi": "elu", "eps": EPS, "turns": "heads"},
+    "elu 49 70 8 24 float32": {"phi": "elu", "eps": EPS, "turns": "heads", "difference": 8**-0.5},
+    "elu 20 30 96 64 float16": {"phi": "elu", "eps": EPS},
+    "relu 1 49 8 24 float32": {"phi": "relu", "eps": 0.1, "relu_eps": 0.01, "shift": True},
+    "relu 33 3 128 128 float32": {"phi": "relu", "eps": 0.1, "relu_eps": 0.01},
+    "exp 70 150 8 8 float32": {"phi": "exp"},
+    "softmax 70 197 8 16 float32": {"phi": "softmax"},
+    "softmax 20 197 8 8 float32 masked": {"phi": "softmax"},
+    "elu 20 97 8 8 float32 masked": {"phi": "elu"},
+    "focused 70 49 24 24 float32": {"phi": "focused", "eps": EPS, "power": 3.0, "shift": True, "factor": True},
+    "focused 49 49 32 8 bfloat16": {"phi": "focused", "eps": EPS, "power": 3.0, "relu_eps": EPS, "factor": True},
+    "focused 20 70 8 8 float32": {"phi": "focused", "eps": EPS, "power": 2.5, "relu_eps": EPS, "all_heads": False},
+}
+MECHANISMS: dict[str, dict[str, Any]] = {
+    "linear": {},
+    "efficient": {},
+    "focused": {"key_dim": 8},
+    "slab": {},
+    "mala": {},
+    "rala": {},
+    "mlla": {},
+}
+
+
+def plain(q: Tensor, k: Tensor, v: Tensor, formula: Formula) -> Tensor:
+    """The formula by the operators of torch, naively."""
+    heads = q.shape[1]
+    if formula.shift is not None:
+        k = k + split_heads(formula.shift[None], heads)
+    if formula.phi == "softmax":
+        return q.softmax(-1) @ (k.softmax(-2).mT @ v)
+
+    def features(x: Tensor) -> Tensor:
+        if formula.phi == "elu":
+            return torch.where(x > 0, x + 1, x.clamp_max(0).exp())
+        if formula.phi == "exp":
+            return x.exp()
+        u = F.relu(x) + formula.relu_eps
+        if formula.phi == "relu":
+            return u
+        u = join_heads(u) * (1 if formula.factor is None else formula.factor)
+        u = u if formula.all_heads else u.unflatten(-1, (heads, -1))
+        powers = u**formula.power
+        y = powers / powers.norm(dim=-1, keepdim=True).clamp_min(1e-300) * u.norm(dim=-1, keepdim=True)
+        return split_heads(y if formula.all_heads else y.flatten(-2), heads)
+
+    def turned(x: Tensor, turns: Tensor | None) -> Tensor:
+        if turns is None:
+            return x
+        return torch.view_as_real(
+            torch.view_as_complex(x.unflatten(-1, (-1, 2))) * torch.view_as_complex(turns)
+        ).flatten(-2)
+
+    q, k = features(q), features(k)
+    k = k if formula.weights is None else k * formula.weights[..., None]
+    mixed = turned(q, formula.turns[0]) @ (turned(k, formula.turns[1]).mT @ v)
+    weight = q @ k.sum(-2, keepdim=True).mT
+    if not formula.difference:
+        return mixed / (weight + formula.eps)
+    z = weight * formula.difference / k.shape[-2]
+    return (1 + 1 / (z + formula.eps)) * (formula.difference / k.shape[-2]) * mixed - z * v.mean(-2, keepdim=True)
+
+
+def angles(tokens: int, width: int, kind: str) -> Tensor:
+    """Cosines and sines of random angles."""
+    turn = 6 * torch.rand(*((HEADS,) if kind == "heads" else ()), tokens, width // 2)
+    return torch.stack([turn.cos(), turn.sin()], dim=-1)
+
+
+def case(name: str) -> tuple[list[Tensor], list[Tensor], Callable[[Any, list[Tensor]], Tensor]]:
+    """Queries, keys and values; other tensors with a gradient; and a function of both and of what computes."""
+    _, queries, keys, width, value_width, dtype, *masked = name.split()
+    options = dict(CASES[name])
+    tokens = ((int(queries), int(width)), (int(keys), int(width)), (int(keys), int(value_width)))
+    # as a host's projections give them, (B, N, h, d) in memory
+    own = [torch.randn(1, count, HEADS, wide).transpose(1, 2).to(getattr(torch, dtype)) for count, wide in tokens]
+    if masked:  # the first chunk of keys whole
+        own[1][:, :, :70] = -math.inf
+    if "turns" in options:
+        kind = options.pop("turns")
+        options["turns"] = tuple(angles(count, int(width), kind) for count in (int(queries), int(keys)))
+    shapes = {
+        "weights": (1, HEADS, int(keys)),
+        "shift": (int(keys), HEADS * int(width)),
+        "factor": (HEADS * int(width),),
+    }
+    names = [key for key in shapes if options.pop(key, None)]
+    extras = [torch.rand(shapes[key]) + 0.5 for key in names]
+
+    def compute(function: Any, leaves: list[Tensor]) -> Tensor:
+        turns = tuple(x.to(leaves[-1].dtype if names else leaves[0].dtype) for x in options.get("turns", ()))
+        given = options | dict(zip(names, leaves[3:], strict=True)) | ({"turns": turns} if turns else {})
+        return function(*leaves[:3], Formula(**given))
+
+    return own, extras, compute
+
+
+def errors(found: list[Tensor], true: list[Tensor]) -> list[float]:
+    """Of outputs and gradients, relative to the largest entry; 1e-3 of the largest of all counts as such."""
+    least = 1e-3 * max(x.abs().max() for x in true)
+    return [((x - y).abs().max() / y.abs().max().clamp_min(least)).item() for x, y in zip(found, true, strict=True)]
+
+
+def formulas() -> Iterator[dict[str, Any]]:
+    """Each case, with its launches: programs, and sums of torch."""
+    for name in CASES:
+        torch.manual_seed(0)
+        own, extras, compute = case(name)
+        results, launches = [], []
+        with mock.patch.object(linear, "launch", wraps=linear.launch) as launch:
+            for function, dtype in ((linear_attention, None), (plain, torch.float64)):
+                leaves = [x.detach().to(dtype or x.dtype).requires_grad_() for x in (*own, *extras)]
+                out = compute(function, leaves)
+                launches.append(launch.call_count)
+                torch.manual_seed(1)
+                gradient, sums = torch.randn(out.shape).to(out.dtype), mock.Mock(wraps=Tensor.sum)
+                with mock.patch.object(Tensor, "sum", lambda *given, sums=sums, **options: sums(*given, **options)):
+                    out.backward(gradient)
+                launches.append(launch.call_count - launches[-1] + sums.call_count)
+                results.append([out.detach().double(), *(x.grad.double() for x in leaves)])
+        yield {"name": name, "errors": errors(*results), "launches": launches[:2]}
+
+
+def mechanisms() -> Iterator[dict[str, Any]]:
+    """Each mechanism by its kernel, beside itself in float64, with a prefix and gradients of its parameters."""
+    grid = Grid((4, 5), num_prefix=1)
+    for name, options in MECHANISMS.items():
+        torch.manual_seed(0)
+        kernel = create_attention(name, dim=16, num_heads=2, grid=grid, **options)
+        with torch.no_grad():
+            for parameter in kernel.parameters():
+                parameter.normal_(std=0.3)
+        results = []
+        given = [torch.randn(2, 2, grid.num_queries, 8) for _ in range(3)]
+        for kind, dtype in (("triton", torch.float32), ("torch", torch.float64)):
+            kernel.to(dtype).zero_grad()
+            kernel.attention_kernel = kind
+            leaves = [x.detach().to(dtype, copy=True).requires_grad_() for x in given]
+            with mock.patch.object(linear, "launch", wraps=linear.launch) as launch:
+                out = kernel(*leaves, grid)
+            assert launch.called == (kind == "triton")
+            torch.manual_seed(1)
+            out.backward(torch.randn(out.shape).to(dtype))
+            gradients = (x.grad.double().clone() for x in (*leaves, *kernel.parameters()))
+            results.append([out.detach().double(), *gradients])
+        yield {"name": name, "errors": errors(*results)}
+
+
+def compiled() -> dict[str, Any]:
+    """A layer's mechanism compiled as one graph, with its gradients."""
+    grid = Grid((3, 3))
+    mechanism: nn.Module = create_attention("linear", dim=16, num_heads=2, grid=grid)
+    mechanism.attention_kernel = "triton"
+    results = []
+    given = [torch.randn(1, 2, 9, 8) for _ in range(3)]
+    for call in (torch.compile(mechanism, backend="aot_eager", fullgraph=True), mechanism):
+        leaves = [x.clone().requires_grad_() for x in given]
+        out = call(*leaves, grid)
+        out.square().sum().backward()
+        results.append([out.detach(), *(x.grad for x in leaves)])
+    return {"name": "compiled", "errors": errors(*results)}
+
+
+def main() -> None:
+    """Prints all."""
+    for found in (*formulas(), *mechanisms(), compiled()):
+        print(json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    main()

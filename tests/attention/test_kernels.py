@@ -1,0 +1,112 @@
+"""The Triton kernels of linear attention, without a GPU: in Triton's interpreter, and their choice."""
+
+import importlib.util
+import json
+import os
+import sys
+from subprocess import run
+from unittest import mock
+
+import pytest
+import torch
+from torch import nn
+
+from linvit.attention.base import Grid, create_attention
+from linvit.attention.kernels import choice
+from linvit.attention.kernels.choice import set_attention_kernel
+from linvit.errors import UserError
+from tests.attention.kernel_cases import CASES, MECHANISMS
+
+TOLERANCE = {"float32": 3e-6, "float16": 1e-3, "bfloat16": 1e-2}
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
+
+
+@pytest.fixture(scope="module")
+def interpreted():
+    """What the interpreter found, by the name of the case. Triton decides when it is imported how it runs programs."""
+    command = [sys.executable, "-W", "ignore", "-m", "tests.attention.kernel_cases"]
+    done = run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
+    assert not done.returncode, done.stderr[-3000:]
+    return {found["name"]: found for found in map(json.loads, done.stdout.splitlines())}
+
+
+@needs_triton
+@pytest.mark.parametrize("name", [*CASES, *MECHANISMS, "compiled"])
+def test_values_and_gradients_are_those_of_float64(interpreted, name):
+    dtype = next((dtype for dtype in name.split() if dtype in TOLERANCE), "float32")
+    assert max(interpreted[name]["errors"]) < TOLERANCE[dtype]
+
+
+@needs_triton
+@pytest.mark.parametrize("name", CASES)
+def test_launches(interpreted, name):
+    forward, backward = interpreted[name]["launches"]
+    assert forward <= (3 if "focused" in name else 2)
+    assert backward <= (5 if "focused" in name else 3)
+
+
+@needs_triton
+@pytest.mark.parametrize(("batch", "tokens"), [(64, 3136), (1, 3136), (1, 12544), (64, 196), (64, 784)])
+def test_bytes_of_the_forward_pass(batch, tokens):
+    """At most 1.5 times those of q, k, v and the output, if each launch moves each of its tensors once."""
+    from linvit.attention.kernels import Formula, linear, linear_attention
+
+    moved = []
+
+    def count(program, grid, *arguments, **constants):
+        moved.extend(x.nbytes for x in arguments if isinstance(x, torch.Tensor))
+
+    q, k, v = (torch.empty(batch, tokens, 3, 32, dtype=torch.bfloat16).transpose(1, 2) for _ in range(3))
+    with mock.patch.object(linear, "launch", count):
+        linear_attention(q, k, v, Formula("elu"))
+    assert sum(moved) < 1.5 * 4 * q.nbytes
+
+
+def test_a_cpu_computes_without_triton():
+    code = (
+        "import sys, torch, linvit\n"
+        "layer = linvit.AttentionLayer(16, 2, linvit.Grid((2, 2)), attention='linear')\n"
+        "layer(torch.zeros(1, 4, 16), linvit.Grid((2, 2))).sum().backward()\n"
+        "assert 'linvit.attention.kernels.linear' not in sys.modules\n"  # torch itself may import triton
+        "assert 'linvit.attention.kernels.choice' in sys.modules\n"
+    )
+    assert not run([sys.executable, "-c", code]).returncode
+
+
+def test_triton_needs_a_device_and_a_mechanism(monkeypatch):
+    grid = Grid((2, 2))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    linear = create_attention("linear", dim=8, num_heads=2, grid=grid)
+    with pytest.raises(UserError, match="needs a CUDA device"):
+        set_attention_kernel(linear, "triton")
+    monkeypatch.setattr(choice, "INTERPRETED", True)
+    if importlib.util.find_spec("triton"):
+        set_attention_kernel(linear, "triton")
+        assert linear.attention_kernel == "triton"
+        hydra = create_attention("hydra", dim=8, num_heads=2, grid=grid)
+        with pytest.raises(UserError, match="no kernel for HydraAttention"):
+            set_attention_kernel(nn.Sequential(hydra), "triton")
+
+
+def test_a_subclass_inherits_no_formula():
+    class Other(type(create_attention("linear", dim=8, num_heads=2, grid=Grid((2, 2))))):
+        pass
+
+    assert not choice.has_kernel(Other(8, 2, Grid((2, 2))))
+
+
+def test_findings_are_read_back(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    choice.findings.cache_clear()
+    assert choice.findings() == {}
+    choice.add_findings("a card", {"linear": 2.0})
+    choice.add_findings("a card", {"slab": 0.5})
+    assert choice.findings() == {"a card": {"linear": 2.0, "slab": 0.5}}
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a card")
+    assert choice._measured("linear", 0)
+    assert not choice._measured("slab", 0)
+    assert not choice._measured("focused", 0)
+    choice._file().write_text("{", encoding="utf-8")
+    choice.findings.cache_clear()
+    assert choice.findings() == {}
+    choice.findings.cache_clear()
