@@ -10,45 +10,44 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
-from linvit.attention.kernels import linear, linear_attention
+from linvit.attention.kernels import Formula, linear, linear_attention
 
 ARCHITECTURES = {80: "A100", 90: "H100", 100: "B200"}
 TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16"}
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 CASES = {
-    "elu": {"phi": "elu", "eps": 1e-6},
-    "elu, rotary": {"phi": "elu", "eps": 1e-6, "turns": True},
-    "elu, rotary, difference": {"phi": "elu", "eps": 1e-6, "turns": True, "difference": 0.2},
-    "softmax": {"phi": "softmax"},
-    "focused": {"phi": "focused", "relu_eps": 1e-6, "eps": 1e-6, "shift": True},
+    "elu": Formula("elu", eps=1e-6),
+    "elu, rotary": Formula("elu", eps=1e-6),
+    "elu, rotary, difference": Formula("elu", eps=1e-6, difference=0.2),
+    "softmax": Formula("softmax"),
+    "focused": Formula("focused", eps=1e-6, relu_eps=1e-6, power=3.0),
 }
+TOKENS, HEADS = 4096, 2
 Launch = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
 
-def launches(width: int, dtype: torch.dtype, options: dict[str, Any]) -> list[Launch]:
-    """The programs of a training step at heads of a width, with their arguments, which do not run."""
+def launches(case: str, width: int, dtype: torch.dtype) -> list[Launch]:
+    """The programs of a training step at heads of a width, with their arguments; they do not run."""
     found: list[Launch] = []
 
     def record(program: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
         found.append((program, arguments, constants))
 
-    before, linear.launch = linear.launch, record
-    try:
-        q, k, v = (torch.zeros(1, 2, 4096, width, dtype=dtype, requires_grad=True) for _ in range(3))
-        given = dict(options)
-        if given.pop("turns", False):
-            given["turns"] = (torch.zeros(4096, width // 2, 2),) * 2
-        if given.pop("shift", False):
-            given |= {"shift": torch.zeros(4096, 2 * width), "factor": torch.ones(2 * width)}
-        linear_attention(q, k, v, **given).sum().backward()
-    finally:
-        linear.launch = before
+    q, k, v = (torch.zeros(1, TOKENS, HEADS, width, dtype=dtype).transpose(1, 2).requires_grad_() for _ in range(3))
+    formula = CASES[case]
+    if "rotary" in case:
+        formula = formula._replace(turns=(torch.zeros(TOKENS, width // 2, 2),) * 2)
+    if case == "focused":
+        formula = formula._replace(shift=torch.zeros(TOKENS, HEADS * width), factor=torch.ones(HEADS * width))
+    with mock.patch.object(linear, "launch", record):
+        linear_attention(q, k, v, formula).sum().backward()
     return found
 
 
@@ -85,21 +84,15 @@ def usage(launch: Launch, architecture: int) -> str:
 
 def rows() -> Iterator[list[str]]:
     """A row of each program."""
-    for width, dtype, cases in (
-        (32, torch.bfloat16, CASES),
-        (64, torch.bfloat16, ["elu"]),
-        (128, torch.bfloat16, ["elu"]),
-        (32, torch.float32, ["elu"]),
-    ):
-        for case in cases:
-            for launch in launches(width, dtype, CASES[case]):
-                name = launch[0].fn.__name__
-                figures = [usage(launch, architecture) for architecture in ARCHITECTURES]
-                yield [case, str(width), str(dtype)[6:], f"`{name}`", *figures]
+    half = [(case, 32, torch.bfloat16) for case in CASES] + [("elu", 64, torch.bfloat16), ("elu", 128, torch.bfloat16)]
+    for case, width, dtype in (*half, *(("elu", width, torch.float32) for width in (32, 64, 128))):
+        for launch in launches(case, width, dtype):
+            figures = [usage(launch, architecture) for architecture in ARCHITECTURES]
+            yield [case, str(width), str(dtype)[6:], f"`{launch[0].fn.__name__}`", *figures]
 
 
 if __name__ == "__main__":
-    print("| features | d | dtype | program | " + " | ".join(f"sm_{a} ({n})" for a, n in ARCHITECTURES.items()) + " |")
+    print("| phi | d | dtype | program | " + " | ".join(f"sm_{a} ({n})" for a, n in ARCHITECTURES.items()) + " |")
     print("|---" * (4 + len(ARCHITECTURES)) + "|")
     for row in rows():
         print("| " + " | ".join(row) + " |", flush=True)

@@ -15,6 +15,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torchmetrics import Metric
 
+from linvit.attention.kernels.choice import Kernel, set_attention_kernel
 from linvit.backbones.create import create_backbone, image_channels
 from linvit.callbacks.exact_resume import ExactResume
 from linvit.callbacks.monitors import ImageGrid, on_bar
@@ -53,6 +54,7 @@ SET_BY_RUN = (
     "float32_matmul_precision",
     "grad_checkpointing",
     "recompute_attention",
+    "attention_kernel",
     "teacher",
 )
 
@@ -103,6 +105,9 @@ class Task(LightningModule):
         recompute_attention: Whether it computes the features and sums of attention again: a fraction of the memory, 10
             to 35 % more time of these layers on a CPU. "auto" keeps them on a GPU with enough memory, as a line says at
             the first step, and else computes them again. Compiled networks decide that themselves.
+        attention_kernel: What computes linear attention on a GPU: "torch", its operators; "triton", the kernels of
+            `linvit.attention.kernels`, where a mechanism has one; "auto" these where `linvit bench attention --kernel`
+            has found them quicker on such a card, and else torch.
         **optimisation: Arguments of `linvit.tasks.optimisation.Optimisation`.
 
     Attributes:
@@ -118,7 +123,7 @@ class Task(LightningModule):
     advanced_options: ClassVar[frozenset[str]] = frozenset(
         {"betas", "no_decay", "schedule", "poly_power", "warmup_steps", "cooldown_epochs", "lr_interval", "lr_delay"}
         | {"lr_base_batch_size", "lr_scaling", "published_batch_size", "backbone_lr_scale", "recompute_attention"}
-        | {"teacher", "freeze", "new_lr_scale", "float32_matmul_precision", "warmup_lr"}
+        | {"attention_kernel", "teacher", "freeze", "new_lr_scale", "float32_matmul_precision", "warmup_lr"}
         | {"cycle_epochs", "cycle_growth", "decay_epochs", "decay_factor"}
     )
     """Options that recipes set and users rarely do: only `--help=all` shows them."""
@@ -141,6 +146,7 @@ class Task(LightningModule):
         float32_matmul_precision: Literal["highest", "high", "medium"] = "highest",
         grad_checkpointing: bool = False,
         recompute_attention: bool | Literal["auto"] = "auto",
+        attention_kernel: Kernel = "auto",
         **optimisation: Any,
     ) -> None:
         super().__init__()
@@ -154,6 +160,7 @@ class Task(LightningModule):
         if self.teacher is not None:
             self.save_hyperparameters({"attention": kept_attention(attention, self.teacher)})
         self.network = self.configure_network()
+        set_attention_kernel(self.network, attention_kernel)
         load_initial_weights(self.network, pretrained)
         self.frozen = freeze_parameters(self.network, freeze or [])
         self.ema = None if ema_decay is None else ModelEma(self.network, ema_decay)

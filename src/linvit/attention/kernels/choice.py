@@ -78,12 +78,12 @@ def _chosen(mechanism: "Attention", q: Tensor, v: Tensor) -> bool:
     if mechanism.attention_kernel == "triton":
         return True
     # Compiled networks are fused otherwise than what was measured.
-    return v.is_cuda and not torch.compiler.is_compiling() and _measured(kernel_name(mechanism), v.device.index)
+    return v.is_cuda and not torch.compiler.is_compiling() and _measured(kernel_name(type(mechanism)), v.device.index)
 
 
-def kernel_name(mechanism: nn.Module) -> str:
+def kernel_name(mechanism: Callable[..., Any]) -> str:
     """The class, as findings name it."""
-    return f"{type(mechanism).__module__}.{type(mechanism).__qualname__}"
+    return f"{mechanism.__module__}.{mechanism.__qualname__}"
 
 
 def _measured(name: str, device: int) -> bool:

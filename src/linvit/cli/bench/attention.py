@@ -3,10 +3,10 @@
 from linvit.cli.bench.options import add_options, finish, measured, parse_sizes, settings
 from linvit.cli.spec import read_spec
 from linvit.errors import check_number
-from linvit.experiments.bench.attention import BASELINES, attention_costs
+from linvit.experiments.bench.attention import BASELINES, attention_costs, record_kernels
 from linvit.experiments.bench.report import CostReport
 from linvit.registry import attentions
-from linvit.terminal import argument_parser
+from linvit.terminal import argument_parser, reflow
 
 GRIDS = "14x14,14x28,28x28,28x56,56x56"
 EPILOG = """examples:
@@ -18,6 +18,8 @@ EPILOG = """examples:
   linvit bench attention --device cuda --dtype bfloat16 --autocast --layer
   linvit bench attention focused linear --layer --batch 4 --grids 56 --compile
                                              torch.compile: how much faster?
+  linvit bench attention focused linear --device cuda --dtype bfloat16 --kernel
+                                             Triton's kernels: quicker here?
   linvit bench attention focused linear --no_recompute --layer --batch 4
                                              recomputing in backward: what does
                                              it save, and what does it cost?
@@ -52,4 +54,7 @@ def main(argv: list[str]) -> int:
     what = f"{'attention layers' if args.layer else 'mechanisms alone'}, {args.dim} channels, {args.heads} heads"
     shape = {"dim": args.dim, "num_heads": args.heads, "layer": args.layer}
     costs, known = measured(args, what, attention_costs, specs, grids, settings(args), **shape)
-    return finish(CostReport("Attention", "tokens N", costs, known, list(BASELINES)), args.output)
+    code = finish(CostReport("Attention", "tokens N", costs, known, list(BASELINES)), args.output)
+    if "triton" in args.modes:
+        print(reflow(record_kernels(costs, specs, settings(args))))
+    return code

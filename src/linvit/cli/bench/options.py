@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from linvit.attention.kernels.choice import INTERPRETED
 from linvit.cli.spec import usable_device
 from linvit.errors import UserError, check_number
 from linvit.experiments.bench.costs import Cost
@@ -47,6 +48,14 @@ def add_options(parser: argparse.ArgumentParser, *, batch: int, budget: int) -> 
         const="no recompute",
         help="beside each module the same with recompute_attention=false: it keeps more for backward and is faster",
     )
+    parser.add_argument(
+        "--kernel",
+        dest="modes",
+        action="append_const",
+        const="triton",
+        help="beside each module the same with attention_kernel=triton, where it has a kernel, after a check of its "
+        "values; what a GPU finds is recorded for attention_kernel=auto",
+    )
     parser.add_argument("--forward_only", action="store_true", help="leave out the backward pass")
     parser.add_argument("--threads", type=int, help="of torch on the CPU (torch's default)")
     parser.add_argument(
@@ -76,6 +85,8 @@ def settings(args: argparse.Namespace) -> Settings:
         raise UserError("--cpu_time is for one thread on a CPU; add --threads 1, or leave it out")
     if args.autocast and args.dtype not in ("bfloat16", "float16"):
         raise UserError(f"--autocast runs in half precision; got --dtype {args.dtype}. Write --dtype bfloat16")
+    if "triton" in args.modes and device.type != "cuda" and not INTERPRETED:
+        raise UserError(f"--kernel measures kernels for a GPU; got --device {args.device}. Add --device cuda")
     if "no recompute" in args.modes and args.forward_only:
         raise UserError("--no_recompute changes the backward pass alone, which --forward_only leaves out")
     if "compiled" in args.modes and "isolate_recompiles" not in inspect.signature(torch.compile).parameters:

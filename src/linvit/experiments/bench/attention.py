@@ -1,5 +1,6 @@
 """What attention mechanisms cost over the number of tokens, beside softmax attention."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -10,6 +11,7 @@ from torch.nn import functional as F
 
 from linvit.analysis.operations import make_inputs
 from linvit.attention.base import Attention, Grid
+from linvit.attention.kernels.choice import add_findings, kernel_name
 from linvit.errors import UserError
 from linvit.experiments.bench.costs import Cost, measure_costs
 from linvit.experiments.bench.runner import Candidate, Settings
@@ -70,9 +72,29 @@ def attention_costs(
         for name, builder in builders.items()
         for grid in grids
         for mode in settings.modes
-        if not (name in BASELINES and mode == "no recompute")
+        if not (name in BASELINES and mode in ("no recompute", "triton"))
     ]
     return measure_costs(candidates, settings, **measuring)
+
+
+def record_kernels(costs: Sequence[Cost], specs: Sequence[Spec], settings: Settings) -> str:
+    """Has `attention_kernel: auto` choose on such a card by these costs, the least favourable size of each mechanism.
+
+    Returns a line that says what was found. On a CPU, where an interpreter runs the kernels, nothing is recorded.
+    """
+    at = {(cost.name, cost.mode, cost.size): cost.seconds.get(settings.passes[-1]) for cost in costs}
+    ratios: dict[str, float] = {}
+    for spec in specs:
+        name = kernel_name(attentions.get(spec if isinstance(spec, str) else spec["name"]))
+        for (label, mode, size), quick in at.items():
+            slow = at.get((label, "eager", size))
+            if label == spec_label(spec) and mode == "triton" and slow is not None and quick is not None:
+                ratios[name] = min(ratios.get(name, math.inf), slow.over(quick))
+    said = ", ".join(f"{name.rpartition('.')[2]} {ratio:.2f}" for name, ratio in ratios.items()) or "nothing measured"
+    if torch.device(settings.device).type != "cuda" or not ratios:
+        return f"torch / triton: {said}; not recorded, which needs a GPU"
+    path = add_findings(torch.cuda.get_device_name(settings.device), ratios)
+    return f"torch / triton, at the least favourable size: {said}; recorded for attention_kernel=auto in {path}"
 
 
 def spec_label(spec: Spec) -> str:

@@ -10,11 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from linvit.attention.kernels.choice import set_attention_kernel
+from linvit.errors import UserError
 from linvit.tasks.execution import keep_attention_features
 
-Mode = Literal["eager", "compiled", "no recompute"]
+Mode = Literal["eager", "compiled", "no recompute", "triton"]
 """How a module is executed: as it is; by `torch.compile` with static shapes, for each size again; or as it is, but its
-attention keeps for backward what it would else compute once more (`recompute_attention=false` of a task)."""
+attention keeps for backward what it would else compute once more (`recompute_attention=false` of a task), or uses its
+kernel (`attention_kernel=triton`)."""
 
 
 class Settings(NamedTuple):
@@ -68,6 +71,8 @@ class Runner:
     ) -> None:
         self.settings = settings
         self.mode = mode
+        if "triton" in settings.modes:
+            set_attention_kernel(module, "triton" if mode == "triton" else "torch")
         if mode == "no recompute":
             keep_attention_features(module)
         self.trained = module.to(settings.device, settings.weights).train()
@@ -78,6 +83,20 @@ class Runner:
         self.leaves += [parameter for parameter in module.parameters() if parameter.requires_grad]
         self.gradient: Tensor | None = None
         self.calls = {True: self._call(self.trained), False: self._call(self.evaluated)}
+        if mode == "triton":
+            self._check_kernel()
+
+    def _check_kernel(self) -> None:
+        """Raises a `UserError` if outputs or gradients by the kernel are not those of torch's operators."""
+        found = []
+        for kernel in ("torch", "triton"):
+            set_attention_kernel(self.trained, kernel)
+            out = self.training_forward()
+            found.append([out, *torch.autograd.grad(out, self.leaves, self.gradient)])
+        tolerance = 1e-3 if self.settings.dtype == torch.float32 else 3e-2
+        error = max(float((x - y).norm() / x.norm()) for x, y in zip(*found, strict=True))
+        if not error < tolerance:
+            raise UserError(f"the kernel's values differ from torch's by {error:.1g}, and are not to be trusted here")
 
     def _call(self, module: nn.Module) -> Callable[[], Tensor]:
         def call() -> Tensor:
