@@ -86,6 +86,9 @@ def test_equals_reference(golden: Golden, dtype: torch.dtype) -> None:
     module = VSSDAttention(heads * official["headdim"], heads, grid, **options).to(dtype)
     module.load_state_dict(golden.parameters(), strict=False)
     before = dt + torch.log(-torch.expm1(-dt))  # softplus gives dt
+    module.dt = torch.nn.Linear(heads, heads, dtype=dtype)
+    torch.nn.init.eye_(module.dt.weight)
+    torch.nn.init.zeros_(module.dt.bias)
     golden.check_call(module.mixed(q, k, v, before.mT), [q, k, v, dt])
     golden.check_parameters(module, lambda name: name)
 

@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from linvit.attention.base import Attention, Grid
 from linvit.attention.ops.decorators import full_precision, recomputed
 from linvit.attention.ops.functional import join_heads, split_heads
-from linvit.attention.ops.value_conv import value_conv
+from linvit.attention.ops.value_conv import convolve_as_given, value_conv
 from linvit.errors import check_number
 
 NO_MATRIX = "one step of training on the keys and values makes the weights that turn a query into its output"
@@ -106,12 +106,8 @@ class T5Attention(Attention):
         """`x + conv(x)` for the patches of (B, h, N, d)."""
         if conv is None:
             return x
-        weight, bias = (parameter.to(x.dtype) for parameter in conv.parameters())
-
-        def residual(plane: Tensor) -> Tensor:
-            return plane + F.conv2d(plane, weight, bias, padding=conv.padding[0], groups=len(weight))
-
-        return split_heads(grid.map_patches(residual, join_heads(x)), self.num_heads)
+        joined = grid.map_patches(lambda plane: plane + convolve_as_given(conv, plane), join_heads(x))
+        return split_heads(joined, self.num_heads)
 
 
 def inner_weight(num_heads: int, width: int) -> nn.Parameter:

@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from linvit.attention.base import Attention, Gate, Grid, OutNorm
 from linvit.attention.ops.decorators import full_precision, recomputed
 from linvit.attention.ops.functional import join_heads, split_heads
-from linvit.attention.ops.value_conv import depthwise_conv
+from linvit.attention.ops.value_conv import convolve_as_given, depthwise_conv
 from linvit.errors import UserError, check_number
 
 
@@ -90,38 +90,41 @@ class VSSDAttention(Attention):
         """(B, g, N, n), (B, g, N, n), (B, h, N, e d) and the layer's input x (B, N, C) -> (B, h, N, e d)."""
         if x is None:
             raise UserError("vssd makes the weights of its tokens from the layer's input; pass it as x=")
-        return self.mixed(*self._convolved(q, k, v, grid), self.dt(x))
+        return self.mixed(*self._convolved(q, k, v, grid), x)
 
     @recomputed
     @full_precision
-    def mixed(self, q: Tensor, k: Tensor, v: Tensor, dt: Tensor) -> Tensor:
-        """The output of convolved q, k and v, with dt (B, N, h) before softplus."""
+    def mixed(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> Tensor:
+        """The output of convolved q, k and v, and of the layer's input."""
         # Heads of a group side by side: (B, h, N, p) -> (B, g, N, h/g p).
-        wide = (self._weights(dt.to(v.dtype)) * v).unflatten(1, (-1, self.key_heads)).permute(0, 2, 3, 1, 4)
+        wide = (self._weights(x.to(v.dtype)) * v).unflatten(1, (-1, self.key_heads)).permute(0, 2, 3, 1, 4)
         out: Tensor = q @ (k.mT @ wide.flatten(3))
         out = out.unflatten(3, (-1, self.head_dim)).permute(0, 3, 1, 2, 4).flatten(1, 2)
         return out + self.D.to(v.dtype)[:, None, None] * v
 
-    def _weights(self, dt: Tensor) -> Tensor:
-        """The weights a of the tokens, (B, h, N, 1)."""
-        rates = self.A_log.to(dt.dtype).exp() * (1 if self.positive else -1)
-        return (F.softplus(dt) * rates).mT.unsqueeze(-1)
+    def _weights(self, x: Tensor) -> Tensor:
+        """The weights a of the tokens, (B, h, N, 1), in the precision of x."""
+        dt = F.linear(x, self.dt.weight.to(x.dtype), self.dt.bias.to(x.dtype))
+        rates = self.A_log.to(x.dtype).exp() * (1 if self.positive else -1)
+        # Contiguous, since torch.compile expects softplus's gradient to be laid out like its input.
+        return (F.softplus(dt.mT.contiguous()) * rates[:, None]).unsqueeze(-1)
 
     def _convolved(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> tuple[Tensor, Tensor, Tensor]:
         """Convolved q, k and v after SiLU, in the same shapes."""
         width = self.key_heads * self.key_dim
-        v, k, q = self._conv_silu(v, k, q, grid).split([self.dim, width, width], -1)
+        v, k, q = self._conv_silu(q, k, v, grid).split([self.dim, width, width], -1)
         return split_heads(q, self.key_heads), split_heads(k, self.key_heads), split_heads(v, self.num_heads)
 
     @recomputed
-    def _conv_silu(self, v: Tensor, k: Tensor, q: Tensor, grid: Grid) -> Tensor:
+    @full_precision
+    def _conv_silu(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """All three side by side, in the order of the reference, (B, N, e C + 2 g n)."""
         joined = torch.cat([join_heads(part) for part in (v, k, q)], dim=-1)
-        return F.silu(grid.map_patches(self.conv2d, joined))
+        return F.silu(grid.map_patches(lambda plane: convolve_as_given(self.conv2d, plane), joined))
 
     def attention_matrix(self, q: Tensor, k: Tensor, v: Tensor | None, grid: Grid, x: Tensor) -> Tensor:
         """The matrix (B, h, N, N) that acts on the convolved values, D on its diagonal."""
         nothing = q.new_zeros(len(q), self.num_heads, q.shape[2], self.head_dim)
         q, k, _ = self._convolved(q, k, nothing, grid)
         shared = (q @ k.mT).repeat(1, self.num_heads // self.key_heads, 1, 1)  # head i has group i mod g
-        return shared * self._weights(self.dt(x)).mT + self.D[:, None, None] * torch.eye(q.shape[2]).to(q)
+        return shared * self._weights(x).mT + self.D[:, None, None] * torch.eye(q.shape[2]).to(q)

@@ -75,6 +75,12 @@ def depthwise_conv(dim: int, side: int) -> nn.Conv2d:
     return nn.Conv2d(dim, dim, side, padding=side // 2, groups=dim)
 
 
+def convolve_as_given(conv: nn.Conv2d, plane: Tensor) -> Tensor:
+    """A depthwise convolution with a bias in the precision of the plane, whatever that of its parameters."""
+    weight, bias = (parameter.to(plane.dtype) for parameter in conv.parameters())
+    return F.conv2d(plane, weight, bias, padding=cast("tuple[int, int]", conv.padding), groups=len(weight))
+
+
 def convolve_values(conv: Callable[[Tensor], Tensor], v: Tensor, grid: Grid) -> Tensor:
     """Convolved patch values with the bias, (B, h, M, d) -> (B, h, N, d); 0 for prefix tokens.
 
