@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from typing import ClassVar
 
 import pytest
 import torch
@@ -296,3 +297,48 @@ def test_predicting_with_an_average_that_there_is_not():
 def test_half_precision_weights_are_refused(tmp_path):
     with pytest.raises(linvit.UserError, match="whole weights in float32"):
         fit(tiny_task(ema_decay=DECAY), tmp_path, precision="bf16-true")
+
+
+class TestMesa:
+    """The loss with the average's predictions, from a quarter of the steps on."""
+
+    OPTIONS: ClassVar = {"ema_decay": DECAY, "mesa": 0.7, "lr": 1e-2, "warmup_epochs": 0}
+
+    def test_loss_is_that_of_the_labels_and_of_the_average(self, tmp_path):
+        task, found = tiny_task(**self.OPTIONS), []
+        own = task.training_loss
+
+        def recorded(batch):
+            with torch.no_grad():
+                logits, averaged = task.network(batch["image"]), copy.deepcopy(task.ema.network).eval()(batch["image"])
+                labels = F.cross_entropy(logits, batch["label"], label_smoothing=task.label_smoothing)
+                second = -(averaged.softmax(-1) * logits.log_softmax(-1)).sum(-1).mean()
+            loss = own(batch)
+            found.append((loss.item(), labels.item(), (labels + 0.7 * second).item(), task.ema.network.training))
+            return loss
+
+        task.training_loss = recorded
+        trainer(tmp_path, max_epochs=4).fit(task, batches(24))  # 12 steps
+        losses, plain, with_average, in_training = zip(*found, strict=True)
+        assert losses[:3] == pytest.approx(plain[:3], rel=1e-5)
+        assert losses[3:] == pytest.approx(with_average[3:], rel=1e-5)
+        assert not any(in_training[3:])
+
+    def test_a_resumed_run_is_the_run_that_was_not_stopped(self, tmp_path):
+        class Stop(Callback):
+            def on_train_epoch_end(self, trainer, task):
+                trainer.save_checkpoint(tmp_path / f"{trainer.current_epoch}.ckpt")
+
+        whole, task = tiny_task(**self.OPTIONS), tiny_task(**self.OPTIONS)
+        trainer(tmp_path, max_epochs=4, callbacks=[Stop()]).fit(whole, batches(24))
+        for epoch in (0, 1):  # before the second term, and with it
+            trainer(tmp_path, max_epochs=4).fit(
+                task, batches(24), ckpt_path=tmp_path / f"{epoch}.ckpt", weights_only=True
+            )
+            assert all(torch.equal(task.state_dict()[name], value) for name, value in whole.state_dict().items())
+
+    def test_without_an_average_it_is_refused(self):
+        with pytest.raises(linvit.UserError, match=r"mesa=0.7 compares with .*: set --model.ema_decay=0.9999"):
+            tiny_task(mesa=0.7)
+        with pytest.raises(linvit.UserError, match="mesa must be a number at least 0"):
+            tiny_task(mesa=-1, ema_decay=0.9)

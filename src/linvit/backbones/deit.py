@@ -4,7 +4,8 @@ Papers: Dosovitskiy et al. 2021 (ViT); Touvron et al. 2021, "Training data-effic
 presets follow Han et al. 2023: focused attention in every block, no class token, mean pooling. The Hydra preset follows
 Bolya et al. 2022: Hydra attention in the last two of twelve blocks, its most accurate setting.
 The Agent presets follow Han et al. 2024 ("Agent Attention"): in all blocks, or in the first four (base). The InLine
-presets are those of Han et al. 2024 ("Bridging the Divide"), whose small and base are narrower, for larger images. The
+presets are those of Han et al. 2024 ("Bridging the Divide"), whose small and base are narrower, for larger images.
+CA-DeiT's presets are those of Han et al. 2025: circulant attention, no class token, and convolutions for positions. The
 MHLA presets are those of Zhang et al. 2026: MHLA in every block, no class token, mean pooling, and a second norm before
 each attention. Their program pads images of 224 to 256 with zeros; here images are of 256. The T5 presets are those of
 Li et al. 2026 ("Linearizing Vision Transformers with Test-Time Training"), which are converted from DeiT; the ViT^3
@@ -239,6 +240,11 @@ agent_deit_base = preset(deit_base, attention=[{"name": "agent", "agents": 81}] 
 inline_deit_tiny = preset(DeiT, attention="inline", embed_dim=192, num_heads=6)
 inline_deit_small = preset(DeiT, attention="inline", img_size=288, embed_dim=320, num_heads=10)
 inline_deit_base = preset(DeiT, attention="inline", img_size=448, embed_dim=384, num_heads=12)
+
+_ca_deit = partial(_mean, attention="circulant", cpe=True, pos_embed=False)
+ca_deit_tiny = preset(_ca_deit, embed_dim=192, num_heads=3)
+ca_deit_small = preset(_ca_deit, embed_dim=384, num_heads=6)
+ca_deit_base = preset(_ca_deit, embed_dim=768, num_heads=12)
 
 _mhla = partial(
     _mean, attention={"name": "mhla", "denominator": "reference"}, img_size=256, qkv_bias=False, input_norm=True

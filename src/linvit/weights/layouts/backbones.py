@@ -36,6 +36,12 @@ DEIT = Layout(
 )
 """timm's names, and ours, with a distillation token or without; Agent-DeiT, InLine-DeiT and T5, too."""
 
+CA_DEIT = Layout(
+    name="ca_deit",
+    marks=(r"blocks\.0\.cpe\.weight", r"blocks\.0\.attn\.gate\.0\.weight"),
+    renames=((r"\.cpe\.", ".cpe1."), (r"\.attn\.gate\.0\.", ".attn.gate.")),
+)
+
 PVT_STAGES: tuple[Rename, ...] = (
     (r"^patch_embed(\d)", count_from_zero("stages.{}.embed")),
     (r"^block(\d)", count_from_zero("stages.{}.blocks")),
@@ -308,6 +314,7 @@ H_VITTT = Layout(
 )
 
 LAYOUTS: tuple[Layout, ...] = (
-    *(DEIT, PVT, PVT_V2, PVT_V2_TIMM, SWIN, SWIN_TIMM, SWIN_MMSEG, CSWIN, SOFT, RAVLT, MLLA, VSSD, VITTT, H_VITTT),
+    *(DEIT, CA_DEIT, PVT, PVT_V2, PVT_V2_TIMM, SWIN, SWIN_TIMM, SWIN_MMSEG, CSWIN, SOFT, RAVLT, MLLA, VSSD, VITTT),
+    H_VITTT,
 )
 """In the order in which they are tried."""
