@@ -39,6 +39,7 @@ class Recipe(NamedTuple):
     drop_path: float
     clip: float | None
     ema: float | None = None
+    mesa: float = 0.0
 
 
 def deit(drop_path, clip=None, ema=None):
@@ -57,8 +58,8 @@ def soft(peak):
     return Recipe(128, peak, 1e-6, 5e-5, 10, 300, 0, "epoch", 0, 0.05, 0.1, 1.0, 0.99996)
 
 
-def flatten(batch, peak, start, end, warmup, cooldown, drop_path, clip, ema=None, weight_decay=0.05):
-    return Recipe(batch, peak, start, end, warmup, 300, cooldown, "step", 1, weight_decay, drop_path, clip, ema)
+def flatten(batch, peak, start, end, warmup, cooldown, drop_path, clip, ema=None, weight_decay=0.05, mesa=0.0):
+    return Recipe(batch, peak, start, end, warmup, 300, cooldown, "step", 1, weight_decay, drop_path, clip, ema, mesa)
 
 
 def ravlt(drop_path):
@@ -70,6 +71,7 @@ def pola_pp(batch, peak, start, end, drop_path):
 
 
 SMALL_PVTS = [(kind, size) for kind in ("agent", "inline") for size in ("tiny", "small")]
+CA_DEIT = [("tiny", 0.0), ("small", 0.1), ("base", 0.4)]  # with their rates of drop path
 PUBLISHED = {
     **{f"deit_{size}": deit(0.1, ema=0.99996) for size in ("tiny", "small", "base")},
     "deit_base_384": Recipe(64, 5e-6, 1e-6, 5e-6, 5, 30, 0, "epoch", 1, 1e-8, 0.0, None, 0.99996),
@@ -117,9 +119,10 @@ PUBLISHED = {
     **{f"pola_pp_b{i}": pola_pp(256, 2e-3, 2e-6, 4e-7, 0.1) for i in range(3)},
     "pola_pp_b3": pola_pp(128, 1e-3, 1e-6, 2e-7, 0.15),
     "pola_pp_b4": flatten(128, 1e-3, 2e-7, 2e-5, 5, 10, 0.4, 1.0, 0.99982),
-    "mlla_tiny": flatten(128, 1e-3, 1e-6, 1e-5, 20, 0, 0.2, 5.0, 0.9999),
-    "mlla_small": flatten(64, 5e-4, 5e-7, 5e-6, 20, 0, 0.3, 5.0, 0.99995),
-    "mlla_base": flatten(64, 5e-4, 5e-7, 5e-6, 20, 0, 0.5, 5.0, 0.99995),
+    "mlla_tiny": flatten(128, 1e-3, 1e-6, 1e-5, 20, 0, 0.2, 5.0, 0.9999, mesa=1.0),
+    "mlla_small": flatten(64, 5e-4, 5e-7, 5e-6, 20, 0, 0.3, 5.0, 0.99995, mesa=1.5),
+    "mlla_base": flatten(64, 5e-4, 5e-7, 5e-6, 20, 0, 0.5, 5.0, 0.99995, mesa=2.0),
+    **{f"ca_deit_{s}": flatten(128, 1e-3, 1e-6, 1e-5, 20, 0, p, 5.0) for s, p in CA_DEIT},
     "pola_pvt_tiny": flatten(128, 1e-3, 2e-6, 2e-5, 5, 10, 0.1, None),
     "pola_pvt_small": flatten(64, 5e-4, 1e-6, 1e-5, 5, 10, 0.1, None),
     "pola_pvt_medium": flatten(64, 5e-4, 1e-6, 1e-5, 5, 10, 0.3, 1.0),
@@ -210,7 +213,7 @@ def check_batch(name):
     """The heading's devices and precision are those of the settings."""
     hardware = heading(name)["Hardware"]
     # float16 by Apex or by autocast; of the others no source says it.
-    of_float16 = ("deit_", "pvt_", "swin_", "cswin_", "mlla_", "inline_")
+    of_float16 = ("deit_", "pvt_", "swin_", "cswin_", "mlla_", "inline_", "ca_deit_")
     assert ("--trainer.precision=16-mixed" in hardware) == Path(name).name.startswith(of_float16)
     of_float32 = ("soft", "flatten_swin", "flatten_pvt", "flatten_cswin", "pola", "agent")
     assert ("--trainer.precision=32-true" in hardware) == Path(name).name.startswith(of_float32)
@@ -263,7 +266,7 @@ def check_settings(name):
     assert model["backbone"] == name
     assert model["weight_decay"] == recipe.weight_decay
     assert model["drop_path_rate"] == recipe.drop_path
-    assert model["ema_decay"] == recipe.ema
+    assert (model["ema_decay"], model["mesa"]) == (recipe.ema, recipe.mesa)
     assert content["trainer"]["gradient_clip_val"] == recipe.clip
     assert model["backbone_lr_scale"] == (0.05 if name == "cswin_large" else 1.0)
     assert (model["mixup_alpha"], model["cutmix_alpha"]) == MIXED.get(name, (0.8, 1.0))
@@ -273,7 +276,7 @@ def check_settings(name):
     assert augmentation["random_erasing"] == 0.25
     assert augmentation["crop_scale"] == [0.08, 1.0]
     assert augmentation["hflip"] == 0.5
-    family = name.removeprefix("flatten_").partition("_")[0] if "deit" not in name else "deit"
+    family = name.removeprefix("flatten_").partition("_")[0] if "deit" not in name or name.startswith("ca_") else "deit"
     flattened = name.startswith(SQUASHED)
     assert augmentation["interpolation"] == ("random" if family in ("cswin", "soft") and not flattened else "bicubic")
     assert augmentation["erase_after_mixing"] == (family in ("cswin", "soft") and not flattened)

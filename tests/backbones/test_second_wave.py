@@ -1,4 +1,4 @@
-"""T5, ViT^3, H-ViT^3 and VSSD equal their reference codes on whole networks, and load their files."""
+"""T5, ViT^3, H-ViT^3, VSSD and CA-DeiT equal their reference codes on whole networks, and load their files."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ import torch
 import linvit
 from linvit import UserError
 from linvit.backbones.vssd import SSD
-from linvit.weights.layouts.backbones import DEIT, H_VITTT, LAYOUTS, VITTT, VSSD
+from linvit.weights.layouts.backbones import CA_DEIT, DEIT, H_VITTT, LAYOUTS, VITTT, VSSD
 from linvit.weights.layouts.layout import Layout
 from tests.golden_files import Golden, both_precisions, of_case
 
@@ -17,6 +17,7 @@ FAMILIES: dict[str, tuple[str, Layout]] = {
     "vittt": ("vittt_tiny", VITTT),
     "h_vittt": ("h_vittt_tiny", H_VITTT),
     "vssd": ("vssd_tiny", VSSD),
+    "ca_deit": ("ca_deit_tiny", CA_DEIT),
 }
 NAMES = {"dim": "embed_dims", "linear_attn_duality": None, "ssd_positve_dA": None, "d_state": None}
 

@@ -199,8 +199,8 @@ class Attention(nn.Module):
 
     @property
     def masks_keys(self) -> bool:
-        """Whether a call may leave out keys by `mask`."""
-        return self.takes_bias or self.masked_key is not None or "mask" in parameters_of(type(self).forward)
+        """Whether a call may leave out keys by `mask`; set by a class whose `forward` has such a `mask` itself."""
+        return self.takes_bias or self.masked_key is not None
 
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, *, mask: Tensor | None = None, **extra: Any

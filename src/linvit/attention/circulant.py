@@ -13,12 +13,13 @@ The host gates the output by SiLU and projects q, k and v without a bias: those 
 the output's. The reference has no prefix tokens. Here one counts as one more shift, at which all queries see its key
 and its value, and is itself a query of softmax attention to all tokens, channel by channel.
 
-Fourier transforms run in float32, since half precision has them on a GPU only, at powers of two.
+Fourier transforms run in float32, since half precision has them on a GPU only, at powers of two. An exported model
+takes complex ones.
 """
 
 import torch
 from torch import Tensor
-from torch.fft import irfft2, rfft2
+from torch.fft import fft2, ifft2, irfft2, rfft2
 
 from linvit.attention.base import Attention, Gate, Grid
 from linvit.attention.ops.decorators import full_precision, recomputed
@@ -48,16 +49,24 @@ class CirculantAttention(Attention):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, d) three times -> (B, h, N, d)."""
         prefix = grid.num_prefix
-        own_k, own_v, queries = k[:, :, :prefix], v[:, :, :prefix], q[:, :, prefix:]
-        of_q, of_k, of_v = (rfft2(x[:, :, prefix:].mT.unflatten(-1, grid.size)) for x in (q, k, v))  # (B, h, d, H, F)
-        products = irfft2(of_q.conj() * of_k, s=grid.size).flatten(-2)  # (B, h, d, P)
+        queries, keys, values = (x[:, :, prefix:].mT.unflatten(-1, grid.size) for x in (q, k, v))  # (B, h, d, H, W)
+        products = correlation(queries, keys).flatten(-2)  # (B, h, d, P)
         if prefix:
-            products = torch.cat([(queries.sum(2, keepdim=True) * own_k).mT, products], dim=-1)
-        weights = (products * queries.shape[2] ** -0.5).softmax(-1)
-        shifts = weights[..., prefix:].unflatten(-1, grid.size)
-        out: Tensor = irfft2(rfft2(shifts).conj() * of_v, s=grid.size).flatten(-2).mT
+            total = q[:, :, prefix:].sum(2, keepdim=True)
+            products = torch.cat([(total * k[:, :, :prefix]).mT, products], dim=-1)
+        weights = (products * (grid.size[0] * grid.size[1]) ** -0.5).softmax(-1)
+        out = correlation(weights[..., prefix:].unflatten(-1, grid.size), values).flatten(-2).mT
         if not prefix:
             return out
-        out = out + (weights[..., :prefix].mT * own_v).sum(2, keepdim=True)
+        out = out + (weights[..., :prefix].mT * v[:, :, :prefix]).sum(2, keepdim=True)
         seen = (q[:, :, :prefix, None] * k[:, :, None]).softmax(3)  # (B, h, prefix, N, d)
         return torch.cat([(seen * v[:, :, None]).sum(3), out], dim=2)
+
+
+def correlation(a: Tensor, b: Tensor) -> Tensor:
+    """`sum_n a[n] b[n + t]` for each shift t of a torus, planes (..., H, W)."""
+    if torch.compiler.is_exporting():  # onnxruntime cannot run an inverse transform to real numbers
+        product: Tensor = ifft2(fft2(a).conj() * fft2(b)).real
+        return product
+    product = irfft2(rfft2(a).conj() * rfft2(b), s=a.shape[-2:])
+    return product

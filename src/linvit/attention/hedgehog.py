@@ -42,6 +42,7 @@ class HedgehogAttention(Attention):
 
     complexity = "O(N)"
     equivariant = True
+    masks_keys = True
 
     def __init__(
         self,

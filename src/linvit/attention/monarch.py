@@ -40,6 +40,7 @@ class MonarchAttention(Attention):
 
     complexity = "O(N^1.5)"
     fewer_keys = False
+    masks_keys = True
 
     def __init__(
         self,

@@ -38,6 +38,7 @@ class TaylorShiftAttention(Attention):
 
     complexity: Complexity | None = "O(N)"
     equivariant = True
+    masks_keys = True
 
     def __init__(
         self,
