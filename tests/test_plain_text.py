@@ -14,7 +14,7 @@ from tqdm import tqdm
 import linvit
 from linvit import UserError, cli
 from linvit.cli.training import command_line
-from linvit.cli.training.command_line import LOGGER, hide_library_messages
+from linvit.cli.training.command_line import LOGGER, OF_SEED, hide_library_messages
 from linvit.data.sources.read import name_of
 from linvit.plain_text import CsvWriter, PrintableStream, printable
 from linvit.weights.load import Report
@@ -49,6 +49,31 @@ def test_whatever_is_shown_is_printable(capsys):
     for text in shown:
         assert "gpj.exe" in text
         assert text == printable(text)
+
+
+def test_what_each_reading_of_a_run_says_is_said_once():
+    said = io.StringIO()
+    handler = logging.StreamHandler(said)
+    loggers = [logging.getLogger(name) for name in (LOGGER, OF_SEED)]
+    for _ in range(2):  # two commands
+        hide_library_messages()
+        for logger in loggers:
+            logger.addHandler(handler)
+            for text in (
+                "Seed set to 0",
+                "Seed set to 0",
+                "--ckpt_path=a is a run: its b is used",
+                "batch 2",
+                "batch 2",
+            ):
+                logger.warning(text)
+            logger.removeHandler(handler)
+    lines = said.getvalue().splitlines()
+    assert [lines.count(text) for text in ("Seed set to 0", "--ckpt_path=a is a run: its b is used", "batch 2")] == [
+        2,
+        2,
+        8,
+    ]
 
 
 def test_every_verb_prints_through_one_stream(capsys, monkeypatch):

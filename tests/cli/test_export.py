@@ -46,6 +46,16 @@ def test_a_file_takes_pixels_of_any_size_and_says_what_its_classes_are(run, tmp_
     torch.testing.assert_close(in_onnxruntime(content)(pixels)[0], want, rtol=0, atol=1e-5 * want.abs().max().item())
 
 
+def test_a_mistake_in_the_data_of_a_run_names_no_help_of_another_verb(run, tmp_path):
+    folder = shutil.copytree(run.folder, tmp_path / "quickstart" / "version_0")
+    config = (folder / "config.yaml").read_text(encoding="utf-8")
+    (folder / "config.yaml").write_text(config.replace("    batch_size: 16", "    batch_sizes: 16"), encoding="utf-8")
+    done = linvit("export", folder, "model.onnx", "--int8", cwd=tmp_path)
+    assert done.code == 2
+    assert "batch_sizes" in done.err
+    assert "--help" not in done.err
+
+
 def test_a_run_that_is_not_finished_is_refused(run, tmp_path):
     folder = tmp_path / "quickstart" / "version_0"
     shutil.copytree(run.folder, folder)

@@ -30,6 +30,7 @@ class Terminal(io.StringIO):
         (["--model", "RUN", "a.png", "--model.window=3"], "cannot be used: TypeError"),
         (["--model", "RUN", "a.png", "--model.compile=true"], "the task has no option 'compile'"),
         (["--model", "RUN", "a.png", "--device=tpu"], "--device tpu cannot be used"),
+        (["--model", "RUN", "a.png", "--device=meta"], "--device meta cannot be used"),
         (["--model", "RUN", "a.png", "--weights=ema"], "has no moving average of the weights"),
         (["--model", "RUN", "a.png", "--weights=both"], "invalid choice: 'both'"),
     ],

@@ -124,7 +124,8 @@ def test_what_is_no_image_is_named_and_skipped_if_asked(model, digits, tmp_path)
         (tmp_path / "thin.png", r"thin.png' cannot be predicted: 60000 x 1 pixels: one side is more than 200 times"),
         (tmp_path / "none.png", r"none.png' cannot be predicted: No such file"),
         (torch.full((3, 8, 8), 2.0), r"'image 1' cannot be predicted: its values, of floats, lie between 2 and 2"),
-        (np.zeros((8, 8, 5), np.uint8), r"'image 1' cannot be predicted: it has 5 bands of uint8"),
+        (np.zeros((8, 8, 5), np.uint8), r"'image 1' cannot be predicted: it has 5 bands of uint8, and without bands"),
+        (np.zeros((8, 8, 3), np.uint16), r"Set value_range=.*linvit.load\(RUN, preprocessing={NAME: VALUE}\)"),
         (5, "and must be a path"),
     ):
         with pytest.raises(UserError, match=said):

@@ -139,9 +139,18 @@ def test_a_configuration_in_a_run_folder_means_that_run(tmp_path):
 def test_a_run_of_another_model_or_seed_is_passed_over(folder):
     saved = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))["model"]["init_args"]
     configs, root = ["quickstart"], folder.parents[1]
-    for same in ({}, {"lr": saved["lr"], "backbone": saved["backbone"]}, {"compile": "max-autotune"}):
+    teacher = {"source": "checkpoints/other"}
+    for same in (
+        {},
+        {"lr": saved["lr"], "backbone": saved["backbone"]},
+        {"compile": "max-autotune"},
+        {"teacher": None},
+    ):
         assert run_to_resume(configs, root, settings(**same)) == folder
-    for name, other in (("model.lr", {"lr": 7.0}), ("model.attention", {"attention": "hydra"}), ("seed_", {"seed": 3})):
+    for name, other in (
+        *(("model.lr", {"lr": 7.0}), ("model.attention", {"attention": "hydra"}), ("seed_", {"seed": 3})),
+        ("model.teacher", {"teacher": teacher}),  # its students may lie beside it
+    ):
         assert run_to_resume(configs, root, settings(**other)) is None
         (words,) = differs(folder, settings(**other))
         assert words.startswith(name)

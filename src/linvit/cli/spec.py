@@ -24,7 +24,7 @@ def usable_device(name: str) -> str:
     import torch
 
     try:
-        torch.zeros(1, device=name)
+        torch.zeros(1, device=name).cpu()  # which of `meta` has no values
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         has = f"cpu and {torch.cuda.device_count()} CUDA devices" if torch.cuda.is_available() else "cpu alone"
         reason = str(error).partition("\n")[0]

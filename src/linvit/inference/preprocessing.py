@@ -26,6 +26,8 @@ from linvit.image_size import image_size
 ImageLike = str | Path | Image.Image | np.ndarray | Tensor
 """A path; a picture of PIL; an array (H, W), (H, W, C); a tensor (C, H, W), (H, W). Floats lie in [0, 1], or with a
 `value_range` are as stored."""
+OPTION = "--data."
+HOW_TO_SET = "In Python: linvit.load(RUN, preprocessing={NAME: VALUE}); linvit predict --model RUN: --data.NAME=VALUE"
 DEEP = ("I", "F", "I;16", "I;16B", "I;16L")  # modes of PIL with more than 8 bits
 
 
@@ -112,12 +114,15 @@ class Preprocessing:
         Raises:
             BadImageError: With the name, if it cannot be read, is too large, or has other bands.
         """
-        if isinstance(image, str | Path):
-            return self.reader.read({"bytes": None, "path": str(image)}, name)
         try:
+            if isinstance(image, str | Path):
+                return self.reader.read({"bytes": None, "path": str(image)}, name)
             return self._read_values(_values(image, self.exif_orientation))
-        except (OSError, ValueError, TypeError, RuntimeError) as error:
-            raise BadImageError(name, reason_of(error)) from error
+        except (BadImageError, OSError, ValueError, TypeError, RuntimeError) as error:
+            reason = reason_of(error)
+            if OPTION in reason:  # of a run's data, which is not there
+                reason = f"{reason.replace(OPTION, '')}. {HOW_TO_SET}"
+            raise BadImageError(name, reason) from error
 
     def _read_values(self, values: np.ndarray) -> Tensor:
         """Values (bands, H, W) as an image."""

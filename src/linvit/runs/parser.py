@@ -83,10 +83,13 @@ def _prints(option: str) -> bool:
 
 
 class CommandLine(LightningCLI):
-    """The options of `linvit fit`, `validate`, `test` or `predict`, read and checked; `Run` builds from them."""
+    """The options of `linvit fit`, `validate`, `test` or `predict`, read and checked; `Run` builds from them.
 
-    def __init__(self, verb: str, options: Sequence[str]) -> None:
-        self.verb = verb
+    A `quiet` one is of a verb with options of its own, so that errors do not name the help of this one.
+    """
+
+    def __init__(self, verb: str, options: Sequence[str], *, quiet: bool = False) -> None:
+        self.verb, self.quiet = verb, quiet
         super().__init__(
             Task,
             ImageData,
@@ -145,7 +148,7 @@ class CommandLine(LightningCLI):
                 example = "quickstart" if self.verb == "fit" else "RUN/config.yaml --ckpt_path RUN"
                 raise UserError(NO_CONFIG.format(self.verb, example)) from error
             message = readable(error.message).replace("parsing config", f"parsing config {', '.join(files)}")
-            raise UserError(f"{message}\nSee linvit {self.verb} --help") from error
+            raise UserError(f"{message}{'' if self.quiet else f'{chr(10)}See linvit {self.verb} --help'}") from error
 
     def instantiate_classes(self) -> None:
         """Builds nothing."""

@@ -45,6 +45,8 @@ def differs(run: Path, settings: Namespace) -> list[str]:
         f"model.{name}": value for name, value in settings.model.as_dict()["init_args"].items()
     }
     free = {f"model.{name}" for name in SET_BY_RUN}
+    if not own.get("model.teacher") or not theirs.get("model.teacher"):
+        free.remove("model.teacher")  # a student may lie beside its teacher, and have its name and model
     both = [name for name in own if name in theirs and name not in free and not equal_options(own[name], theirs[name])]
     return [f"{name}={theirs[name]} and not {own[name]}" for name in both]
 

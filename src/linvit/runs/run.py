@@ -87,7 +87,7 @@ class Run:
         self.verb, self._given = verb, list(options)
         self.options = [option for option in options if option != UNTRAINED or verb == "fit"]
         self.configs = configs(self.options)
-        line = CommandLine(verb, self.options)
+        line = CommandLine(verb, self.options, quiet=quiet)
         self.settings, self.parser = line.config, line.parser
         self._find_teacher()
         self._named = self.settings.model.as_dict()  # as the user gave them

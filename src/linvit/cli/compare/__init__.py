@@ -134,7 +134,9 @@ def main(argv: list[str]) -> int:
         if getattr(args, name) is not None and args.engine != engine:
             raise UserError(f"--{name} is for another engine: add --engine={engine}")
     from linvit.cli.compare import run
+    from linvit.cli.training.command_line import hide_library_messages
 
+    hide_library_messages()
     if args.report:
         if options or args.grid or args.config:
             raise UserError(f"--report takes folders only; got {shlex.join(options) or args.grid or args.config}")

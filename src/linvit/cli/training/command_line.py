@@ -18,7 +18,10 @@ WARNINGS = (
     r"Checkpoint directory .* exists and is not empty",  # it is that of the run which is resumed
 )
 ADVERTISEMENT = "Tip: For seamless cloud"
-LOGGER = "lightning.pytorch.utilities.rank_zero"
+LOGGER, OF_SEED = "lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.seed"
+ONCE = ("Seed set to", " is a run: its ")
+"""What is said each time that a configuration is read, and of which only the first is shown."""
+_said: set[str] = set()
 
 
 def train(argv: list[str]) -> None:
@@ -39,16 +42,21 @@ def train(argv: list[str]) -> None:
 
 
 def hide_library_messages() -> None:
-    """Hides warnings about libraries' own affairs, and advertisements."""
+    """Hides warnings about libraries' own affairs, advertisements, and what was said already of this command."""
+    _said.clear()
     for warning in WARNINGS:
         warnings.filterwarnings("ignore", warning)
-    logging.getLogger(LOGGER).addFilter(_shown)
+    for logger in (LOGGER, OF_SEED):
+        logging.getLogger(logger).addFilter(_shown)
     threading.excepthook = _say_unless_disk_is_full  # which is there to be replaced
 
 
 def _shown(record: logging.LogRecord) -> bool:
     record.msg, record.args = printable(record.getMessage()), ()
-    return ADVERTISEMENT not in record.msg
+    repeated = record.msg in _said
+    if any(words in record.msg for words in ONCE):
+        _said.add(record.msg)
+    return not repeated and ADVERTISEMENT not in record.msg
 
 
 def _say_unless_disk_is_full(error: threading.ExceptHookArgs) -> None:
