@@ -1,9 +1,7 @@
-const size = text => {
-  const found = /^[-+]?[\d.]+/.exec(text), unit = {k: 1e3, M: 1e6, G: 1e9}[text[found?.[0].length]];
-  return found ? found[0] * (unit ?? 1) : NaN;
-};
+const size = text => parseFloat(text.replaceAll(",", ""));
 const box = document.createElement("input");
 box.type = "search";
+box.style = "width: 100%; max-width: 24rem; font: inherit; padding: .3rem .5rem";
 box.placeholder = box.ariaLabel = "filter rows: words, such as focused or M1";
 box.value = decodeURIComponent(location.hash.slice(1));
 document.querySelector("h1").after(box);

@@ -14,7 +14,6 @@ from linvit.callbacks.report import write_table
 from linvit.errors import UserError
 from linvit.experiments.compare.results import differing, option_text, outermost
 from linvit.experiments.compare.statistics import spread
-from linvit.experiments.compare.tables import count
 from linvit.experiments.page import Page
 from linvit.experiments.plots import Axis, Series, line_plot
 from linvit.files import replacing
@@ -25,13 +24,14 @@ from linvit.runs.folder import CONFIG, COSTS, CURVES, RESULT, RunFolder, shown
 NAME = "leaderboard"
 SCRIPT = Path(__file__).with_suffix(".js")
 """Sorts a table by the column whose title is clicked, and hides rows that lack a word of the box at the top."""
+FRONTS, NO_BREAK = "on the front of", "\u00a0"
 NAMED = ("model.backbone", "model.head", "model.attention")
-LONGEST = 60  # characters that one option adds to the name of a row
+LONGEST, SHORT = 60, 36  # characters that one option adds to the name of a row, and of a row in a plot
 AXES = {
-    "parameters": ("parameters", 1.0),
-    "macs": ("MACs", 1.0),
-    "latency_seconds": ("latency (ms), {}", 1e3),
-    "memory_bytes": ("memory (MiB), {}", 2.0**-20),
+    "parameters": ("parameters (M)", 1e-6),
+    "macs": ("MACs (M)", 1e-6),
+    "latency_seconds": ("latency {} (ms)", 1e3),
+    "memory_bytes": ("memory {} (MiB)", 2.0**-20),
 }
 NOTES = (
     "Score: of the last epoch, mean and standard deviation over seeds. Best: the highest of all epochs, chosen by the "
@@ -51,7 +51,7 @@ class Row(NamedTuple):
     seeds: int | None
     best: float | None
     test: float | None
-    costs: dict[str, float]  # by axis, such as "latency (ms), M1"
+    costs: dict[str, float]  # by axis, such as "latency M1 (ms)"
     published: str = ""
 
 
@@ -68,20 +68,21 @@ class Section(NamedTuple):
         return list(dict.fromkeys(axis for row in self.rows for axis in row.costs))
 
     def fronts(self, row: Row) -> list[str]:
-        """The axes on whose front a row is: no other that was trained has at least its score for at most its cost."""
+        """The costs on whose front a row is: no other that was trained has at least its score for at most its cost."""
 
         def beaten(axis: str) -> bool:
             own = row.costs[axis], -row.score
             others = [(one.costs[axis], -one.score) for one in self.rows if axis in one.costs and not one.published]
             return any(x <= own[0] and y <= own[1] and (x, y) != own for x, y in others)
 
-        return [axis for axis in row.costs if not row.published and not beaten(axis)]
+        return [axis.partition(" (")[0] for axis in row.costs if not row.published and not beaten(axis)]
 
-    def cells(self, row: Row) -> dict[str, Any]:
-        """By the titles of columns."""
-        cells = {"configuration": row.configuration, "score": row.score, "±": row.deviation, "seeds": row.seeds}
+    def cells(self, number: int, row: Row) -> dict[str, Any]:
+        """By the titles of columns; rows are counted from 1."""
+        cells = {"configuration": row.configuration, "row": number, "score": row.score}
+        cells |= {"±": row.deviation, "seeds": row.seeds}
         cells |= {"best": row.best, "test": row.test, **{axis: row.costs.get(axis) for axis in self.axes}}
-        return cells | {"on the front of": "; ".join(self.fronts(row)), "published": row.published}
+        return cells | {FRONTS: ", ".join(self.fronts(row)), "published": row.published}
 
 
 class Leaderboard(NamedTuple):
@@ -89,6 +90,7 @@ class Leaderboard(NamedTuple):
 
     sections: list[Section]
     machines: dict[str, str]
+    measured: list[str]  # when, and at which load
     left_out: list[str]
 
 
@@ -115,12 +117,15 @@ def collect(folders: Sequence[Path]) -> Leaderboard:
     wheres = sorted({_where(one) for one in measured})
     machines = {where: f"M{number}" for number, where in enumerate(wheres, 1)}
     costs: dict[str, dict[str, float]] = {}
-    for one in sorted(measured, key=_order):
+    for one in sorted(measured, key=lambda one: (_where(one), *_order(one))):
         for configuration, found in one["costs"].items():
             costs.setdefault(configuration, {}).update(_axes(found, machines[_where(one)]))
     places = sorted({place for place, *_ in kept})
     sections = [_section(place, [one for key, one in kept.items() if key[0] == place], costs) for place in places]
-    return Leaderboard(sections, {name: where for where, name in machines.items()}, left_out)
+    when = [
+        f"{machines[_where(one)]}: measured {{date}}, load {{load}}".format(**one["conditions"]) for one in measured
+    ]
+    return Leaderboard(sections, {name: where for where, name in machines.items()}, sorted({*when}), left_out)
 
 
 def write(board: Leaderboard, folder: Path) -> str:
@@ -129,20 +134,21 @@ def write(board: Leaderboard, folder: Path) -> str:
     page, parts = Page("Leaderboard", SCRIPT.read_text(encoding="utf-8")), ["# Leaderboard"]
     numbers: list[dict[str, Any]] = []
     for section in board.sections:
-        cells = [section.cells(row) for row in section.rows]
+        cells = [section.cells(number, row) for number, row in enumerate(section.rows, 1)]
         titles = [title for title in cells[0] if any(one.get(title) for one in cells)]
         table = [[_text(title, one.get(title)) for title in titles] for one in cells]
         page.heading(section.title)
         page.paragraph(section.facts)
-        page.table(titles, table)
-        page.pictures([(_plot(section, axis, board), f"score over {axis}") for axis in section.axes], 560)
+        spaces = [NO_BREAK if title == FRONTS else " " for title in titles]
+        page.table(titles, [[c.replace(" ", space) for c, space in zip(row, spaces, strict=True)] for row in table])
+        page.pictures([(_plot(section, axis, board), f"score over {axis}") for axis in section.axes], 460)
         parts += [f"## {section.title}", printable(section.facts, lines=False), markdown_table([titles, *table])]
         numbers += [{"data": section.title, "facts": section.facts, **one} for one in cells]
-    for note in (NOTES, *(f"{name}: {where}" for name, where in board.machines.items())):
+    for note in (NOTES, *(f"{name}: {where}" for name, where in board.machines.items()), *board.measured):
         page.paragraph(note)
         parts.append(note)
     columns = list(dict.fromkeys(name for one in numbers for name in one))
-    head = [", ".join(board.machines.get(part, part) for part in name.split(", ")) for name in columns]
+    head = [_in_full(name, board.machines) for name in columns]
     write_table(folder / f"{NAME}.csv", [head, *([one.get(name) for name in columns] for one in numbers)])
     page.write(folder / f"{NAME}.html")
     with replacing(folder / f"{NAME}.md") as file:
@@ -214,7 +220,7 @@ def _section(place: Sequence[str], records: Sequence[dict[str, Any]], costs: Map
             source = f"{told['metric']}: {told['source']}"
             rows.append(Row(f"{name} (published)", told["score"], None, None, None, None, found, source))
     data = records[0]["data"]
-    facts = [f"{name} {number:g} images" for name, number in sorted(data["images"].items())]
+    facts = [f"{name} {number:,.0f} images" for name, number in sorted(data["images"].items())]
     facts += [f"{data['classes']} classes", f"fingerprint {place[1]}"]
     title = printable(", ".join(filter(None, [place[0], *place[2:]])), lines=False)
     return Section(title, ", ".join(facts), sorted(rows, key=lambda row: (-row.score, row.configuration)))
@@ -231,23 +237,27 @@ def _text(title: str, cell: Any) -> str:
     """How a cell is read."""
     if cell is None or isinstance(cell, str):
         return cell or "-"
-    return f"{cell:.4f}" if title in ("score", "±", "best", "test") else count(cell)
+    if title in ("score", "±", "best", "test"):
+        return f"{cell:.4f}"
+    return f"{cell:.3g}" if cell < 100 else f"{cell:,.0f}"
+
+
+def _in_full(column: str, machines: Mapping[str, str]) -> str:
+    """A title of the CSV file, which has no other place for the machine."""
+    name, space, unit = column.rpartition(" (")
+    kind, _, machine = name.partition(" ")
+    return f"{kind} on {machines[machine]}{space}{unit}" if machine in machines else column
 
 
 def _plot(section: Section, axis: str, board: Leaderboard) -> str:
-    rows = [row for row in section.rows if axis in row.costs]
-    series = [
-        Series(
-            row.configuration,
-            ((row.costs[axis], row.score),),
-            ((row.score - (row.deviation or 0), row.score + (row.deviation or 0)),),
-            (row.configuration,),
-            bool(row.published),
-        )
-        for row in rows
-    ]
-    costs = [row.costs[axis] for row in rows]
-    note = "grey: the Pareto front; bars: one standard deviation over seeds; hollow: published"
-    note += f"\n{board.machines.get(axis.partition(', ')[2], '')}"
+    series = []
+    for number, row in enumerate(section.rows, 1):
+        if (cost := row.costs.get(axis)) is not None:
+            bar = row.score - (row.deviation or 0), row.score + (row.deviation or 0)
+            name, label = f"{number}: {row.configuration}"[:SHORT], (str(number),)
+            series.append(Series(name, ((cost, row.score),), (bar,), label, bool(row.published)))
+    costs = [x for one in series for x, _ in one.points]
+    machine = board.machines.get(axis.partition(" (")[0].rpartition(" ")[2], "")
+    note = f"grey: the Pareto front; bars: one standard deviation over seeds; hollow: published\n{machine}"
     title, scale = f"{section.title}: score over {axis}", Axis(axis, log=max(costs) > 10 * min(costs) > 0)
     return line_plot(title, series, scale, Axis("score"), note, front=True)
