@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from timm.layers import LayerNorm2d
@@ -115,15 +116,20 @@ class FPN(FeaturePyramidNetwork):  # type: ignore[misc]  # torchvision has no ty
 class TwoMoreLevels(ExtraFPNBlock):  # type: ignore[misc]  # torchvision has no types
     """P6 and P7 by convolutions of stride 2 (Lin et al. 2017, "Focal Loss for Dense Object Detection", footnote 2).
 
-    P6 is made from C5. torchvision's `LastLevelP6P7` puts a ReLU between them, which mmdetection's RetinaNet has not,
-    and takes P5 for P6 if it has as many channels as C5.
+    P6 is made from C5 ("input") or P5 ("output"). torchvision's `LastLevelP6P7` puts a ReLU between them, which
+    mmdetection's RetinaNet has not, and takes P5 for P6 if it has as many channels as C5.
     """
 
-    def __init__(self, channels: int, width: int) -> None:
+    def __init__(
+        self, channels: int, width: int, source: Literal["input", "output"] = "input", relu: bool = False
+    ) -> None:
         super().__init__()
-        self.p6, self.p7 = (nn.Conv2d(into, width, 3, stride=2, padding=1) for into in (channels, width))
+        self.source, self.relu = source, relu
+        into = channels if source == "input" else width
+        self.p6, self.p7 = (nn.Conv2d(c, width, 3, stride=2, padding=1) for c in (into, width))
 
     def forward(self, results: list[Tensor], maps: list[Tensor], names: list[str]) -> tuple[list[Tensor], list[str]]:
         """Adds P6 and P7 to the maps of the pyramid."""
-        p6 = self.p6(maps[-1])
-        return [*results, p6, self.p7(p6)], [*names, "p6", "p7"]
+        p6 = self.p6(maps[-1] if self.source == "input" else results[-1])
+        p7 = self.p7(F.relu(p6) if self.relu else p6)
+        return [*results, p6, p7], [*names, "p6", "p7"]

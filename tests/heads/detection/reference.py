@@ -138,6 +138,7 @@ def rpn_of(
         samples=train.get("sampler", {}).get("num", 256),
         candidates=(test["nms_pre"],) * 2,
         proposals=(test["max_per_img"],) * 2,
+        drop_empty=False,
     )
     rpn.sampler.choose = evenly
     return rpn
@@ -155,6 +156,7 @@ def box_head_of(given: Mapping[str, Any]) -> BoxHead:
         stds=given["bbox_coder"]["target_stds"],
         giou=loss["type"] == "GIoULoss",
         beta=loss.get("beta", 0.0),
+        class_agnostic=given["reg_class_agnostic"],
     )
 
 

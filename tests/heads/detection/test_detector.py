@@ -85,6 +85,8 @@ def test_compile_leaves_names_and_results() -> None:
 @pytest.mark.parametrize(
     ("head", "message"),
     [
+        ({"name": "retinanet", "candidate_rule": "pair"}, "candidate_rule must be one of .*Did you mean 'pairs'"),
+        ({"name": "retinanet", "extra_source": "c5"}, "extra_source must be one of input, output"),
         ({"name": "retinanet", "score_threshold": 5}, "score_threshold must be a number at least 0 and below 1"),
         ({"name": "mask_rcnn", "proposals": 100}, r"proposals must be two numbers, .* as \[2000, 1000\]; got 100"),
         ({"name": "mask_rcnn", "candidates": [100, 0]}, r"an entry of candidates \[100, 0\] must be a whole number"),
@@ -140,7 +142,9 @@ def test_boxes_stay_precise_under_autocast() -> None:
     ("head", "options"),
     [
         *((head, {"candidates": [20, 20]}) for head in heads_of("detection") if head != "retinanet"),
+        ("faster_rcnn", {"drop_empty": True, "anchor_scale": 0.5}),
         ("retinanet", {"candidates": 30}),
+        ("retinanet", {"candidates": 30, "candidate_rule": "pairs", "anchor_scale": 0.5}),
     ],
 )
 @torch.no_grad()

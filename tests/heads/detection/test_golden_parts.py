@@ -29,7 +29,9 @@ def test_pyramid(golden: Golden, dtype: torch.dtype) -> None:
     given, inputs = golden.constructor, golden.named_inputs(dtype)
     start, width = given.get("start_level", 0), given["out_channels"]
     channels = given["in_channels"][start:]
-    extra = TwoMoreLevels(channels[-1], width) if given.get("add_extra_convs") else LastLevelMaxPool()
+    source = given.get("add_extra_convs", "").removeprefix("on_")
+    relu = given.get("relu_before_extra_convs", False)
+    extra = TwoMoreLevels(channels[-1], width, source, relu) if source else LastLevelMaxPool()
     fpn = FPN(channels, width, extra)
     name = lambda official: fpn_name(official, len(channels))  # noqa: E731
     fpn.load_state_dict({name(official): tensor for official, tensor in golden.parameters().items()})

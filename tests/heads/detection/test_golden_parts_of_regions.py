@@ -71,10 +71,11 @@ def test_losses_of_proposals(golden: Golden, dtype: torch.dtype) -> None:
 
 
 @both_precisions
-@of_case("det_rpn_proposals")
+@of_case("det_rpn_proposals", "det_rpn_proposals_v3")
 def test_proposals(golden: Golden, dtype: torch.dtype) -> None:
     inputs, given = golden.named_inputs(dtype), golden.constructor
     rpn = rpn_of(given["head"], test=given["proposal_cfg"]).eval()
+    rpn.drop_empty = golden.meta["case"].endswith("v3")
     found = ragged(rpn.propose(levels(inputs, "cls"), levels(inputs, "reg"), ImageShapes(shapes(golden))))
     proposals = [torch.cat([one["boxes"], one["scores"].sigmoid()[:, None]], 1) for one in found]
     check_detections(golden, {f"proposals{i}": each for i, each in enumerate(proposals)})

@@ -1,4 +1,4 @@
-"""RetinaNet equals mmdetection's: raw maps, losses and their gradients, detections, the whole network."""
+"""RetinaNet equals mmdetection's: raw maps, losses and their gradients, detections by both rules, the whole network."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -85,10 +85,11 @@ def test_losses(golden: Golden, dtype: torch.dtype) -> None:
 
 
 @both_precisions
-@of_case("det_retina_detect")
+@of_case("det_retina_detect", "det_retina_detect_v3")
 def test_detections(golden: Golden, dtype: torch.dtype) -> None:
     inputs, images = golden.named_inputs(dtype), shapes(golden)
     head = head_of(golden.constructor["head"], test=golden.constructor["test_cfg"])
+    head.candidate_rule = "pairs" if golden.meta["case"].endswith("v3") else "anchors"
     maps = levels(inputs, "cls"), levels(inputs, "reg")
     with torch.no_grad():
         plain, scaled = (ragged(head.results(*maps, ImageShapes(each))) for each in (unscaled(images), images))

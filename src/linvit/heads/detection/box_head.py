@@ -37,17 +37,18 @@ class BoxHead(nn.Module):
         stds: Sequence[float] = (0.1, 0.1, 0.2, 0.2),
         giou: bool = False,
         beta: float = 0.0,
+        class_agnostic: bool = False,
         layer_norm: bool = False,
     ) -> None:
         super().__init__()
         self.num_classes, self.coder, self.giou, self.beta = num_classes, BoxCoder(stds), giou, beta
-        self.size = size
+        self.size, self.class_agnostic = size, class_agnostic
         self.convs = nn.Sequential(*(ConvNormReLU(width, width, layer_norm=layer_norm) for _ in range(convs)))
         ins = [width * size**2, *[fc_width] * (fcs - 1)]
         layers = [nn.Linear(into, fc_width) for into in ins]
         self.fcs = nn.ModuleList(layers)
         self.classifier = nn.Linear(fc_width, num_classes + 1)
-        self.regressor = nn.Linear(fc_width, 4 * num_classes)
+        self.regressor = nn.Linear(fc_width, 4 if class_agnostic else 4 * num_classes)
         for layer in layers:
             nn.init.xavier_uniform_(layer.weight)
         nn.init.normal_(self.classifier.weight, std=0.01)
@@ -56,7 +57,7 @@ class BoxHead(nn.Module):
             nn.init.zeros_(layer.bias)
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns logits (n, K + 1), the background last, and boxes (n, 4 K) relative to the RoIs."""
+        """Returns logits (n, K + 1), the background last, and boxes (n, 4 K), or (n, 4), relative to the RoIs."""
         x = self.convs(features).flatten(1)
         for layer in self.fcs:
             x = F.relu(layer(x))
@@ -77,7 +78,9 @@ class BoxHead(nn.Module):
         return {"loss_cls": cls_loss / count, "loss_bbox": box_loss / count}
 
     def of_class(self, deltas: Tensor, labels: Tensor) -> Tensor:
-        """Returns the boxes (n, 4) for these classes (n,) of deltas (n, 4 K)."""
+        """Returns the boxes (n, 4) for these classes (n,) of deltas (n, 4 K), or (n, 4)."""
+        if self.class_agnostic:
+            return deltas
         rows = torch.arange(labels.shape[0], device=labels.device)
         return deltas.unflatten(1, (-1, 4))[rows, labels]  # type: ignore[no-any-return]
 
@@ -88,5 +91,7 @@ class BoxHead(nn.Module):
         return self.coder.decode(boxes, self.of_class(deltas, chosen))
 
     def decode(self, boxes: Tensor, deltas: Tensor) -> Tensor:
-        """Returns the boxes of each class (n, K, 4) of RoIs (n, 4)."""
+        """Returns the boxes of each class (n, K, 4), or for all of them (n, 4), of RoIs (n, 4)."""
+        if self.class_agnostic:
+            return self.coder.decode(boxes, deltas)
         return self.coder.decode(boxes[:, None], deltas.unflatten(1, (-1, 4)))

@@ -6,6 +6,7 @@ the PVT papers train (Wang et al. 2021).
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,15 @@ from linvit.errors import check_number
 from linvit.heads.base import rows
 from linvit.heads.detection.anchors import IGNORED, Anchors, Assigner, by_anchor
 from linvit.heads.detection.base import DetectionHead, ImageShape, ImageShapes, Target, positions
-from linvit.heads.detection.boxes import DROPPED, BoxCoder, best_of_batch, check_limits, gather_rows, top_of_batch
+from linvit.heads.detection.boxes import (
+    DROPPED,
+    BoxCoder,
+    best_of_batch,
+    check_limits,
+    gather_rows,
+    has_area,
+    top_of_batch,
+)
 from linvit.heads.layers import FPN, TwoMoreLevels, conv, tower
 
 PRIOR = 0.01  # what the scores of all classes are at first
@@ -32,8 +41,14 @@ class RetinaNet(DetectionHead):
         width: Channels of the pyramid and of the towers.
         fpn: Join the maps by a feature pyramid network; false if they are of `width` channels already.
         convs: Convolutions of a tower.
+        extra_source: What the first of the two additional levels of the pyramid is made from: "input", the last map of
+            the backbone, or "output", that of the pyramid.
+        extra_relu: Whether a ReLU comes before the second of them.
         anchor_scale: Side of the smallest anchors, in strides; those of 1.26 and 1.59 times that side follow.
-        candidates: How many of the anchors of a level are looked at, the best by their best class.
+        candidate_rule: Which candidates of a level are looked at: "anchors", the best anchors by their best class
+            (mmdetection 2.x and the papers), or "pairs", the best of the pairs of anchor and class above the threshold,
+            without boxes that have no area in the image (mmdetection 3.x).
+        candidates: How many of a level.
     """
 
     fpn_width = "width"
@@ -47,7 +62,10 @@ class RetinaNet(DetectionHead):
         width: int = 256,
         fpn: bool = True,
         convs: int = 4,
+        extra_source: Literal["input", "output"] = "input",
+        extra_relu: bool = False,
         anchor_scale: float = 4,
+        candidate_rule: Literal["anchors", "pairs"] = "anchors",
         candidates: int = 1000,
         score_threshold: float = 0.05,
         nms_threshold: float = 0.5,
@@ -58,9 +76,9 @@ class RetinaNet(DetectionHead):
         check_number("candidates", candidates, at_least=1, whole=True)
         check_number("anchor_scale", anchor_scale, above=0)
         check_limits(score_threshold, nms_threshold, max_detections)
-        self.candidates, self.score_threshold = candidates, score_threshold
+        self.candidate_rule, self.candidates, self.score_threshold = candidate_rule, candidates, score_threshold
         self.nms_threshold, self.max_detections = nms_threshold, max_detections
-        self.fpn = FPN(channels, width, TwoMoreLevels(channels[-1], width), fpn)
+        self.fpn = FPN(channels, width, TwoMoreLevels(channels[-1], width, extra_source, extra_relu), fpn)
         strides = [*reductions, 2 * reductions[-1], 4 * reductions[-1]]
         self.anchors = Anchors(strides, scales=[anchor_scale * 2 ** (i / 3) for i in range(3)])
         self.coder, self.assigner = BoxCoder(), Assigner(positive=0.5, negative=0.4)
@@ -135,9 +153,14 @@ class RetinaNet(DetectionHead):
         found = []
         for anchors, of_level, deltas in zip(self.anchors(logits), logits, boxes, strict=True):
             scores = upcast(by_anchor(of_level, self.num_classes)).sigmoid()
-            best, row = top_of_batch(scores.amax(2), self.candidates)
-            moved = self.coder.decode(anchors[row], gather_rows(by_anchor(deltas, 4), row))
-            usable = (best > DROPPED)[..., None] & ((chosen := gather_rows(scores, row)) > self.score_threshold)
-            found.append((image.to_original(image.clip(moved)), chosen.where(usable, DROPPED)))
+            pairs = self.candidate_rule == "pairs"
+            best, place = top_of_batch(scores.flatten(1) if pairs else scores.amax(2), self.candidates)
+            row = place // self.num_classes if pairs else place
+            moved = image.clip(self.coder.decode(anchors[row], gather_rows(by_anchor(deltas, 4), row)))
+            chosen, usable = gather_rows(scores, row), (best > DROPPED)[..., None]
+            if pairs:
+                labels = torch.arange(self.num_classes, device=place.device)
+                usable = usable & has_area(moved)[..., None] & (place[..., None] % self.num_classes == labels)
+            found.append((image.to_original(moved), chosen.where(usable & (chosen > self.score_threshold), DROPPED)))
         inside, scores = (torch.cat(of_levels, 1) for of_levels in zip(*found, strict=True))
         return best_of_batch(inside, scores, self.nms_threshold, self.max_detections)

@@ -14,7 +14,7 @@ from linvit.attention.ops.functional import upcast
 from linvit.errors import UserError, check_number
 from linvit.heads.detection.anchors import Anchors, Assigner, Sampler, by_anchor
 from linvit.heads.detection.base import ImageShape, ImageShapes, Target
-from linvit.heads.detection.boxes import DROPPED, BoxCoder, best_of_batch, gather_rows, top_of_batch
+from linvit.heads.detection.boxes import DROPPED, BoxCoder, best_of_batch, gather_rows, has_area, top_of_batch
 from linvit.heads.layers import conv, tower
 
 NMS_THRESHOLD = 0.7
@@ -23,9 +23,9 @@ NMS_THRESHOLD = 0.7
 class RPN(nn.Module):
     """A 3 x 3 convolution on every map, and two 1 x 1 convolutions for score and box of each anchor.
 
-    torchvision's layers are the same; its losses, its assignment and its proposals are not, see `Assigner` and
-    `Anchors`. The error of boxes is quadratic up to `beta`. With `inside_only` anchors that cross the border of the
-    image are ignored in training.
+    torchvision's layers are the same; its losses, its assignment and its proposals are not, see `Assigner`, `Anchors`
+    and `drop_empty` (before the proposals are chosen, as in mmdetection 3.x). The error of boxes is quadratic up to
+    `beta`. With `inside_only` anchors that cross the border of the image are ignored in training.
     """
 
     def __init__(
@@ -39,6 +39,7 @@ class RPN(nn.Module):
         samples: int,
         candidates: Sequence[int],
         proposals: Sequence[int],
+        drop_empty: bool,
         convs: int = 1,
     ) -> None:
         super().__init__()
@@ -53,7 +54,7 @@ class RPN(nn.Module):
                 check_number(f"an entry of {name} {list(pair)}", number, at_least=1, whole=True)
         self.anchors, self.coder = Anchors(strides, [anchor_scale]), BoxCoder()
         self.assigner, self.sampler = Assigner(positive=0.7, negative=0.3, least=0.3), Sampler(samples, 0.5)
-        self.beta, self.inside_only = beta, inside_only
+        self.beta, self.inside_only, self.drop_empty = beta, inside_only, drop_empty
         self.candidates, self.proposals = tuple(candidates), tuple(proposals)
         self.conv = conv(width, width)
         self.more = tower(width, convs - 1)
@@ -107,6 +108,8 @@ class RPN(nn.Module):
             # by logits: onnxruntime's sigmoid is the same for all below -18, which proposals may be
             best, row = top_of_batch(by_anchor(upcast(scores[i]), 1)[..., 0], candidates)
             box = image.clip(self.coder.decode(anchors[row], gather_rows(by_anchor(boxes[i], 4), row)))
+            if self.drop_empty:
+                best = best.where(has_area(box), DROPPED)
             found.append((box, F.pad(best[..., None], (i, len(scores) - 1 - i), value=DROPPED)))
         box, score = (torch.cat(of_levels, 1) for of_levels in zip(*found, strict=True))
         return best_of_batch(box, score, NMS_THRESHOLD, limit)

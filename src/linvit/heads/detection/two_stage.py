@@ -39,6 +39,7 @@ class TwoStage(DetectionHead):
         roi_samples: Proposals per image that a stage is trained with, of which up to a quarter are positive.
         candidates: Of a level, how many of the best anchors become boxes, in training and in evaluation.
         proposals: How many of these boxes are proposed, in training and in evaluation.
+        drop_empty: Whether proposals without area are dropped (mmdetection 3.x) or kept (2.x and the papers).
     """
 
     fpn_width = "width"
@@ -66,6 +67,7 @@ class TwoStage(DetectionHead):
         roi_samples: int = 512,
         candidates: Sequence[int] = (2000, 1000),
         proposals: Sequence[int] = (1000, 1000),
+        drop_empty: bool = False,
         score_threshold: float = 0.05,
         nms_threshold: float = 0.5,
         max_detections: int = 100,
@@ -86,6 +88,7 @@ class TwoStage(DetectionHead):
             samples=anchor_samples,
             candidates=candidates,
             proposals=proposals,
+            drop_empty=drop_empty,
             convs=self.rpn_convs,
         )
         convs, fcs = self.box_layers
@@ -188,7 +191,7 @@ class TwoStage(DetectionHead):
     def _classify(
         self, maps: Sequence[Tensor], boxes: Tensor, image: ImageShape | ImageShapes
     ) -> tuple[Tensor, Tensor]:
-        """Scores (B, n, K) and boxes (B, n, K, 4) of proposals (B, n, 4)."""
+        """Scores (B, n, K) and boxes (B, n, K, 4), or (B, n, 4), of proposals (B, n, 4)."""
         shape = boxes.shape[:2]
         total: Tensor | None = None
         for i, stage in enumerate(self._stages()):
@@ -199,7 +202,8 @@ class TwoStage(DetectionHead):
                 boxes = image.clip(stage.box_head.refine(rois[:, 1:], deltas, logits).view(*shape, 4))
         assert total is not None
         scores = (total / len(self.stages)).softmax(1)[:, :-1].view(*shape, -1)
-        return scores, stage.box_head.decode(rois[:, 1:], deltas).view(*shape, -1, 4)
+        found = stage.box_head.decode(rois[:, 1:], deltas)
+        return scores, found.view(*shape, *found.shape[1:])
 
     def _masks(self, maps: Sequence[Tensor], rois: Tensor, labels: Tensor) -> Tensor:
         """Probabilities (n, 28, 28) of the pixels of RoIs (n, 5) of these classes (n,)."""
