@@ -28,10 +28,10 @@ FRONTS, NO_BREAK = "on the front of", "\u00a0"
 NAMED = ("model.backbone", "model.head", "model.attention")
 LONGEST, SHORT = 60, 36  # characters that one option adds to the name of a row, and of a row in a plot
 AXES = {
-    "parameters": ("parameters (M)", 1e-6),
-    "macs": ("MACs (M)", 1e-6),
-    "latency_seconds": ("latency {} (ms)", 1e3),
-    "memory_bytes": ("memory {} (MiB)", 2.0**-20),
+    "parameters": ("parameters (M)", 1e6),
+    "macs": ("MACs (M)", 1e6),
+    "latency_seconds": ("latency {} (ms)", 1e-3),
+    "memory_bytes": ("memory {} (MiB)", 2.0**20),
 }
 NOTES = (
     "Score: of the last epoch, mean and standard deviation over seeds. Best: the highest of all epochs, chosen by the "
@@ -196,7 +196,7 @@ def _where(one: Mapping[str, Any]) -> str:
 def _axes(found: Mapping[str, float | None], machine: str = "") -> dict[str, float]:
     """Costs by the names of axes, in their units."""
     known = ((*AXES[name], cost) for name in AXES if (cost := found.get(name)) is not None)
-    return {title.format(machine): unit * cost for title, unit, cost in known}
+    return {title.format(machine): cost / unit for title, unit, cost in known}
 
 
 def _section(place: Sequence[str], records: Sequence[dict[str, Any]], costs: Mapping[str, dict[str, float]]) -> Section:
