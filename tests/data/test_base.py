@@ -273,7 +273,7 @@ class TestPreview:
         ({"img_size": [8, 8, 8]}, "[8, 8, 8]"),
         ({"crop_pct": 0.0}, "crop_pct must be a number above 0 and at most 1; got 0.0"),
         ({"crop_pct": 1.1}, "got 1.1"),
-        ({"crop_mode": "long"}, "crop_mode must be one of center, squash, border; got 'long'"),
+        ({"crop_mode": "long"}, "crop_mode must be one of center, squash; got 'long'"),
         ({"repeated_aug": 0}, "repeated_aug must be a whole number at least 1 (1 uses each image once); got 0"),
         ({"seed": -1}, "seed must be a whole number at least 0, or null for the run's; got -1"),
         ({"val_fraction": 0.0}, "val_fraction must be a number above 0 and below 1; got 0.0"),

@@ -83,14 +83,14 @@ class TestLayouts:
         made.setup("fit")
         assert (len(made.train_set), len(made.val_set)) == (6, 2)
 
-    def test_masks_elsewhere_with_a_suffix(self, tmp_path):
-        write(tmp_path / "photos" / "train", tmp_path / "drawn" / "train", extension="jpg")
-        for path in (tmp_path / "drawn" / "train").iterdir():
+    def test_masks_with_a_suffix(self, tmp_path):
+        write(tmp_path / "images" / "train", tmp_path / "masks" / "train", extension="jpg")
+        for path in (tmp_path / "masks" / "train").iterdir():
             path.rename(path.with_name(f"{path.stem}_mask.png"))
-        made = data(tmp_path / "photos", mask_path=str(tmp_path / "drawn"), mask_suffix="_mask", val_fraction=0.5)
+        made = data(tmp_path, mask_suffix="_mask", val_fraction=0.5)
         made.setup("fit")
         assert len(made.train_set) == 2
-        assert "--data.mask_suffix" in refused(tmp_path / "photos", mask_path=str(tmp_path / "drawn"))
+        assert "--data.mask_suffix" in refused(tmp_path)
 
     def test_tables(self, tmp_path):
         rows = {"image": [], "annotation": []}

@@ -38,7 +38,7 @@ class InkData(ImageData):
         super().__init__(**data)
         augmentation = Augmentation(crop_scale=None, rotate=rotate)
         self.train_transform = WithMask(TrainTransform(self.size, augmentation, self.mean))
-        self.eval_transform = WithMask(EvalTransform(self.size, "center", 1.0, self.mean))
+        self.eval_transform = WithMask(EvalTransform(self.size, "center", 1.0))
 
     def targets(self, split: str) -> dict[str, Any]:
         """None is in the table: masks are made from the images."""

@@ -44,8 +44,7 @@ class ClassificationData(ImageData):
         labels: Whether images have classes; false takes the images alone, for a task that learns from its teacher.
         augmentation: Random changes to training images.
         crop_mode: How evaluation resizes and crops, in timm's words: center (resize until `img_size / crop_pct` is
-            covered, crop the centre), squash (resize to `img_size / crop_pct` whatever the aspect, crop the centre), or
-            border (resize until the image fits into `img_size / crop_pct`, pad with the mean colour).
+            covered, crop the centre), or squash (resize to `img_size / crop_pct` whatever the aspect, crop the centre).
         crop_pct: Fraction of the resized side that evaluation keeps; 1.0 keeps all of it.
         **data: Arguments of `ImageData`: batches, image size, splits, streaming, bad images.
 
@@ -92,7 +91,7 @@ class ClassificationData(ImageData):
         self.places: Sequence[int] | None = None
         self.labels = labels
         self.train_transform = TrainTransform(self.size, augmentation, self.mean)
-        self.eval_transform = EvalTransform(self.size, crop_mode, crop_pct, self.mean)
+        self.eval_transform = EvalTransform(self.size, crop_mode, crop_pct)
 
     @cached_property
     def label_column(self) -> str | None:

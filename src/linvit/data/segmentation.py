@@ -52,7 +52,6 @@ class SegmentationData(ImageData):
         mask_values: What stands for each class in the masks: numbers, or colours [red, green, blue]; null counts.
         ignored_values: Further numbers or colours in the masks that stand for no class.
         mask_column: Column of the masks; null finds it.
-        mask_path: Folder of the masks, if it is not beside that of the images, which is then the source.
         mask_suffix: What names of masks have after that of their image, such as "_mask" in "7_mask.png" of "7.jpg".
         resize_limits: Longest long side and longest short side of a resized image, which keeps its aspect, such as
             ADE20K's [2048, 512]; null leaves the size.
@@ -94,7 +93,6 @@ class SegmentationData(ImageData):
         mask_values: list[int | list[int]] | None = None,
         ignored_values: list[int | list[int]] | None = None,
         mask_column: str | None = None,
-        mask_path: str | None = None,
         mask_suffix: str = "",
         resize_limits: tuple[int, int] | None = None,
         multiple: int = 1,
@@ -117,7 +115,7 @@ class SegmentationData(ImageData):
         if source == DIGIT_SCENES:
             self.data_source = SceneSource(self.images, scenes, self.size)
         else:
-            self.data_source.load = partial(load_pairs, mask_path=mask_path, mask_suffix=mask_suffix)
+            self.data_source.load = partial(load_pairs, mask_suffix=mask_suffix)
 
     @cached_property
     def class_names(self) -> list[str] | None:

@@ -12,10 +12,10 @@ from torch.utils.data import Dataset
 
 from linvit.data import ClassificationData
 from linvit.data.loading.sampler import SeededIndex
-from linvit.data.sources.bad_images import BadImages
 from linvit.data.sources.data_source import DataSource
 from linvit.data.sources.images import Images, Sample, Transform
 from linvit.data.sources.labels import places_of
+from linvit.data.sources.read import BadImages
 from linvit.errors import UserError
 from linvit.evaluation.corruptions import corrupt
 

@@ -39,7 +39,7 @@ class Preprocessing:
         mean: Of each channel, subtracted from images in [0, 1].
         std: Of each channel.
         size: (H, W) to which images are resized, bicubically, and cropped; None for images that keep their aspect.
-        crop_mode: "center", "squash" or "border".
+        crop_mode: "center" or "squash".
         crop_pct: Fraction of the resized side that is kept.
         resize_limits: Without `size`: longest long and longest short side, to which images are resized, bilinearly.
         multiple: Without `size`: images are resized once more, to multiples of this.
@@ -97,7 +97,7 @@ class Preprocessing:
             return segmentation.EvalTransform(limits, self.multiple)
         size = image_size(self.size)
         check_number("the pixels of size over crop_pct", math.prod(size) / self.crop_pct**2, at_most=MAX_PIXELS)
-        return classification.EvalTransform(size, self.crop_mode, self.crop_pct, self.mean)
+        return classification.EvalTransform(size, self.crop_mode, self.crop_pct)
 
     @cached_property
     def normalise(self) -> Normalisation:

@@ -12,7 +12,7 @@ import linvit
 from linvit.analysis import rank
 from linvit.analysis.recorder import Recorder
 from linvit.callbacks import AttentionRank
-from linvit.callbacks.attention.rank import read_table
+from linvit.callbacks.attention import measurement
 from linvit.experiments.compare.results import is_rank
 from tests.helpers import effective_rank, entropy
 from tests.training import HEAD_WIDTH, TINY, Memory, RandomImages, batches, fit, tiny_task, trainer
@@ -128,11 +128,6 @@ def test_a_matrix_over_channels_is_logged_by_that_name_and_is_no_rank_of_a_layer
     assert all(1 <= value <= HEAD_WIDTH for value in values(memory.values, tags[0]))
     assert not is_rank(tags[0])
     assert is_rank("rank/blocks.1.attn")
-    table = tmp_path / "run" / "attention_rank.csv"
-    assert {(row["layer"], row["part"]) for row in read_table(table)} == {
-        ("blocks.0.attn", "channels"),
-        ("blocks.1.attn", ""),
-    }
 
 
 class TestChannels:
@@ -287,9 +282,10 @@ class TestSupport:
 class TestBudget:
     """How much time measuring may take."""
 
-    def test_layers_take_turns_where_the_seconds_do_not_suffice_for_all(self, tmp_path):
+    def test_layers_take_turns_where_the_seconds_do_not_suffice_for_all(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(measurement, "SECONDS", 1e-9)
         memory, task = Memory(), tiny_task(backbone={**TINY, "depth": 3})
-        callback = AttentionRank(1, max_seconds=1e-9, max_share=None)
+        callback = AttentionRank(1, max_share=None)
         fit(task, tmp_path, 32, logger=memory, callbacks=[callback])
         steps = {f"rank/blocks.{i}.attn": [(i,), (0, 3)][i == 0] for i in range(3)}
         assert {tag: tuple(s for s, _ in memory.values[tag]) for tag in steps} == steps
@@ -301,28 +297,3 @@ class TestBudget:
         ranks = {tag: found for tag, found in memory.values.items() if tag.startswith("rank/")}
         assert list(ranks) == [f"rank/{LAYER}"]
         assert [step for step, _ in ranks[f"rank/{LAYER}"]] == [0]
-
-
-class TestFiles:
-    """The table in the folder of a run."""
-
-    def run(self, folder, **options):
-        callback = AttentionRank(1, max_share=None)
-        logger = TensorBoardLogger(folder, name="", version="run")
-        return fit(tiny_task(attention="focused"), folder, 24, logger=logger, callbacks=[callback], **options)
-
-    def test_the_table_has_a_row_per_step_layer_part_and_head(self, tmp_path):
-        self.run(tmp_path)
-        rows = read_table(tmp_path / "run" / "attention_rank.csv")
-        parts = ("", "kernel", "convolution")
-        want = [(str(s), LAYER, part, str(h)) for s in range(3) for part in parts for h in range(3)]
-        assert [(row["step"], row["layer"], row["part"], row["head"]) for row in rows] == want
-        assert all(1 <= float(row["rank"]) <= HEAD_WIDTH for row in rows if row["part"] == "kernel")
-        assert all(math.isfinite(float(row[name])) for row in rows for name in list(row)[4:])
-
-    def test_a_resumed_run_goes_on_with_it(self, tmp_path):
-        self.run(tmp_path)
-        table = tmp_path / "run" / "attention_rank.csv"
-        before = table.read_text(encoding="utf-8")
-        AttentionRank(1).on_train_start(self.run(tmp_path), tiny_task())  # at step 3, with the rows of steps 0 to 2
-        assert table.read_text(encoding="utf-8") == before

@@ -38,7 +38,6 @@ class AttentionMaps(Measurement):
         query: The token that looks: its place as fractions of the image's height and width, such as [0.3, 0.5]. null is
             the class token, or the centre of the image where there is none.
         max_tokens: With more tokens there is no rollout, which multiplies the matrices of all layers.
-        max_seconds: A measurement ends after so many seconds, with the images that are done by then.
         max_share: Fraction of the training time that measurements may take: each ends when it is used up, but not
             before one image is done, and while they have taken more, the next ones are left out. null for no limit.
     """
@@ -49,10 +48,9 @@ class AttentionMaps(Measurement):
         images: int = 4,
         query: Sequence[float] | None = None,
         max_tokens: int = 1024,
-        max_seconds: float = 10.0,
         max_share: float | None = 0.01,
     ) -> None:
-        super().__init__(every_n_steps, images, max_seconds, max_share)
+        super().__init__(every_n_steps, images, max_share)
         self.query = read_query(query)
         self.max_tokens = max_tokens
         self._told = False

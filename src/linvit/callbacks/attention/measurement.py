@@ -14,6 +14,8 @@ from torch import Tensor
 from linvit.analysis.recorder import Call, observable, observe
 from linvit.errors import UserError, check_number
 
+SECONDS = 10.0  # after which a measurement ends
+
 
 class Measurement(Callback):
     """Looks at the attention of a run every so many steps, on images that stay the same; a subclass says how.
@@ -23,16 +25,14 @@ class Measurement(Callback):
     cannot be measured is told in a warning.
     """
 
-    def __init__(self, every_n_steps: int, images: int, max_seconds: float, max_share: float | None) -> None:
+    def __init__(self, every_n_steps: int, images: int, max_share: float | None) -> None:
         if every_n_steps < 1:
             raise UserError(f"every_n_steps must be at least 1; got {every_n_steps}")
         check_number("images", images, at_least=1, whole=True)
-        check_number("max_seconds", max_seconds, above=0)
         if max_share is not None:
             check_number("max_share", max_share, above=0, note=", such as 0.01 for 1 %, or null for no limit")
         self.every_n_steps = every_n_steps
         self.images = images
-        self.max_seconds = max_seconds
         self.max_share = max_share
         self.folder: Path | None = None
         self.seconds = 0.0
@@ -90,8 +90,8 @@ class Measurement(Callback):
     def seconds_left(self) -> float:
         """What a measurement may take now; negative while those before have taken more than their share."""
         if self.max_share is None:
-            return self.max_seconds
-        return min(self.max_seconds, self.max_share * (time.monotonic() - self._begun) - self.seconds)
+            return SECONDS
+        return min(SECONDS, self.max_share * (time.monotonic() - self._begun) - self.seconds)
 
     def _calls(self, trainer: Trainer, task: Any, batch: Any) -> list[dict[str, Call]]:
         """What the layers receive for each image."""

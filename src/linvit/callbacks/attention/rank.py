@@ -1,24 +1,18 @@
 """Rank of every attention matrix while training: FLatten's Figure 5, live."""
 
-import csv
 import time
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from linvit.analysis.attention_matrix import CHANNELS
-from linvit.analysis.attention_statistics import STATISTICS, layer_statistics, per_head
+from linvit.analysis.attention_statistics import layer_statistics
 from linvit.analysis.recorder import Call
 from linvit.callbacks.attention.measurement import Measurement
-from linvit.callbacks.report import write_table
-from linvit.plain_text import CsvWriter
 
 CURVES = ("rank", "effective_rank", "entropy")
-TITLES = ("step", "layer", "part", "head", *STATISTICS)
-TABLE = "attention_rank.csv"
 
 
 class AttentionRank(Measurement):
@@ -31,8 +25,7 @@ class AttentionRank(Measurement):
     non-finite entry is counted under `nonfinite/` instead. Of a mechanism that mixes channels and no tokens (xca), the
     rank of its matrix over the channels is logged as `rank/LAYER/channels`, and nothing else.
 
-    All of `linvit.analysis.attention_statistics`, per head and part, is written to attention_rank.csv in the run's
-    folder.
+    `linvit analyze` has all of `linvit.analysis.attention_statistics`, per head and part.
 
     The attention of timm models is measured, too, of those in which it can be replaced.
 
@@ -43,9 +36,9 @@ class AttentionRank(Measurement):
         max_tokens: Of layers with more queries or keys and without thin factors nothing is measured: the singular value
             decomposition of their matrix takes seconds per head at 3,136 tokens.
         images: Images, spread evenly over the validation set, over which the values are averaged.
-        max_seconds: A measurement ends after so many seconds; the layers that are left come first in the next one.
         max_share: Fraction of the training time that measurements may take: each ends when it is used up, but not
-            before one layer is done, and while they have taken more, the next ones are left out. null for no limit.
+            before one layer is done, and while they have taken more, the next ones are left out; the layers that are
+            left come first in the next one. null for no limit.
     """
 
     def __init__(
@@ -54,30 +47,17 @@ class AttentionRank(Measurement):
         channel: int | Literal["mean"] = 0,
         max_tokens: int = 1024,
         images: int = 1,
-        max_seconds: float = 10.0,
         max_share: float | None = 0.01,
     ) -> None:
-        super().__init__(every_n_steps, images, max_seconds, max_share)
+        super().__init__(every_n_steps, images, max_share)
         self.channel = channel
         self.max_tokens = max_tokens
         self._next = 0
-        self._file: Path | None = None
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Continues the table of a resumed run, without the rows of steps that are done again."""
-        super().on_train_start(trainer, pl_module)
-        self._next, self._file = 0, None
-        if self._supported and self.folder is not None:
-            self._file = self.folder / TABLE
-            rows = [row for row in read_table(self._file) if int(row["step"]) < trainer.global_step]
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            write_table(self._file, [TITLES, *([row[title] for title in TITLES] for row in rows)])
 
     def measure(self, trainer: Trainer, calls: list[dict[str, Call]], until: float) -> None:
         """Measures the layers in turn, the first one where the last measurement ended."""
         layers = list(calls[0])
         curves: dict[str, float] = {}
-        rows: list[list[Any]] = []
         begin = self._next % len(layers)
         for count, layer in enumerate([*layers[begin:], *layers[:begin]]):
             if count and time.monotonic() > until:
@@ -90,12 +70,8 @@ class AttentionRank(Measurement):
                 continue
             for part, numbers in found.items():
                 curves |= self._curves(layer, part, numbers)
-                rows += [[trainer.global_step, layer, part, i, *head] for i, head in enumerate(per_head(numbers))]
         for logger in trainer.loggers:
             logger.log_metrics(curves, step=trainer.global_step)
-        if self._file is not None and rows:
-            with self._file.open("a", encoding="utf-8", newline="") as file:
-                CsvWriter(file).writerows(rows)
 
     def _layer(self, layer: str, calls: list[Call]) -> dict[str, dict[str, Tensor]]:
         """The statistics of a layer's parts, (images, h) each."""
@@ -114,11 +90,3 @@ class AttentionRank(Measurement):
         if not part and (nonfinite := int(numbers["rank"].isnan().sum())):
             curves[f"nonfinite/{layer}"] = nonfinite
         return curves
-
-
-def read_table(path: Path) -> list[dict[str, str]]:
-    """The whole rows of a table; none if there is no such file."""
-    if not path.is_file():
-        return []
-    with path.open(encoding="utf-8", newline="") as file:
-        return [row for row in csv.DictReader(file) if None not in row.values()]

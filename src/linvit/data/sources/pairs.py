@@ -25,13 +25,11 @@ class Folders(NamedTuple):
     masks: Path | None
 
 
-def load_pairs(source: str, mask_path: str | None = None, mask_suffix: str = "") -> dict[str, datasets.Dataset]:
+def load_pairs(source: str, mask_suffix: str = "") -> dict[str, datasets.Dataset]:
     """The splits of a folder of images and masks, or of anything that `load_splits` knows."""
     path = Path(source).expanduser()
-    found = {} if source.startswith(HUB) or not path.is_dir() else split_folders(path, mask_path)
+    found = {} if source.startswith(HUB) or not path.is_dir() else split_folders(path)
     if not any(folders.masks for folders in found.values()):
-        if mask_path is not None:
-            raise UserError(f"--data.mask_path={mask_path} needs a folder of images as --data.source; got '{source}'")
         return load_splits(source)
     return {name: pairs(folders, mask_suffix, name) for name, folders in found.items()}
 
@@ -42,16 +40,11 @@ def has_masks(source: str) -> bool:
     return path.is_dir() and any(folders.masks for folders in split_folders(path).values())
 
 
-def split_folders(path: Path, mask_path: str | None = None) -> dict[str, Folders]:
+def split_folders(path: Path) -> dict[str, Folders]:
     """Where the images and masks of each split lie, by the names of the folders; nothing if they have other names.
 
     Known are `images/SPLIT` with `masks/SPLIT`, `SPLIT/images` with `SPLIT/masks`, and without splits, which is train.
     """
-    if mask_path is not None:
-        masks = Path(mask_path).expanduser()
-        if not masks.is_dir():
-            raise UserError(f"there is no folder '{mask_path}' of masks (--data.mask_path)")
-        return by_split(path, masks) or {"train": Folders(path, masks)}
     images, masks_beside = child(path, IMAGE_FOLDERS), child(path, MASK_FOLDERS)
     if images is not None and masks_beside is not None:
         return by_split(images, masks_beside) or {"train": Folders(images, masks_beside)}

@@ -17,7 +17,6 @@ from linvit.data.transforms.geometry import (
     Fill,
     HorizontalFlip,
     Op,
-    Pad,
     Resize,
     Warp,
     affine_matrix,
@@ -88,7 +87,7 @@ class TrainTransform:
     def __init__(self, size: tuple[int, int], augmentation: Augmentation, mean: Sequence[float]) -> None:
         self.size = size
         self.augmentation = augmentation
-        self.fill = colour_of(mean)
+        self.fill: Fill = tuple(min(255, round(255 * value)) for value in mean)  # in 8 bits
         policy = augmentation.auto_augment
         self.rand_augment = None if policy is None else rand_augment.RandAugment.parse(policy)
 
@@ -130,19 +129,13 @@ class TrainTransform:
         return drawn + (rand_augment.color_jitter(rng, given.color_jitter) if given.color_jitter else [])
 
 
-def colour_of(mean: Sequence[float]) -> Fill:
-    """Converts means in [0, 1] to a colour in 8 bits."""
-    return tuple(min(255, round(255 * value)) for value in mean)
-
-
 class EvalTransform:
     """Resizes an image and takes its centre; see `linvit.data.transforms.classification.evaluation_ops`."""
 
-    def __init__(self, size: tuple[int, int], crop_mode: CropMode, crop_pct: float, mean: Sequence[float]) -> None:
+    def __init__(self, size: tuple[int, int], crop_mode: CropMode, crop_pct: float) -> None:
         self.size = size
         self.crop_mode: CropMode = crop_mode
         self.crop_pct = crop_pct
-        self.fill = colour_of(mean)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -152,27 +145,17 @@ class EvalTransform:
     def __call__(self, sample: dict[str, Any], seed: int) -> dict[str, Any]:
         """Turns the `image` of a sample, 8-bit (3, h, w), into one of (3, H, W); the seed does not matter."""
         shape = sample["image"].shape[-2:]
-        sample = apply(evaluation_ops(shape, self.size, self.crop_mode, self.crop_pct, self.fill), sample)
+        sample = apply(evaluation_ops(shape, self.size, self.crop_mode, self.crop_pct), sample)
         return sample | {"image": sample["image"].contiguous()}
 
 
-def evaluation_ops(
-    shape: Sequence[int], size: tuple[int, int], crop_mode: CropMode, crop_pct: float, fill: Fill = BLACK
-) -> list[Op]:
-    """The operations that resize (bicubically) and crop an image (H, W) for evaluation to `size`.
-
-    For the modes see `ClassificationData`; "border" pads with the colour `fill`.
-    """
+def evaluation_ops(shape: Sequence[int], size: tuple[int, int], crop_mode: CropMode, crop_pct: float) -> list[Op]:
+    """The operations that resize (bicubically) and crop an image (H, W) for evaluation; see `ClassificationData`."""
     height, width = shape
     target = math.floor(size[0] / crop_pct), math.floor(size[1] / crop_pct)
     if crop_mode == "center":
         target = cover(height, width, target)
-    elif crop_mode == "border":
-        target = fit(height, width, target)
-    down, across = max(size[0] - target[0], 0), max(size[1] - target[1], 0)
-    pad = Pad(across // 2, down // 2, across - across // 2, down - down // 2, fill)
-    crop = Crop(centre(target[0] + down, target[1] + across, *size))
-    return [Resize(target), *([pad] if down or across else []), crop]
+    return [Resize(target), Crop(centre(*target, *size))]
 
 
 def cover(height: int, width: int, target: Sequence[int]) -> tuple[int, int]:
@@ -180,12 +163,6 @@ def cover(height: int, width: int, target: Sequence[int]) -> tuple[int, int]:
     if target[0] * width <= target[1] * height:  # the width decides
         return max(target[0], target[1] * height // width), target[1]
     return target[0], max(target[1], target[0] * width // height)
-
-
-def fit(height: int, width: int, target: Sequence[int]) -> tuple[int, int]:
-    """The largest size of the same aspect that fits into `target` (H, W), rounded as timm rounds it."""
-    ratio = max(height / target[0], width / target[1])
-    return max(1, round(height / ratio)), max(1, round(width / ratio))
 
 
 def centre(height: int, width: int, box_height: int, box_width: int) -> Box:

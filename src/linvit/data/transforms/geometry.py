@@ -106,7 +106,7 @@ def warp(image: Tensor, matrix: Matrix, bicubic: bool, fill: Sequence[int]) -> T
     return torch.from_numpy(np.stack(planes))
 
 
-CropMode = Literal["center", "squash", "border"]
+CropMode = Literal["center", "squash"]
 
 
 class Box(NamedTuple):
@@ -141,22 +141,16 @@ class Crop(Op):
 
 @dataclass(frozen=True)
 class Pad(Op):
-    """Adds pixels of a colour on all sides."""
+    """Adds black pixels on all sides."""
 
     left: int = 0
     top: int = 0
     right: int = 0
     bottom: int = 0
-    fill: Fill = BLACK
 
     def image(self, image: Tensor) -> Tensor:
-        """Adds pixels of the fill colour."""
-        height, width = image.shape[-2:]
-        colour = torch.tensor(self.fill, dtype=image.dtype).view(-1, 1, 1)
-        across = width + self.left + self.right
-        padded = colour.expand(len(image), height + self.top + self.bottom, across).contiguous()
-        padded[:, self.top : self.top + height, self.left : self.left + width] = image
-        return padded
+        """Adds zeros."""
+        return self.mask(image, 0)
 
     def mask(self, mask: Tensor, fill: int) -> Tensor:
         """Adds pixels with the label `fill`."""
