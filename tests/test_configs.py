@@ -76,7 +76,21 @@ def slow_unless_small(name):
     return pytest.param(name, marks=pytest.mark.slow) if big else name
 
 
-ALIKE = {"nalaformer_t", "nalaformer_b", "nalaformer_l", "pola_pp_b1", "pola_pp_b2", "pola_pp_b4", "mlla_small"}
+ALIKE = {
+    "nalaformer_t",
+    "nalaformer_b",
+    "nalaformer_l",
+    "pola_pp_b1",
+    "pola_pp_b2",
+    "pola_pp_b4",
+    "mlla_small",
+    "vittt_small",
+    "vittt_base",
+    "h_vittt_small",
+    "h_vittt_base",
+    "vssd_tiny",
+    "vssd_base",
+}
 
 
 def slow_if_one_of_many(name):

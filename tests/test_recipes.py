@@ -40,6 +40,7 @@ class Recipe(NamedTuple):
     clip: float | None
     ema: float | None = None
     mesa: float = 0.0
+    shifted: bool = False
 
 
 def deit(drop_path, clip=None, ema=None):
@@ -60,6 +61,10 @@ def soft(peak):
 
 def flatten(batch, peak, start, end, warmup, cooldown, drop_path, clip, ema=None, weight_decay=0.05, mesa=0.0):
     return Recipe(batch, peak, start, end, warmup, 300, cooldown, "step", 1, weight_decay, drop_path, clip, ema, mesa)
+
+
+def vssd(peak, end, drop_path):
+    return flatten(128, peak, 1e-6, end, 20, 0, drop_path, 5.0, 0.9999)._replace(shifted=True)
 
 
 def ravlt(drop_path):
@@ -122,6 +127,12 @@ PUBLISHED = {
     "mlla_tiny": flatten(128, 1e-3, 1e-6, 1e-5, 20, 0, 0.2, 5.0, 0.9999, mesa=1.0),
     "mlla_small": flatten(64, 5e-4, 5e-7, 5e-6, 20, 0, 0.3, 5.0, 0.99995, mesa=1.5),
     "mlla_base": flatten(64, 5e-4, 5e-7, 5e-6, 20, 0, 0.5, 5.0, 0.99995, mesa=2.0),
+    **{f"vittt_{s}": flatten(128, 1e-3, 1e-6, 1e-5, 20, 0, p, 5.0) for s, p in CA_DEIT},
+    "h_vittt_tiny": flatten(128, 1e-3, 1e-6, 1e-5, 20, 0, 0.2, 5.0, 0.9999, mesa=1.0),
+    "h_vittt_small": flatten(128, 1e-3, 1e-6, 1e-5, 20, 0, 0.4, 5.0, 0.9999, mesa=1.5),
+    "h_vittt_base": flatten(128, 1e-3, 1e-6, 1e-5, 20, 0, 0.6, 5.0, 0.9999, mesa=2.0),
+    **{f"vssd_{s}": vssd(1e-3, 1e-5, p) for s, p in (("micro", 0.1), ("tiny", 0.2))},
+    **{f"vssd_{s}": vssd(6e-4, 6e-6, p) for s, p in (("small", 0.4), ("base", 0.6))},
     **{f"ca_deit_{s}": flatten(128, 1e-3, 1e-6, 1e-5, 20, 0, p, 5.0) for s, p in CA_DEIT},
     "pola_pvt_tiny": flatten(128, 1e-3, 2e-6, 2e-5, 5, 10, 0.1, None),
     "pola_pvt_small": flatten(64, 5e-4, 1e-6, 1e-5, 5, 10, 0.1, None),
@@ -169,6 +180,7 @@ NO_DECAY = {  # parameters of more than one dimension that are not decayed
     "SOFT": {"stages.3.cls_token"},
     "RAVLT": set(),
     "MLLA": set(),
+    "HViTTT": set(),
 }
 
 
@@ -213,7 +225,7 @@ def check_batch(name):
     """The heading's devices and precision are those of the settings."""
     hardware = heading(name)["Hardware"]
     # float16 by Apex or by autocast; of the others no source says it.
-    of_float16 = ("deit_", "pvt_", "swin_", "cswin_", "mlla_", "inline_", "ca_deit_")
+    of_float16 = ("deit_", "pvt_", "swin_", "cswin_", "mlla_", "inline_", "ca_deit_", "vittt_", "h_vittt_", "vssd_")
     assert ("--trainer.precision=16-mixed" in hardware) == Path(name).name.startswith(of_float16)
     of_float32 = ("soft", "flatten_swin", "flatten_pvt", "flatten_cswin", "pola", "agent")
     assert ("--trainer.precision=32-true" in hardware) == Path(name).name.startswith(of_float32)
@@ -253,7 +265,9 @@ def check_rates(name):
     index = np.maximum((steps if recipe.per == "step" else steps // per_epoch) - recipe.lag, 0)
     warmup, cosine = recipe.warmup * unit, recipe.cosine * unit
     rising = recipe.start + index * (recipe.peak - recipe.start) / max(warmup, 1)
-    falling = recipe.end + (recipe.peak - recipe.end) * (1 + np.cos(np.pi * index / cosine)) / 2
+    begin = warmup if recipe.shifted else 0
+    place = (index - begin) / (cosine - begin)
+    falling = recipe.end + (recipe.peak - recipe.end) * (1 + np.cos(np.pi * place)) / 2
     wanted = np.select([index < warmup, index < cosine], [rising, falling], recipe.end)
     got = np.array([schedule(step) for step in steps.tolist()])
     np.testing.assert_allclose(got, wanted, rtol=1e-9)

@@ -33,6 +33,13 @@ def test_rate_at_chosen_epochs(epoch, rate):
     assert schedule()(10 * epoch) == schedule().at(epoch)
 
 
+def test_a_cosine_may_begin_where_the_warm_up_ends():
+    rates = schedule(shifted=True)
+    assert [rates.at(epoch) for epoch in (10, 20, 160, 300)] == pytest.approx(
+        [START + (PEAK - START) / 2, PEAK, (PEAK + END) / 2, END]
+    )
+
+
 def test_the_rate_rises_through_the_warm_up_and_falls_after_it():
     rates = [schedule()(step) for step in range(3001)]
     assert rates[:200] == sorted(rates[:200])

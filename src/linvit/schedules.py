@@ -60,8 +60,10 @@ class WarmupCosine(Schedule):
     """Linear warm-up, half a cosine, then the last learning rate (cool-down).
 
     The cosine is not shifted by the warm-up, as in the DeiT, Swin and FLatten recipes: the learning rate steps down
-    slightly (factor 0.989 for 20 of 300 epochs) where the warm-up ends.
+    slightly (factor 0.989 for 20 of 300 epochs) where the warm-up ends. With `shifted` it begins there.
     """
+
+    shifted: bool = False
 
     def at(self, epoch: float) -> float:
         """The formula: the learning rate at a time in epochs."""
@@ -69,7 +71,9 @@ class WarmupCosine(Schedule):
             return self.start + (self.peak - self.start) * epoch / self.warmup
         if epoch >= self.total:
             return self.end
-        return self.end + (self.peak - self.end) * (1 + math.cos(math.pi * epoch / self.total)) / 2
+        begin = self.warmup if self.shifted else 0.0
+        place = (epoch - begin) / (self.total - begin)
+        return self.end + (self.peak - self.end) * (1 + math.cos(math.pi * place)) / 2
 
 
 @dataclass(frozen=True)

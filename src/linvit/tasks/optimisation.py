@@ -20,9 +20,10 @@ class Optimisation:
         no_decay: Which parameters are not decayed: those whose names contain one of these, such as [norm, bias]; none
             for an empty list. null: norms, biases, and what the network names (`no_weight_decay`).
         betas: AdamW's momentum terms.
-        schedule: How the learning rate decays: "cosine"; "poly"; "steps", by a factor after some epochs;
-            "cosine_restarts", again and again from `lr` (torch's CosineAnnealingWarmRestarts); or "cosine_wave", down
-            and up again (torch's CosineAnnealingLR beyond T_max).
+        schedule: How the learning rate decays: "cosine", over the whole run, or "cosine_after_warmup", over what is
+            left of it; "poly"; "steps", by a factor after some epochs; "cosine_restarts", again and again from `lr`
+            (torch's CosineAnnealingWarmRestarts); or "cosine_wave", down and up again (torch's CosineAnnealingLR beyond
+            T_max).
         decay_epochs: After how many epochs the learning rate of "steps" falls, such as [8, 11].
         decay_factor: By what it is multiplied each time.
         poly_power: Power of the polynomial decay; 1 is linear.
@@ -51,7 +52,7 @@ class Optimisation:
     weight_decay: float = 0.05
     no_decay: list[str] | None = None
     betas: tuple[float, float] = (0.9, 0.999)
-    schedule: Literal["cosine", "poly", "steps", "cosine_restarts", "cosine_wave"] = "cosine"
+    schedule: Literal["cosine", "cosine_after_warmup", "poly", "steps", "cosine_restarts", "cosine_wave"] = "cosine"
     decay_epochs: list[float] = field(default_factory=list)
     decay_factor: float = 0.1
     poly_power: float = 1.0

@@ -55,6 +55,7 @@ def run_schedule(settings: Optimisation, trainer: Trainer) -> Schedule:
     cycles = partial(CosineCycles, cycle=settings.cycle_epochs, growth=settings.cycle_growth)
     shapes: dict[str, Callable[..., Schedule]] = {
         "cosine": WarmupCosine,
+        "cosine_after_warmup": partial(WarmupCosine, shifted=True),
         "poly": partial(WarmupPoly, power=settings.poly_power),
         "steps": partial(WarmupSteps, epochs=settings.decay_epochs, factor=settings.decay_factor),
         "cosine_restarts": cycles,
