@@ -61,8 +61,8 @@ class DecomposedPositions(nn.Module):
         self.h, self.w = (nn.Parameter(torch.zeros(2 * side - 1, head_dim)) for side in size)
 
     def forward(self, q: Tensor, num_heads: int, size: tuple[int, int]) -> Tensor:
-        """Returns the bias (B, h, N, N) of queries (B, N, h d), which are all patches of a plane (H, W)."""
-        q = q.unflatten(-1, (num_heads, -1)).unflatten(1, size)  # (B, H, W, h, d)
+        """Returns the bias (B, h, N, N) of queries (B, N, h d) or (B, N, h, d), all patches of a plane (H, W)."""
+        q = q.reshape(len(q), *size, num_heads, -1)  # (B, H, W, h, d)
         rows = torch.einsum("byxhd,yrd->bhyxr", q, between(self.h, size[0]))
         columns = torch.einsum("byxhd,xcd->bhyxc", q, between(self.w, size[1]))
         return (rows[..., :, None] + columns[..., None, :]).flatten(4).flatten(2, 3)

@@ -92,6 +92,19 @@ class Layers(nn.Module):
         head.stages[0].mask_head(images.new_zeros(100, 256, 14, 14))
 
 
+def test_a_layer_adds_them_to_the_logits() -> None:
+    grid = Grid((3, 2))
+    layer = linvit.AttentionLayer(8, 2, grid, attention="softmax", rel_pos_bias="decomposed").double()
+    torch.manual_seed(0)
+    for table in layer.rel_pos.parameters():
+        nn.init.normal_(table)
+    x = torch.randn(2, 6, 8, dtype=torch.float64)
+    q, k, v = layer.qkv(x).view(2, 6, 3, 2, 4).permute(2, 0, 3, 1, 4)
+    bias = layer.rel_pos(q.transpose(1, 2).flatten(2), 2, grid.size)
+    want = ((q @ k.mT / 2 + bias).softmax(-1) @ v).transpose(1, 2).flatten(2)
+    torch.testing.assert_close(layer(x, grid), layer.proj(want), rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.slow
 def test_multiply_accumulates_are_the_papers() -> None:
     with torch.device("meta"):
