@@ -93,7 +93,7 @@ class Layers(nn.Module):
 
 
 def test_a_layer_adds_them_to_the_logits() -> None:
-    grid = Grid((3, 2))
+    grid = linvit.Grid((3, 2))
     layer = linvit.AttentionLayer(8, 2, grid, attention="softmax", rel_pos_bias="decomposed").double()
     torch.manual_seed(0)
     for table in layer.rel_pos.parameters():
