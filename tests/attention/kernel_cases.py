@@ -185,9 +185,25 @@ def compiled() -> dict[str, Any]:
     return {"name": "compiled", "errors": errors(*results)}
 
 
+def not_a_number() -> dict[str, Any]:
+    """NaN in a query is NaN in its output, and in a key in all."""
+    q, k = torch.randn(2, 1, 1, 4, 8)
+    broken = q.clone()
+    broken[0, 0, 1, 2] = math.nan
+    wrong = []
+    for phi in ("elu", "relu", "softmax", "exp", "focused"):
+        formula = Formula(phi, power=3.0)
+        hit = [
+            linear_attention(*given, k, formula).isnan().all(-1).flatten().tolist()
+            for given in ((broken, k), (k, broken))
+        ]
+        wrong.append(float(hit != [[False, True, False, False], [True] * 4]))
+    return {"name": "nan", "errors": wrong}
+
+
 def main() -> None:
     """Prints all."""
-    for found in (*formulas(), *mechanisms(), compiled()):
+    for found in (*formulas(), *mechanisms(), compiled(), not_a_number()):
         print(json.dumps(found), flush=True)
 
 

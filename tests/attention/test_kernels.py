@@ -31,7 +31,7 @@ def interpreted():
 
 
 @needs_triton
-@pytest.mark.parametrize("name", [*CASES, *MECHANISMS, "compiled"])
+@pytest.mark.parametrize("name", [*CASES, *MECHANISMS, "compiled", "nan"])
 def test_values_and_gradients_are_those_of_float64(interpreted, name):
     dtype = next((dtype for dtype in name.split() if dtype in TOLERANCE), "float32")
     assert max(interpreted[name]["errors"]) < TOLERANCE[dtype]

@@ -28,6 +28,7 @@ from tests.null_cuda.device import HERE, Calls, build, missing, run
 BATCH, SIDE, DIM, HEADS = 64, 56, 96, 3
 UNTOUCHED = {"aten::_unsafe_view", "aten::detach", "aten::empty", "aten::empty_like", "aten::empty_strided"}
 UNTOUCHED |= {"aten::new_empty", "aten::new_empty_strided"}
+UNTOUCHED |= {"linvit::linear_attention", "linvit::linear_attention_backward"}  # whose programs are counted one by one
 
 
 class Traffic(TorchDispatchMode):
@@ -50,6 +51,24 @@ class Traffic(TorchDispatchMode):
         return out
 
 
+class Programs:
+    """Stands in for the launches of Triton's programs, which the null device lacks."""
+
+    launches = bytes = 0
+
+    def clear(self) -> None:
+        """Begins to count."""
+        self.launches = self.bytes = 0
+
+    def __call__(self, program: Any, grid: Any, *given: Any, **constants: Any) -> None:
+        """Counts one."""
+        self.launches += 1
+        self.bytes += sum(touched(x) for x in given if isinstance(x, Tensor))
+
+
+PROGRAMS = Programs()
+
+
 def touched(x: Tensor) -> int:
     """Bytes of a tensor, with broadcast dimensions once."""
     return x.element_size() * torch.Size([n for n, stride in zip(x.shape, x.stride(), strict=True) if stride]).numel()
@@ -58,16 +77,20 @@ def touched(x: Tensor) -> int:
 def row(name: str, step: Callable[[], Tensor], shown: bool) -> str:
     """Counts a forward and a backward pass under autocast, the second time that they run."""
     for show in (False, shown):
+        PROGRAMS.clear()
         with Traffic(show) as there, Calls() as up, torch.autocast("cuda", torch.bfloat16):
             out = step()
         gradient = torch.zeros_like(out)
+        up.launches, there.bytes = up.launches + PROGRAMS.launches, there.bytes + PROGRAMS.bytes
+        PROGRAMS.clear()
         with Traffic(show) as back, Calls() as down:
             out.backward(gradient)
+        down.launches, back.bytes = down.launches + PROGRAMS.launches, back.bytes + PROGRAMS.bytes
     figures = up.launches, down.launches, f"{there.bytes / 1e9:.2f}", f"{back.bytes / 1e9:.2f}"
     return f"| {name} | {' | '.join(map(str, figures))} |"
 
 
-def count(names: list[str], shown: bool, recompute: bool) -> None:
+def count(names: list[str], shown: bool, recompute: bool, kernel: bool) -> None:
     """Prints a row for each mechanism, and one for the layer of each of the authors."""
     sys.path.append(str(HERE.parents[1] / "benchmarks"))
     from authors.focused import Focused
@@ -84,6 +107,7 @@ def count(names: list[str], shown: bool, recompute: bool) -> None:
         ours = AttentionLayer(DIM, HEADS, grid, attention=name).cuda().train()
         if not recompute:
             keep_attention_features(ours)
+        ours.mechanism.attention_kernel = "triton" if kernel else "torch"
         print(row(name, lambda layer=ours: layer(x, grid), shown), flush=True)
 
 
@@ -93,11 +117,16 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="mechanisms, and authors; default: all")
     parser.add_argument("--operators", action="store_true", help="show each operator with its bytes, too")
     parser.add_argument("--recompute", action="store_true", help="count with `recompute_attention: true`")
+    parser.add_argument("--kernel", action="store_true", help="count with `attention_kernel: triton`")
     given = parser.parse_args()
     if "CALLS" in os.environ:
         names = given.names or [*list_attentions(), "authors"]
         print("| layer | launches forward | backward | GB forward | backward |\n|---|---|---|---|---|", flush=True)
-        count(names, given.operators, given.recompute)
+        if given.kernel:
+            from linvit.attention.kernels import linear
+
+            linear.launch = PROGRAMS
+        count(names, given.operators, given.recompute, given.kernel)
         sys.stdout.flush()
         os._exit(0)  # a thread of autograd that still wants the interpreter while it ends would abort the process
     if (lack := missing()) is not None:

@@ -88,7 +88,7 @@ def kernel_name(mechanism: Callable[..., Any]) -> str:
 
 def _measured(name: str, device: int) -> bool:
     """Whether the kernel of a mechanism was found to be quicker on such a device."""
-    return findings().get(torch.cuda.get_device_name(device), {}).get(name, 0) > 1
+    return bool(findings()) and findings().get(torch.cuda.get_device_name(device), {}).get(name, 0) > 1
 
 
 def _file() -> Path:
