@@ -10,11 +10,11 @@ from linvit.callbacks.report import write_table
 from linvit.evaluation.corruptions import corrupt
 from linvit.evaluation.model import EvaluatedModel
 from linvit.evaluation.scores import Score, Work, corruption_errors, is_imagenet, mean_corruption_error
-from linvit.experiments.measure import conditions
 from linvit.experiments.page import Page
 from linvit.experiments.plots import Axis, Series, line_plot
 from linvit.files import replacing
 from linvit.plain_text import markdown_table
+from linvit.runs.conditions import conditions
 
 Table = list[tuple[str, ...]]
 SHOWN = 3  # the severity of the pictures

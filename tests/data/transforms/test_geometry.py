@@ -107,7 +107,7 @@ OPS = {
     "resize": Resize((97, 51), "bilinear"),
     "shrink without antialias": Resize((31, 44), "bilinear", antialias=False),
     "flip": HorizontalFlip(),
-    "pad": Pad(3, 5, 7, 11, (0, 0, 0)),
+    "pad": Pad(3, 5, 7, 11),
     "shear": Warp((1, 0.21, -4.3, 0, 1, 0), False, (0, 0, 0)),
     "shift": Warp((1, 0, 3, 0, 1, -8), False, (0, 0, 0)),
     "turn and zoom": Warp(affine_matrix(30, 1.2, (4, -3), (HEIGHT, WIDTH)), False, (0, 0, 0)),
