@@ -50,22 +50,25 @@ def record_of(folder, **changes):
 def test_two_machines_are_merged_and_their_latencies_never_in_one_front(folder):
     board = collect([folder])
     assert board.left_out == []
-    assert [where.partition(";")[0] for where in board.machines.values()] == ["A", "B"]
+    assert {name: where.partition(";")[0] for where, name in board.machines.items()} == {"M1": "A", "M2": "B"}
     (section,) = board.sections
     assert section.facts == "train 8 images, val 4 images, 10 classes, fingerprint 1234"
-    rows = {row.configuration: row for row in section.rows}
+    rows = {row["configuration"]: row for row in section.rows}
     softmax, linear = rows["deit_nano, softmax"], rows["deit_nano, linear"]
-    assert (linear.score, linear.seeds, linear.best) == (0.625, 2, 0.9)
-    assert linear.deviation == pytest.approx(0.125 * 2**0.5)
-    assert softmax.costs == {
+    assert (linear["score"], linear["seeds"], linear["best"]) == (0.625, 2, 0.9)
+    assert linear["±"] == pytest.approx(0.125 * 2**0.5)
+    assert {board.short(axis): softmax[axis] for axis in section.axes} == {
         "parameters (M)": 1.0, "MACs (M)": 1e-5, "latency M1 (ms)": 1.0, "memory M1 (MiB)": 1.0,
         "latency M2 (ms)": 4.0, "memory M2 (MiB)": 1.0,
     }  # fmt: skip
     equal = ["MACs", "memory M1", "memory M2"]  # scores and costs, so both are on these fronts
-    assert sorted(section.fronts(softmax)) == sorted([*equal, "parameters", "latency M1"])
-    assert sorted(section.fronts(linear)) == sorted([*equal, "latency M2"])
+    fronts = {name: {*board.short(row["on the front of"]).split(", ")} for name, row in rows.items()}
+    assert fronts["deit_nano, softmax"] == {*equal, "parameters", "latency M1"}
+    assert fronts["deit_nano, linear"] == {*equal, "latency M2"}
+    assert board.measured == [f"{name}: measured {WHERE['date']}, load 0.1" for name in ("M1", "M2")]
     apart = collect([folder / "B", folder / "runs"])
-    assert [row.costs.get("latency M1 (ms)") for row in apart.sections[0].rows] == [3.0, 4.0]
+    (latency,) = (axis for axis in apart.sections[0].axes if axis.startswith("latency"))
+    assert [row[latency] for row in apart.sections[0].rows] == [3.0, 4.0]
 
 
 def test_the_same_records_are_the_same_files_whatever_the_order_of_folders(folder):
@@ -83,7 +86,7 @@ def test_the_same_records_are_the_same_files_whatever_the_order_of_folders(folde
     assert {*first} == {"leaderboard.md", "leaderboard.csv", "leaderboard.html"}
     assert others == [first, first]
     rows = list(csv.DictReader(first["leaderboard.csv"].decode().splitlines()))
-    assert [row["latency on B; cpu; threads: 1; linvit 0.1.0 (ms)"] for row in rows] == ["3.0", "4.0"]
+    assert [row["latency B; cpu; threads: 1; linvit 0.1.0 (ms)"] for row in rows] == ["3.0", "4.0"]
     assert [row["seeds"] for row in rows] == ["2", "2"]
 
 
@@ -93,13 +96,13 @@ def test_published_scores_stand_apart_and_are_in_no_front(folder):
     result.write(path, record_of(folder, published=told))
     (section,) = collect([folder]).sections
     best, *_ = section.rows
-    assert (best.configuration, best.score, best.published) == (
+    assert (best["configuration"], best["score"], best["published"]) == (
         "deit_nano, linear (published)",
         0.99,
         "top1: their README",
     )
-    assert section.fronts(best) == []
-    assert "latency M2" in section.fronts(next(row for row in section.rows if row.configuration.endswith("linear")))
+    assert best["on the front of"] == ""
+    assert "latency B;" in next(row for row in section.rows if row["seeds"] == 2)["on the front of"]
     assert "| deit_nano, linear (published) | 1 | 0.9900 | - | - | - |" in write(collect([folder]), folder / "out")
 
 
@@ -181,7 +184,7 @@ def test_of_two_runs_with_one_seed_the_newer_one_counts(folder):
     result.write(folder / "C/result.json", newer)
     board = collect([folder])
     assert board.left_out == ["linear-seed0/version_0: a newer run has its configuration, data and seed"]
-    assert min(row.score for row in board.sections[0].rows) == pytest.approx((0.1 + 0.75) / 2)
+    assert min(row["score"] for row in board.sections[0].rows) == pytest.approx((0.1 + 0.75) / 2)
     result.write(folder / "C/result.json", record_of(folder))  # a copy is the same run
     assert collect([folder]).left_out == []
 
@@ -190,7 +193,7 @@ def test_a_run_of_an_older_version_says_what_its_folder_tells(tmp_path):
     write_run(tmp_path / "old/version_0")
     board = collect([tmp_path])
     (row,) = board.sections[0].rows
-    assert (row.configuration, row.score, row.costs) == ("deit_nano, softmax", 0.75, {})
+    assert (row["configuration"], row["score"], board.sections[0].axes) == ("deit_nano, softmax", 0.75, [])
     assert board.sections[0].facts.endswith("fingerprint unknown")
     done = linvit("leaderboard", "old", cwd=tmp_path)
     assert done.code == 0

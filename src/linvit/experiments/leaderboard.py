@@ -24,7 +24,7 @@ from linvit.runs.folder import CONFIG, COSTS, CURVES, RESULT, RunFolder, shown
 NAME = "leaderboard"
 SCRIPT = Path(__file__).with_suffix(".js")
 """Sorts a table by the column whose title is clicked, and hides rows that lack a word of the box at the top."""
-FRONTS, NO_BREAK = "on the front of", "\u00a0"
+FRONTS, SCORES = "on the front of", ("score", "±", "best", "test")
 NAMED = ("model.backbone", "model.head", "model.attention")
 LONGEST, SHORT = 60, 36  # characters that one option adds to the name of a row, and of a row in a plot
 AXES = {
@@ -42,56 +42,28 @@ NOTES = (
 )
 
 
-class Row(NamedTuple):
-    """A configuration on its data; or what its authors published of it, if `published` says where."""
-
-    configuration: str  # in words
-    score: float  # mean over seeds
-    deviation: float | None
-    seeds: int | None
-    best: float | None
-    test: float | None
-    costs: dict[str, float]  # by axis, such as "latency M1 (ms)"
-    published: str = ""
-
-
 class Section(NamedTuple):
-    """The rows of one data set, the best first."""
+    """A table of one data set, the best row first; cells by the titles of columns, those of `axes` are costs."""
 
     title: str
     facts: str  # of the data
-    rows: list[Row]
-
-    @property
-    def axes(self) -> list[str]:
-        """Over which there are fronts."""
-        return list(dict.fromkeys(axis for row in self.rows for axis in row.costs))
-
-    def fronts(self, row: Row) -> list[str]:
-        """The costs on whose front a row is: no other that was trained has at least its score for at most its cost."""
-
-        def beaten(axis: str) -> bool:
-            own = row.costs[axis], -row.score
-            others = [(one.costs[axis], -one.score) for one in self.rows if axis in one.costs and not one.published]
-            return any(x <= own[0] and y <= own[1] and (x, y) != own for x, y in others)
-
-        return [axis.partition(" (")[0] for axis in row.costs if not row.published and not beaten(axis)]
-
-    def cells(self, number: int, row: Row) -> dict[str, Any]:
-        """By the titles of columns; rows are counted from 1."""
-        cells = {"configuration": row.configuration, "row": number, "score": row.score}
-        cells |= {"±": row.deviation, "seeds": row.seeds}
-        cells |= {"best": row.best, "test": row.test, **{axis: row.costs.get(axis) for axis in self.axes}}
-        return cells | {FRONTS: ", ".join(self.fronts(row)), "published": row.published}
+    rows: list[dict[str, Any]]
+    axes: list[str]
 
 
 class Leaderboard(NamedTuple):
-    """Sections, machines by the names that they have there, and what is left out, and why."""
+    """Sections, short names of the machines in their titles, when was measured, and what is left out, and why."""
 
     sections: list[Section]
     machines: dict[str, str]
-    measured: list[str]  # when, and at which load
+    measured: list[str]
     left_out: list[str]
+
+    def short(self, text: str) -> str:
+        """A text with the short names of machines."""
+        for machine in sorted(self.machines, reverse=True):
+            text = text.replace(machine, self.machines[machine])
+        return text
 
 
 def collect(folders: Sequence[Path]) -> Leaderboard:
@@ -106,50 +78,44 @@ def collect(folders: Sequence[Path]) -> Leaderboard:
             else:
                 runs.append(_record(path))
         except Exception as error:  # files of any content
-            kind = "" if isinstance(error, UserError) else f"'{path}' cannot be read: {type(error).__name__}: "
-            left_out.append(f"{kind}{error}")
+            left_out.append(str(error) if isinstance(error, UserError) else f"'{path}' cannot be read: {error!r}")
     kept: dict[Any, dict[str, Any]] = {}
     for record in sorted(runs, key=_order):
         key = _place(record), record["configuration"], record["seed"]
         if key in kept and kept[key]["score"] != record["score"]:
             left_out.append(f"{kept[key]['run']}: a newer run has its configuration, data and seed")
         kept[key] = record
-    wheres = sorted({_where(one) for one in measured})
-    machines = {where: f"M{number}" for number, where in enumerate(wheres, 1)}
     costs: dict[str, dict[str, float]] = {}
-    for one in sorted(measured, key=lambda one: (_where(one), *_order(one))):
+    for one in sorted(measured, key=_order):
         for configuration, found in one["costs"].items():
-            costs.setdefault(configuration, {}).update(_axes(found, machines[_where(one)]))
+            costs.setdefault(configuration, {}).update(_axes(found, _machine(one)))
+    machines = {where: f"M{number}" for number, where in enumerate(sorted({*map(_machine, measured)}), 1)}
+    when = [
+        f"{machines[_machine(one)]}: measured {{date}}, load {{load}}".format(**one["conditions"]) for one in measured
+    ]
     places = sorted({place for place, *_ in kept})
     sections = [_section(place, [one for key, one in kept.items() if key[0] == place], costs) for place in places]
-    when = [
-        f"{machines[_where(one)]}: measured {{date}}, load {{load}}".format(**one["conditions"]) for one in measured
-    ]
-    return Leaderboard(sections, {name: where for where, name in machines.items()}, sorted({*when}), left_out)
+    return Leaderboard(sections, machines, sorted({*when}), left_out)
 
 
 def write(board: Leaderboard, folder: Path) -> str:
     """Writes `leaderboard.md`, `.csv` and `.html` into a folder, which is made; returns the tables as Markdown."""
     folder.mkdir(parents=True, exist_ok=True)
     page, parts = Page("Leaderboard", SCRIPT.read_text(encoding="utf-8")), ["# Leaderboard"]
-    numbers: list[dict[str, Any]] = []
-    for section in board.sections:
-        cells = [section.cells(number, row) for number, row in enumerate(section.rows, 1)]
-        titles = [title for title in cells[0] if any(one.get(title) for one in cells)]
-        table = [[_text(title, one.get(title)) for title in titles] for one in cells]
-        page.heading(section.title)
-        page.paragraph(section.facts)
-        spaces = [NO_BREAK if title == FRONTS else " " for title in titles]
-        page.table(titles, [[c.replace(" ", space) for c, space in zip(row, spaces, strict=True)] for row in table])
-        page.pictures([(_plot(section, axis, board), f"score over {axis}") for axis in section.axes], 460)
-        parts += [f"## {section.title}", printable(section.facts, lines=False), markdown_table([titles, *table])]
-        numbers += [{"data": section.title, "facts": section.facts, **one} for one in cells]
-    for note in (NOTES, *(f"{name}: {where}" for name, where in board.machines.items()), *board.measured):
+    for title, facts, rows, axes in board.sections:
+        titles = [name for name in rows[0] if any(row[name] for row in rows)]
+        head, *table = [[board.short(cell) for cell in row] for row in (titles, *_texts(titles, rows))]
+        page.heading(title)
+        page.paragraph(facts)
+        page.table(head, [[*cells, last.replace(" ", "\u00a0")] for *cells, last in table])  # fronts, in one line
+        page.pictures([(_plot(title, rows, axis, board), board.short(f"score over {axis}")) for axis in axes], 460)
+        parts += [f"## {title}", printable(facts, lines=False), markdown_table([head, *table])]
+    for note in (NOTES, *(f"{name}: {machine}" for machine, name in board.machines.items()), *board.measured):
         page.paragraph(note)
         parts.append(note)
-    columns = list(dict.fromkeys(name for one in numbers for name in one))
-    head = [_in_full(name, board.machines) for name in columns]
-    write_table(folder / f"{NAME}.csv", [head, *([one.get(name) for name in columns] for one in numbers)])
+    cells = [{"data": one.title, "facts": one.facts, **row} for one in board.sections for row in one.rows]
+    columns = list(dict.fromkeys(name for row in cells for name in row))
+    write_table(folder / f"{NAME}.csv", [columns, *([row.get(name) for name in columns] for row in cells)])
     page.write(folder / f"{NAME}.html")
     with replacing(folder / f"{NAME}.md") as file:
         file.write("\n\n".join([*parts, ""]).encode())
@@ -187,10 +153,10 @@ def _order(one: Mapping[str, Any]) -> tuple[str, str]:
     return (one["conditions"] or {}).get("date", ""), json.dumps(one, sort_keys=True)
 
 
-def _where(one: Mapping[str, Any]) -> str:
+def _machine(one: Mapping[str, Any]) -> str:
     """The machine, and what else times depend on."""
-    where = "{machine}; {device}; threads: {threads}; {versions}".format(**one["conditions"])
-    return printable(where, lines=False)
+    machine = "{machine}; {device}; threads: {threads}; {versions}".format(**one["conditions"])
+    return printable(machine, lines=False)
 
 
 def _axes(found: Mapping[str, float | None], machine: str = "") -> dict[str, float]:
@@ -205,25 +171,46 @@ def _section(place: Sequence[str], records: Sequence[dict[str, Any]], costs: Map
         groups.setdefault(record["configuration"], []).append(record)
     keys = [*NAMED, *outermost(differing(own[0]["options"] for own in groups.values()))]
     names = {configuration: _name(own[0]["options"], keys) for configuration, own in groups.items()}
+    found = {one: _axes(own[0]["costs"]) | costs.get(one, {}) for one, own in groups.items()}
+    axes = list(dict.fromkeys(axis for own in found.values() for axis in own))
     rows = []
     for configuration, own in groups.items():
-        name = names[configuration]
-        name += printable(f", {configuration[:6]}", lines=False) * ([*names.values()].count(name) > 1)
-        found = _axes(own[0]["costs"]) | costs.get(configuration, {})
+        name, clash = names[configuration], [*names.values()].count(names[configuration]) > 1
         scores, tag = [one["score"]["final"] for one in own], own[0]["score"]["tag"].replace("val/", "test/")
         tests = [one["test"]["scores"] for one in own if one["test"] and one["test"]["split"] == "test"]
-        test = [one[tag] for one in tests if tag in one]
-        deviation, best = spread(scores) if len(own) > 1 else None, statistics.fmean(o["score"]["best"] for o in own)
-        mean = statistics.fmean(scores), deviation, len(own), best, statistics.fmean(test) if test else None
-        rows.append(Row(name, *mean, found))
+        test = [scored[tag] for scored in tests if tag in scored]
+        row: dict[str, Any] = {
+            "configuration": name + printable(f", {configuration[:6]}", lines=False) * clash,
+            "row": 0,
+        }
+        row |= {"score": statistics.fmean(scores), "±": spread(scores) if len(own) > 1 else None, "seeds": len(own)}
+        row |= {"best": statistics.fmean(one["score"]["best"] for one in own)}
+        row |= {"test": statistics.fmean(test) if test else None}
+        rows.append(row | {axis: found[configuration].get(axis) for axis in axes} | {"published": "", FRONTS: ""})
         if told := own[0]["published"]:
-            source = f"{told['metric']}: {told['source']}"
-            rows.append(Row(f"{name} (published)", told["score"], None, None, None, None, found, source))
+            known = {"configuration": f"{row['configuration']} (published)", "score": told["score"]}
+            known |= dict.fromkeys(("±", "seeds", "best", "test"))
+            rows.append(rows[-1] | known | {"published": f"{told['metric']}: {told['source']}"})
+    rows.sort(key=lambda row: (-row["score"], row["configuration"]))
+    for number, row in enumerate(rows, 1):
+        on = [axis.rpartition(" (")[0] for axis in axes if _on_front(row, axis, rows)]
+        row |= {"row": number, FRONTS: ", ".join(on)}
     data = records[0]["data"]
     facts = [f"{name} {number:,.0f} images" for name, number in sorted(data["images"].items())]
     facts += [f"{data['classes']} classes", f"fingerprint {place[1]}"]
     title = printable(", ".join(filter(None, [place[0], *place[2:]])), lines=False)
-    return Section(title, ", ".join(facts), sorted(rows, key=lambda row: (-row.score, row.configuration)))
+    return Section(title, ", ".join(facts), rows, axes)
+
+
+def _on_front(row: Mapping[str, Any], axis: str, rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether no row that was trained has at least the score of this one, which was, for at most its cost."""
+    own, others = (row[axis], -row["score"]), [(one[axis], -one["score"]) for one in rows if not one["published"]]
+    others = [one for one in others if one[0] is not None]
+    return (
+        not row["published"]
+        and own in others
+        and not any(x <= own[0] and y <= own[1] and (x, y) != own for x, y in others)
+    )
 
 
 def _name(options: Mapping[str, Any], keys: Sequence[str]) -> str:
@@ -233,31 +220,24 @@ def _name(options: Mapping[str, Any], keys: Sequence[str]) -> str:
     return ", ".join(named[key] for key, text in texts.items() if text != "-")
 
 
-def _text(title: str, cell: Any) -> str:
-    """How a cell is read."""
-    if cell is None or isinstance(cell, str):
-        return cell or "-"
-    if title in ("score", "±", "best", "test"):
-        return f"{cell:.4f}"
-    return f"{cell:.3g}" if cell < 100 else f"{cell:,.0f}"
+def _texts(titles: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Cells as they are read."""
+
+    def text(title: str, cell: Any) -> str:
+        if cell is None or isinstance(cell, str):
+            return cell or "-"
+        return f"{cell:.4f}" if title in SCORES else f"{cell:.3g}" if cell < 100 else f"{cell:,.0f}"
+
+    return [[text(title, row[title]) for title in titles] for row in rows]
 
 
-def _in_full(column: str, machines: Mapping[str, str]) -> str:
-    """A title of the CSV file, which has no other place for the machine."""
-    name, space, unit = column.rpartition(" (")
-    kind, _, machine = name.partition(" ")
-    return f"{kind} on {machines[machine]}{space}{unit}" if machine in machines else column
-
-
-def _plot(section: Section, axis: str, board: Leaderboard) -> str:
-    series = []
-    for number, row in enumerate(section.rows, 1):
-        if (cost := row.costs.get(axis)) is not None:
-            bar = row.score - (row.deviation or 0), row.score + (row.deviation or 0)
-            name, label = f"{number}: {row.configuration}"[:SHORT], (str(number),)
-            series.append(Series(name, ((cost, row.score),), (bar,), label, bool(row.published)))
-    costs = [x for one in series for x, _ in one.points]
-    machine = board.machines.get(axis.partition(" (")[0].rpartition(" ")[2], "")
-    note = f"grey: the Pareto front; bars: one standard deviation over seeds; hollow: published\n{machine}"
-    title, scale = f"{section.title}: score over {axis}", Axis(axis, log=max(costs) > 10 * min(costs) > 0)
-    return line_plot(title, series, scale, Axis("score"), note, front=True)
+def _plot(title: str, rows: Sequence[Mapping[str, Any]], axis: str, board: Leaderboard) -> str:
+    series, note = [], "grey: the Pareto front; bars: one standard deviation over seeds; hollow: published\n"
+    for row in (row for row in rows if row[axis] is not None):
+        score, spread, name = row["score"], row["±"] or 0, f"{row['row']}: {row['configuration']}"[:SHORT]
+        bar = ((score - spread, score + spread),)
+        series.append(Series(name, ((row[axis], score),), bar, (str(row["row"]),), bool(row["published"])))
+    costs, label = [x for one in series for x, _ in one.points], board.short(axis)
+    note += next((machine for machine in board.machines if machine in axis), "")
+    scale = Axis(label, log=max(costs) > 10 * min(costs) > 0)
+    return line_plot(f"{title}: score over {label}", series, scale, Axis("score"), note, front=True)

@@ -55,8 +55,7 @@ def derive(run: RunFolder) -> dict[str, Any]:
         "schema": SCHEMA,
         "run": f"{run.folder.parent.name}/{run.folder.name}",
         "command": None,
-        "configuration": configuration(run),
-        "options": _options(run),
+        **configuration(run),
         "seed": run.seed,
         "data": {"name": name, "classes": classes, "fingerprint": None, "images": {}},
         "score": score | {"best": best, "best_epoch": epochs.get(best_step, 0)},
@@ -70,17 +69,15 @@ def derive(run: RunFolder) -> dict[str, Any]:
     }
 
 
-def configuration(run: RunFolder) -> str:
-    """A hash of the complete configuration, which runs that differ in their seed share."""
-    return _hash(json.dumps(_options(run), sort_keys=True).encode())
+def configuration(run: RunFolder) -> dict[str, Any]:
+    """The complete configuration as `options`, and its hash, which runs that differ in their seed share."""
+    options = {name: value for name, value in run.options().items() if name not in PLACES}
+    options = json.loads(json.dumps(options, default=str, sort_keys=True), parse_constant=str)  # of NaN, too
+    return {"configuration": _hash(json.dumps(options).encode()), "options": options}
 
 
 def data_facts(data: ImageData) -> dict[str, Any]:
-    """Name, classes and images of each split, and a fingerprint that is the same wherever the data lies.
-
-    The fingerprint is made of the names of classes and, of each split, the number of rows and the content of 16 of
-    them, spread evenly; of generated data also of the options that it follows from. A stream has none.
-    """
+    """Name, classes and images of each split, and a fingerprint that is the same wherever the data lies."""
     source, facts = data.data_source, {"name": _name(data.source), "classes": data.num_classes}
     if data.stream_options is not None:
         return facts | {"fingerprint": None, "images": {}}
@@ -103,11 +100,11 @@ def write(path: Path, record: Mapping[str, Any]) -> None:
 def add_test(folder: Path, data: ImageData, scores: Mapping[str, float], images: int) -> None:
     """Adds the scores of `linvit test` to the record of a run, if they are of the data that it was trained on."""
     record = read(folder / RESULT)
-    if record["data"] != data_facts(data):
+    if record["data"] == data_facts(data):
+        split = "test" if "test" in data.splits else "val"
+        write(folder / RESULT, record | {"test": {"split": split, "images": images, "scores": dict(scores)}})
+    else:
         rank_zero_info(f"these scores are not added to {folder / RESULT}, whose run has other data")
-        return
-    split = "test" if "test" in data.splits else "val"
-    write(folder / RESULT, record | {"test": {"split": split, "images": images, "scores": dict(scores)}})
 
 
 def read(path: Path, fields: Mapping[Any, str] = FIELDS) -> dict[str, Any]:
@@ -136,12 +133,6 @@ def _is(value: Any, kind: Any) -> bool:
     if type(value) in (int, float):
         return abs(value) < 1e300 and (isinstance(value, kind) or isinstance(1.0, kind))
     return type(value) is not bool and isinstance(value, kind)
-
-
-def _options(run: RunFolder) -> dict[str, Any]:
-    options = {name: value for name, value in run.options().items() if name not in PLACES}
-    found: dict[str, Any] = json.loads(json.dumps(options, default=str), parse_constant=str)  # of NaN, too
-    return found
 
 
 def _hash(*parts: bytes) -> str:

@@ -52,7 +52,7 @@ def write(results: Results, folder: Path, device: str) -> Path:
             file.write(text.encode())
     write_table(folder / "table.csv", tables.numbers(results))
     measured = {
-        result.configuration(run): variant.costs.numbers
+        result.configuration(run)["configuration"]: variant.costs.numbers
         for variant in results.variants
         if isinstance(variant.costs, Costs) and (run := _first(variant)) is not None
     }
