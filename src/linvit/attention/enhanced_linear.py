@@ -106,6 +106,7 @@ class EnhancedLinearAttention(Attention):
                 f"dim {dim} has room for {room} heads of {self.head_dim} channels, of which heads_ratio "
                 f"{heads_ratio:g} leaves none; set a smaller head_dim or a larger heads_ratio"
             )
+        self.key_heads = self.out_heads = self.num_heads
         self.dim = self.num_heads * self.head_dim
 
     @recomputed
