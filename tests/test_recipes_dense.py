@@ -92,4 +92,7 @@ def test_it_has_the_published_number_of_parameters(key):
             built = linvit.create_detector(**network, num_classes=80)
         else:
             built = linvit.create_segmentor(**network, num_classes=150)
-    assert abs(sum(p.numel() for p in built.parameters()) / 1e6 - float(want["params_m"])) < 1
+    counted = [(name, p.numel()) for name, p in built.named_parameters()]
+    if key[0].startswith(("vssd_", "h_vittt_")):  # their counts are of the network that is evaluated
+        counted = [(name, count) for name, count in counted if ".aux" not in name]
+    assert abs(sum(count for _, count in counted) / 1e6 - float(want["params_m"])) < 1
