@@ -50,7 +50,7 @@ def record_of(folder, **changes):
 def test_two_machines_are_merged_and_their_latencies_never_in_one_front(folder):
     board = collect([folder])
     assert board.left_out == []
-    assert {name: where.partition(";")[0] for where, name in board.machines.items()} == {"M1": "A", "M2": "B"}
+    assert {name: where.partition(" /")[0] for where, name in board.machines.items()} == {"M1": "A", "M2": "B"}
     (section,) = board.sections
     assert section.facts == "train 8 images, val 4 images, 10 classes, fingerprint 1234"
     rows = {row["configuration"]: row for row in section.rows}
@@ -62,7 +62,7 @@ def test_two_machines_are_merged_and_their_latencies_never_in_one_front(folder):
         "latency M2 (ms)": 4.0, "memory M2 (MiB)": 1.0,
     }  # fmt: skip
     equal = ["MACs", "memory M1", "memory M2"]  # scores and costs, so both are on these fronts
-    fronts = {name: {*board.short(row["on the front of"]).split(", ")} for name, row in rows.items()}
+    fronts = {name: {*board.short(row["on the front of"]).split("; ")} for name, row in rows.items()}
     assert fronts["deit_nano, softmax"] == {*equal, "parameters", "latency M1"}
     assert fronts["deit_nano, linear"] == {*equal, "latency M2"}
     assert board.measured == [f"{name}: measured {WHERE['date']}, load 0.1" for name in ("M1", "M2")]
@@ -86,7 +86,7 @@ def test_the_same_records_are_the_same_files_whatever_the_order_of_folders(folde
     assert {*first} == {"leaderboard.md", "leaderboard.csv", "leaderboard.html"}
     assert others == [first, first]
     rows = list(csv.DictReader(first["leaderboard.csv"].decode().splitlines()))
-    assert [row["latency B; cpu; threads: 1; linvit 0.1.0 (ms)"] for row in rows] == ["3.0", "4.0"]
+    assert [row["latency B / cpu / 1 threads / linvit 0.1.0 (ms)"] for row in rows] == ["3.0", "4.0"]
     assert [row["seeds"] for row in rows] == ["2", "2"]
 
 
@@ -102,7 +102,7 @@ def test_published_scores_stand_apart_and_are_in_no_front(folder):
         "top1: their README",
     )
     assert best["on the front of"] == ""
-    assert "latency B;" in next(row for row in section.rows if row["seeds"] == 2)["on the front of"]
+    assert "latency B /" in next(row for row in section.rows if row["seeds"] == 2)["on the front of"]
     assert "| deit_nano, linear (published) | 1 | 0.9900 | - | - | - |" in write(collect([folder]), folder / "out")
 
 

@@ -12,6 +12,7 @@ from jsonargparse import Namespace
 
 from linvit.callbacks.save_checkpoints import AtomicCheckpointIO
 from linvit.errors import UserError
+from linvit.runs import result
 from linvit.runs.folder import claim_version
 from linvit.runs.resume import Found, SameCheckpoint, differs, find, newest_checkpoint, run_to_resume
 from tests.cli.forked import Ranks
@@ -220,6 +221,7 @@ def test_all_ranks_go_on_from_the_same_file(tmp_path, launcher):
         assert not ranks.left()
         (run,) = (tmp_path / "checkpoints" / "quickstart").iterdir()
         assert step_of(run / "checkpoints" / "last.ckpt") == 2 * epochs
+        assert result.read(run / "result.json")["score"]["final_epoch"] == epochs
         written = {name for name in set(files(tmp_path)) - set(before) if name.startswith("checkpoints")}
         assert bool(written) is changed
 

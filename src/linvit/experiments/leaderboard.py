@@ -24,6 +24,7 @@ from linvit.runs.folder import CONFIG, COSTS, CURVES, RESULT, RunFolder, shown
 NAME = "leaderboard"
 SCRIPT = Path(__file__).with_suffix(".js")
 """Sorts a table by the column whose title is clicked, and hides rows that lack a word of the box at the top."""
+WHEN = "measured {date}, load {load}"
 FRONTS, SCORES = "on the front of", ("score", "±", "best", "test")
 NAMED = ("model.backbone", "model.head", "model.attention")
 LONGEST, SHORT = 60, 36  # characters that one option adds to the name of a row, and of a row in a plot
@@ -86,13 +87,11 @@ def collect(folders: Sequence[Path]) -> Leaderboard:
             left_out.append(f"{kept[key]['run']}: a newer run has its configuration, data and seed")
         kept[key] = record
     costs: dict[str, dict[str, float]] = {}
-    for one in sorted(measured, key=_order):
+    for one in sorted(measured, key=lambda one: (_machine(one), *_order(one))):
         for configuration, found in one["costs"].items():
             costs.setdefault(configuration, {}).update(_axes(found, _machine(one)))
     machines = {where: f"M{number}" for number, where in enumerate(sorted({*map(_machine, measured)}), 1)}
-    when = [
-        f"{machines[_machine(one)]}: measured {{date}}, load {{load}}".format(**one["conditions"]) for one in measured
-    ]
+    when = [f"{machines[_machine(one)]}: " + WHEN.format(**one["conditions"]) for one in measured]
     places = sorted({place for place, *_ in kept})
     sections = [_section(place, [one for key, one in kept.items() if key[0] == place], costs) for place in places]
     return Leaderboard(sections, machines, sorted({*when}), left_out)
@@ -155,8 +154,7 @@ def _order(one: Mapping[str, Any]) -> tuple[str, str]:
 
 def _machine(one: Mapping[str, Any]) -> str:
     """The machine, and what else times depend on."""
-    machine = "{machine}; {device}; threads: {threads}; {versions}".format(**one["conditions"])
-    return printable(machine, lines=False)
+    return printable("{machine} / {device} / {threads} threads / {versions}".format(**one["conditions"]), lines=False)
 
 
 def _axes(found: Mapping[str, float | None], machine: str = "") -> dict[str, float]:
@@ -179,22 +177,20 @@ def _section(place: Sequence[str], records: Sequence[dict[str, Any]], costs: Map
         scores, tag = [one["score"]["final"] for one in own], own[0]["score"]["tag"].replace("val/", "test/")
         tests = [one["test"]["scores"] for one in own if one["test"] and one["test"]["split"] == "test"]
         test = [scored[tag] for scored in tests if tag in scored]
-        row: dict[str, Any] = {
-            "configuration": name + printable(f", {configuration[:6]}", lines=False) * clash,
-            "row": 0,
-        }
+        name += printable(f", {configuration[:6]}", lines=False) * clash
+        row: dict[str, Any] = {"configuration": name, "row": 0}
         row |= {"score": statistics.fmean(scores), "±": spread(scores) if len(own) > 1 else None, "seeds": len(own)}
         row |= {"best": statistics.fmean(one["score"]["best"] for one in own)}
         row |= {"test": statistics.fmean(test) if test else None}
         rows.append(row | {axis: found[configuration].get(axis) for axis in axes} | {"published": "", FRONTS: ""})
         if told := own[0]["published"]:
-            known = {"configuration": f"{row['configuration']} (published)", "score": told["score"]}
+            known = {"configuration": f"{name} (published)", "score": told["score"]}
             known |= dict.fromkeys(("±", "seeds", "best", "test"))
             rows.append(rows[-1] | known | {"published": f"{told['metric']}: {told['source']}"})
     rows.sort(key=lambda row: (-row["score"], row["configuration"]))
     for number, row in enumerate(rows, 1):
         on = [axis.rpartition(" (")[0] for axis in axes if _on_front(row, axis, rows)]
-        row |= {"row": number, FRONTS: ", ".join(on)}
+        row |= {"row": number, FRONTS: "; ".join(on)}
     data = records[0]["data"]
     facts = [f"{name} {number:,.0f} images" for name, number in sorted(data["images"].items())]
     facts += [f"{data['classes']} classes", f"fingerprint {place[1]}"]
@@ -204,13 +200,9 @@ def _section(place: Sequence[str], records: Sequence[dict[str, Any]], costs: Map
 
 def _on_front(row: Mapping[str, Any], axis: str, rows: Sequence[Mapping[str, Any]]) -> bool:
     """Whether no row that was trained has at least the score of this one, which was, for at most its cost."""
-    own, others = (row[axis], -row["score"]), [(one[axis], -one["score"]) for one in rows if not one["published"]]
-    others = [one for one in others if one[0] is not None]
-    return (
-        not row["published"]
-        and own in others
-        and not any(x <= own[0] and y <= own[1] and (x, y) != own for x, y in others)
-    )
+    own, trained = (row[axis], -row["score"]), [one for one in rows if not one["published"] and one[axis] is not None]
+    others = [(one[axis], -one["score"]) for one in trained]
+    return row in trained and not any(x <= own[0] and y <= own[1] and (x, y) != own for x, y in others)
 
 
 def _name(options: Mapping[str, Any], keys: Sequence[str]) -> str:

@@ -83,10 +83,7 @@ def _prints(option: str) -> bool:
 
 
 class CommandLine(LightningCLI):
-    """The options of `linvit fit`, `validate`, `test` or `predict`, read and checked; `Run` builds from them.
-
-    A `quiet` one is of a verb with options of its own, so that errors do not name the help of this one.
-    """
+    """The options of `linvit fit`, `validate`, `test` or `predict`, read and checked; `Run` builds from them."""
 
     def __init__(self, verb: str, options: Sequence[str], *, quiet: bool = False) -> None:
         self.verb, self.quiet = verb, quiet
@@ -148,7 +145,8 @@ class CommandLine(LightningCLI):
                 example = "quickstart" if self.verb == "fit" else "RUN/config.yaml --ckpt_path RUN"
                 raise UserError(NO_CONFIG.format(self.verb, example)) from error
             message = readable(error.message).replace("parsing config", f"parsing config {', '.join(files)}")
-            raise UserError(f"{message}{'' if self.quiet else f'{chr(10)}See linvit {self.verb} --help'}") from error
+            see = "" if self.quiet else f"\nSee linvit {self.verb} --help"  # other verbs have options of their own
+            raise UserError(f"{message}{see}") from error
 
     def instantiate_classes(self) -> None:
         """Builds nothing."""

@@ -217,12 +217,12 @@ class Run:
         if self.trainer.fast_dev_run:  # type: ignore[attr-defined]  # nothing is kept
             return
         length = "max_steps" if self.trainer.global_step == self.trainer.max_steps else "max_epochs"
+        run = Path(str(self.trainer.log_dir))  # which all ranks ask for
         for saves in self.trainer.checkpoint_callbacks:
             if isinstance(saves, SaveCheckpoints):
-                weights, run = self.task.hparams["predict_with"], Path(str(self.trainer.log_dir))
-                rank_zero_info(run_summary(saves, weights, run, length))
-        if self.trainer.is_global_zero and RunFolder(Path(str(self.trainer.log_dir))).complete:
-            self._write_result(Path(str(self.trainer.log_dir)))
+                rank_zero_info(run_summary(saves, self.task.hparams["predict_with"], run, length))
+        if self.trainer.is_global_zero and RunFolder(run).complete:
+            self._write_result(run)
         if missing := unsaved(self.trainer):
             raise UserError(missing)
 
