@@ -30,6 +30,7 @@ _LOW_RANK: dict[str, dict[str, Any]] = {
     "mlla": {"lepe_kernel": 0},
     "pola_pp": {"lepe_kernel": 0},
     "nala": {"lepe_kernel": 0},
+    "lara": {"landmarks": 4},
 }
 
 

@@ -80,7 +80,7 @@ CA_DEIT = [("tiny", 0.0), ("small", 0.1), ("base", 0.4)]  # with their rates of 
 PUBLISHED = {
     **{f"deit_{size}": deit(0.1, ema=0.99996) for size in ("tiny", "small", "base")},
     "deit_base_384": Recipe(64, 5e-6, 1e-6, 5e-6, 5, 30, 0, "epoch", 1, 1e-8, 0.0, None, 0.99996),
-    **{name: deit(0.1, ema=0.99996) for name in ("flatten_deit_tiny", "hydra_deit_base")},
+    **{name: deit(0.1, ema=0.99996) for name in ("flatten_deit_tiny", "flatten_deit_small", "hydra_deit_base")},
     **{f"pvt_{size}": deit(0.1) for size in ("tiny", "small")},
     **{f"pvt_{size}": deit(0.3, clip=1.0) for size in ("medium", "large")},
     **{f"pvt_v2_{size}": deit(0.1) for size in ("b0", "b1", "b2", "b2_li")},

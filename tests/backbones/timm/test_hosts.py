@@ -69,9 +69,17 @@ def test_softmax_in_the_place_of_softmax_changes_nothing(name: str) -> None:
 
 REFUSED = {
     **{family: {"mlla"} for family in ("samvit", "swinv2", "maxvit", "davit", "tiny")},  # its stem is of the map
-    "hiera": {"mlla", "inline", "poly_nl", "separable"},  # which take tokens that are narrower than heads
+    "hiera": {
+        "mlla",
+        "inline",
+        "poly_nl",
+        "separable",
+        "vssd",
+        "vittt",
+    },  # which take tokens that are narrower than heads
     "cait": {"softmax"},
-    "levit": {"mlla", "soft", "soft_norm", "additive", "aft_simple", "hydra", "poly_nl", "separable", "xca"},
+    "levit": {"mlla", "soft", "soft_norm", "additive", "aft_simple", "hydra", "poly_nl", "separable", "xca"}
+    | {"circulant", "t5", "vittt"},  # q, k and v of one width
 }
 
 
