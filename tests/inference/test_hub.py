@@ -15,9 +15,8 @@ from safetensors.torch import load_file, save_file
 
 import linvit
 import linvit.backbones
-from linvit.inference.card import PATH, SECRET, Place, public, write_card
 from linvit.inference.description import ModelDescription, build_network, read_trained
-from linvit.inference.hub import push
+from linvit.inference.hub import PATH, SECRET, Place, public, push, write_card
 from linvit.runs.folder import RunFolder
 from tests.cli.runs import linvit as command
 from tests.hub import local_hub

@@ -8,10 +8,9 @@ import torch
 import linvit
 from linvit.backbones.deit import deit_nano
 from linvit.testing import Verdict, check_backbone
-from linvit.testing.backbone.check import CONTRACT
+from linvit.testing.backbone.check import CONTRACT, classifier, shapes
 from linvit.testing.backbone.images import BackboneSubject
 from linvit.testing.backbone.numerics import parameter_groups
-from linvit.testing.backbone.shape import classifier, shapes
 from linvit.testing.behaviour import copies, gradients
 from tests.testing.helpers import backbone_lines, clauses, verdicts
 from tests.testing.wrong_backbones import Sound

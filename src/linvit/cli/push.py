@@ -5,8 +5,7 @@ from pathlib import Path
 from linvit.errors import UserError
 from linvit.experiments.compare import tables
 from linvit.experiments.compare.experiment import Experiment
-from linvit.inference.card import Place
-from linvit.inference.hub import check_licence, finished_run, push, write_folder
+from linvit.inference.hub import Place, check_licence, finished_run, push, write_folder
 from linvit.runs.folder import RunFolder
 from linvit.terminal import argument_parser
 
