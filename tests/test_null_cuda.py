@@ -26,8 +26,13 @@ def rehearsed(library: Path, folder: Path, *arguments: str) -> list[dict[str, An
     return [json.loads(line) for line in (folder / "calls").read_text().splitlines()]
 
 
-def test_what_is_planted_is_found(library, tmp_path):
-    device, dtype, item = rehearsed(library, tmp_path, "planted")
+def test_what_is_planted_is_found_and_a_checkpoint_waits_once(library, tmp_path):
+    """For all of its tensors, and once to see that they are finite."""
+    device, dtype, item, *saving = rehearsed(library, tmp_path, "planted")
+    assert [(step["name"], step["error"], sum(step["waits"].values())) for step in saving] == [
+        ("checkpoint", "", 1),
+        ("finite", "", 1),
+    ]
     assert "found at least two devices, cuda:0 and cpu" in device["error"]
     assert "dtype" in dtype["error"]
     assert list(item["waits"].values()) == [1]
@@ -43,13 +48,12 @@ def test_no_step_waits(library, tmp_path, subject):
 
 
 def test_detectors_wait_a_few_times(library, tmp_path):
-    """Boxes that overlap are found in turn, image by image, and their numbers decide the sizes of what follows."""
+    """Numbers of boxes decide the sizes of what follows."""
     found = rehearsed(library, tmp_path, "detectors")
     assert not [step["error"] for step in found if step["error"]]
     waits = {step["name"]: sum(step["waits"].values()) for step in found}
     for name, count in waits.items():
-        of_image = 2 if name.endswith("training") else 6 if name.startswith("cascade") else 4
-        assert count <= of_image * DETECTION_BATCH + 8, waits
+        assert count <= (2 if name.endswith("training") else 4) * DETECTION_BATCH, waits
 
 
 @pytest.mark.parametrize(
@@ -61,3 +65,28 @@ def test_training_and_validation(library, tmp_path, config, most):
     for kind in ("training", "validation"):
         last = [step for step in found if step["name"] == kind][-1]  # the first ones set up and draw pictures
         assert sum(last["waits"].values()) <= most, last
+
+
+@pytest.mark.parametrize(
+    ("steps", "strategy"),
+    [
+        (1, ["--trainer.strategy=ddp"]),  # then DDP asks rank 0 for the order of its buckets, and all values are 0
+        (4, ["--config=base/strategy/fsdp", "--trainer.gradient_clip_val=null", "--model.ema_decay=null"]),
+    ],
+    ids=["ddp", "fsdp"],
+)
+def test_ranks_do_not_wait_for_the_device(library, tmp_path, steps, strategy):
+    """Of eight ranks one is here; see `tests.one_rank`."""
+    few = [
+        f"--trainer.max_steps={steps}",
+        "--data.batch_size=4",
+        "--trainer.limit_val_batches=2",
+        "--trainer.num_nodes=8",
+    ]
+    more = ["--trainer.devices=1", "--trainer.callbacks=[]", "--model.predict_with=raw"]
+    found = rehearsed(library, tmp_path, "fit", "quickstart", *FIT, *few, *more, *strategy)
+    training = [step for step in found if step["name"] == "training"]
+    assert len(training) == steps
+    once = {"on_device.py", "execution.py"}  # what the first step sets up
+    assert not [line for line in training[0]["waits"] if line.partition(":")[0] not in once]
+    assert not any(step["waits"] for step in training[1:])

@@ -26,7 +26,7 @@ def tensors(values: Any) -> Iterator[Tensor]:
 
 def is_finite(values: Any) -> bool:
     """Whether all numbers in nested containers are finite."""
-    return not any(_true([tensor.detach().isfinite().logical_not().any() for tensor in tensors(values)]))
+    return not any(_true(_not_finite(values)))
 
 
 def not_finite(model: nn.Module, checkpoint: Mapping[str, Any]) -> list[str]:
@@ -36,9 +36,14 @@ def not_finite(model: nn.Module, checkpoint: Mapping[str, Any]) -> list[str]:
     """
     masks = {name for name, _ in model.named_buffers() if not is_running_statistic(name)}
     state = checkpoint["state_dict"]
-    bad = [(value.isnan() if name in masks else value.isfinite().logical_not()).any() for name, value in state.items()]
-    names = [name for name, flag in zip(state, _true(bad), strict=True) if flag]
-    return names + [name for name in ("optimizer_states",) if not is_finite(checkpoint.get(name))]
+    own = [(value.isnan() if name in masks else value.isfinite().logical_not()).any() for name, value in state.items()]
+    bad = _true([*own, *_not_finite(checkpoint.get("optimizer_states"))])
+    names = [name for name, flag in zip(state, bad, strict=False) if flag]
+    return names + ["optimizer_states"] * any(bad[len(state) :])
+
+
+def _not_finite(values: Any) -> list[Tensor]:
+    return [tensor.detach().isfinite().logical_not().any() for tensor in tensors(values)]
 
 
 def _true(flags: Sequence[Tensor]) -> list[bool]:

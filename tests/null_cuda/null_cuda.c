@@ -155,7 +155,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *found, int device) {
     found->sharedMemPerBlock = attribute(cudaDevAttrMaxSharedMemoryPerBlock);
     found->sharedMemPerBlockOptin = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
     found->sharedMemPerMultiprocessor = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor);
-    found->regsPerBlock = 65536;
+    found->regsPerBlock = found->regsPerMultiprocessor = 65536;
     found->l2CacheSize = 50 << 20;
     found->memoryBusWidth = 5120;
     found->textureAlignment = 512;

@@ -8,19 +8,24 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch.loops import training_epoch_loop
 from torch import Tensor, nn
+from torch.nn import parallel
 
 import linvit
 from linvit import AttentionLayer, Grid
+from linvit.callbacks.save_checkpoints import AtomicCheckpointIO, SaveCheckpoints
+from linvit.finite import not_finite
 from linvit.registry import attentions, heads
 from linvit.tasks.segmentation.scores import dice_loss, pixel_cross_entropy
 from tests.families import kinds, narrow, small
 from tests.helpers import own_names
 from tests.null_cuda.device import Calls
+from tests.one_rank import join
 
 DEVICE = "cuda"
 SIDE = 64
@@ -83,12 +88,33 @@ def detectors() -> Iterator[tuple[str, Step]]:
         yield f"{name} evaluation", detect
 
 
+def saving() -> Iterator[tuple[str, Step]]:
+    """A checkpoint of tensors that share memory, and of a state dict with its metadata."""
+    layer = nn.Linear(8, 8, device=DEVICE)
+    whole = torch.zeros(6, device=DEVICE)
+    content = {"state_dict": layer.state_dict(), "optimizer_states": [{"views": (whole[:2], whole.view(2, 3).mT)}]}
+
+    def save() -> None:
+        with tempfile.NamedTemporaryFile() as file:
+            AtomicCheckpointIO().save_checkpoint(content, file.name)
+            found = torch.load(file.name, weights_only=True)
+        first, second = found["optimizer_states"][0]["views"]
+        assert found["state_dict"]._metadata == content["state_dict"]._metadata
+        assert not found["state_dict"]["weight"].is_cuda
+        assert second.stride() == (1, 3)
+        assert first.data_ptr() == second.data_ptr()
+
+    yield "checkpoint", save
+    yield "finite", lambda: not_finite(layer, content)
+
+
 def planted() -> Iterator[tuple[str, Step]]:
     """What must be found: a tensor on another device, and a value that the host reads."""
     x = torch.zeros(8, device=DEVICE, requires_grad=True)
     yield "another device", training(lambda: x + torch.ones(8))
     yield "another dtype", training(lambda: x @ torch.ones(8, dtype=torch.float64, device=DEVICE))
     yield "item", training(lambda: x * float(x.sum().item()))
+    yield from saving()
 
 
 def training(forward: Callable[[], Tensor], dtype: torch.dtype | None = None) -> Step:
@@ -119,6 +145,12 @@ def fit(config: str) -> int:
     ):
         setattr(loop, name, counted(getattr(loop, name), kind))
     with tempfile.TemporaryDirectory() as folder:
+        if ranks := [option for option in sys.argv if option.startswith("--trainer.num_nodes=")]:
+            parallel.distributed._verify_param_shape_across_processes = lambda *_: (
+                True
+            )  # which reads values, and all are 0
+            SaveCheckpoints._save = lambda *_: True  # there is no state of the others' optimisers
+            join(0, int(ranks[0].partition("=")[2]), Path(folder) / "told")
         return main(["fit", f"--config={config}", f"--trainer.default_root_dir={folder}", *sys.argv[3:]])
 
 

@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import LearningRateMonitor, ModelSummary, RichP
 from lightning.pytorch.callbacks import ProgressBar as AnyProgressBar
 from lightning.pytorch.cli import SaveConfigCallback
 from lightning.pytorch.plugins.layer_sync import TorchSyncBatchNorm
+from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.utilities import rank_zero_info
 from timm.layers import convert_sync_batchnorm
 from torch import nn
@@ -97,12 +98,16 @@ def summarise_without_gradients(summary: ModelSummary) -> None:
 
     def built(trainer: Trainer, task: LightningModule) -> Any:
         trained = [parameter for parameter in task.parameters() if parameter.requires_grad]
+        example = task.example_input_array
+        if isinstance(trainer.strategy, FSDPStrategy | ModelParallelStrategy):
+            task.example_input_array = None  # it would be run on a share of the weights
         task.requires_grad_(False)
         try:
             return build(trainer, task)
         finally:
             for parameter in trained:
                 parameter.requires_grad = True
+            task.example_input_array = example
 
     summary._summary = built  # type: ignore[assignment, method-assign]
 

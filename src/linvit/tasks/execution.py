@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, distributed, nn
 from torchmetrics import Metric
@@ -107,9 +108,15 @@ class AttentionMemory(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: dict[str, Any], batch_idx: int
     ) -> None:
-        """Chooses once. Compiled networks choose themselves, and with `grad_checkpointing` memory is short."""
+        """Chooses once. Compiled networks choose themselves; sharded ones, and checkpointing, are short of memory."""
         given, device = pl_module.hparams, pl_module.device
-        if self.chosen or device.type != "cuda" or given["compile"] or given["grad_checkpointing"]:
+        if (
+            isinstance(trainer.strategy, FSDPStrategy | ModelParallelStrategy)
+            or self.chosen
+            or device.type != "cuda"
+            or given["compile"]
+            or given["grad_checkpointing"]
+        ):
             return
         self.chosen = True
         if given["recompute_attention"] == "auto":

@@ -10,7 +10,7 @@ from linvit.heads.detection.base import ImageShapes
 from linvit.heads.detection.box_head import BoxHead
 from linvit.heads.detection.boxes import DROPPED, best_of_batch
 from linvit.heads.detection.masks import MaskHead, mask_targets, paste_masks
-from linvit.heads.detection.stage import roi_features, roi_levels
+from linvit.heads.detection.stage import _of_all_levels, roi_features, roi_levels
 from tests.golden_files import Golden, both_precisions, of_case
 from tests.heads.detection.reference import (
     box_head_of,
@@ -89,6 +89,7 @@ def test_features_of_regions(golden: Golden, dtype: torch.dtype) -> None:
     options = given["featmap_strides"], given["output_size"], given["finest_scale"]
     features = roi_features(maps, rois, *options)
     level = roi_levels(rois[:, 1:], given["finest_scale"], len(maps))
+    assert torch.equal(_of_all_levels(maps, rois, level, options[0], options[1]), features)  # as on CUDA
     golden.check_outputs({"features": features, "level": level}, inputs)
 
 

@@ -90,7 +90,7 @@ def has_area(boxes: Tensor) -> Tensor:
     return (boxes[..., 2:] > boxes[..., :2]).all(-1)
 
 
-def best_of_batch(boxes: Tensor, scores: Tensor, iou: float, limit: int) -> dict[str, Tensor]:
+def best_of_batch(boxes: Tensor, scores: Tensor, iou: float, limit: int, cut: bool = True) -> dict[str, Tensor]:
     """Returns the best detections of each image; of those of one class with an IoU above `iou`, the best stays.
 
     Args:
@@ -98,10 +98,11 @@ def best_of_batch(boxes: Tensor, scores: Tensor, iou: float, limit: int) -> dict
         scores: (B, n, K), `DROPPED` where there is none.
         iou: Intersection over union.
         limit: The most detections of an image.
+        cut: Outside of exported programs, return no more than there are, for whose numbers the host waits.
 
     Returns:
-        `num_detections` (B,) and, with zeros behind so many, `boxes` (B, limit, 4), `labels` and `scores` (B, limit);
-        outside of exported programs no more than there are.
+        `num_detections` (B,), on the CPU if they are cut, and, with zeros behind so many, `boxes` (B, limit, 4),
+        `labels` and `scores` (B, limit).
     """
     count, classes = scores.shape[1:]
     by_class = scores.mT  # (B, K, n)
@@ -111,14 +112,16 @@ def best_of_batch(boxes: Tensor, scores: Tensor, iou: float, limit: int) -> dict
         kept = suppress(boxes.transpose(1, 2).flatten(0, 1), by_class.flatten(0, 1)[:, None], iou, limit)
         kept = kept.unflatten(0, (-1, classes)).flatten(1)
     best, place = top_of_batch(kept, limit)
-    if not torch.compiler.is_exporting():
-        most = max(1, int((best > DROPPED).sum(1).max()))
+    counts = (best > DROPPED).sum(1)
+    if cut and not torch.compiler.is_exporting():
+        counts = counts.cpu()
+        most = max(1, int(counts.max()))
         best, place = best[:, :most], place[:, :most]
     row, label = place % count, place // count
     index = row if boxes.ndim == 3 else row * classes + label
     found = best > DROPPED
     return {
-        "num_detections": found.sum(1),
+        "num_detections": counts,
         "boxes": gather_rows(boxes if boxes.ndim == 3 else boxes.flatten(1, 2), index).where(found[..., None], 0),
         "labels": label.where(found, 0),
         "scores": best.where(found, 0),

@@ -112,4 +112,4 @@ class RPN(nn.Module):
                 best = best.where(has_area(box), DROPPED)
             found.append((box, F.pad(best[..., None], (i, len(scores) - 1 - i), value=DROPPED)))
         box, score = (torch.cat(of_levels, 1) for of_levels in zip(*found, strict=True))
-        return best_of_batch(box, score, NMS_THRESHOLD, limit)
+        return best_of_batch(box, score, NMS_THRESHOLD, limit, cut=self.training or not box.is_cuda)

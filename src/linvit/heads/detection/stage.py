@@ -139,6 +139,8 @@ def roi_features(
     """
     level = roi_levels(rois[:, 1:], finest_scale, len(maps))
     dtype = torch.promote_types(maps[0].dtype, torch.float32)
+    if rois.is_cuda and not torch.compiler.is_exporting():
+        return _of_all_levels(maps, rois.to(dtype), level, reductions, size)
     rows = positions([level == i for i in range(len(maps))])
     cut = [  # also where there is no box, so that every map has a gradient
         roi_align(upcast(x), rois[row].to(dtype), size, 1 / reduction, sampling_ratio=0, aligned=True)
@@ -150,3 +152,12 @@ def roi_features(
             out = out.index_put((row,), of_level)
         return out.to(maps[0].dtype)
     return torch.cat(cut).index_select(0, torch.cat(rows).argsort()).to(maps[0].dtype)
+
+
+def _of_all_levels(maps: Sequence[Tensor], rois: Tensor, level: Tensor, reductions: Sequence[int], size: int) -> Tensor:
+    """The same from every map for every RoI, without a wait for their numbers: of a box without sides 0 is cut out."""
+    total = torch.zeros((), device=rois.device)
+    for i, (x, reduction) in enumerate(zip(maps, reductions, strict=True)):
+        own = torch.cat([rois[:, :1], rois[:, 1:].where((level == i)[:, None], 0)], 1)
+        total = total + roi_align(upcast(x), own, size, 1 / reduction, sampling_ratio=0, aligned=True)
+    return total.to(maps[0].dtype)
