@@ -111,7 +111,11 @@ def test_every_fragment_is_part_of_an_experiment_or_says_how_to_add_it():
     used |= {
         find(config) for grid in GRIDS.values() if isinstance(grid.get("config"), list) for config in grid["config"]
     }
-    added = ("configs/base/strategy/", "configs/base/linearize")  # to any experiment, on the command line, by its verb
+    added = (
+        "configs/base/strategy/",
+        "configs/base/data/",
+        "configs/base/linearize",
+    )  # to any experiment, on the command line, by its verb
     assert not [name for name in FRAGMENTS if ROOT / name not in used and not name.startswith(added)]
 
 

@@ -6,6 +6,7 @@ import datasets
 import numpy as np
 import pytest
 import torch
+import yaml
 from PIL import Image
 
 from linvit.cli.data import main
@@ -14,8 +15,9 @@ from linvit.data.sources.pairs import load_pairs
 from linvit.data.sources.scenes import Scenes
 from linvit.data.transforms.segmentation import SegmentationAugmentation
 from linvit.errors import UserError
+from linvit.runs.configs import CONFIGS
 from linvit.tasks import SegmentationTask
-from tests.data.images import png
+from tests.data.images import picture, png, save
 from tests.training import trainer
 
 STILL = SegmentationAugmentation(ratio=(1, 1), max_class_ratio=None, hflip=0, photometric=False)
@@ -47,6 +49,15 @@ LAYOUTS = {
     "MACU-Net": ("train/src", "train/lab", "val/src", "val/lab"),
     "mmsegmentation": ("img_dir/train", "ann_dir/train", "img_dir/val", "ann_dir/val"),
 }
+
+
+def of_config(name, source, **options):
+    """The data of a part of a configuration, in a folder of tiny images."""
+    path = CONFIGS / "base" / "data" / f"{name}.yaml"
+    given = yaml.safe_load(path.read_text(encoding="utf-8"))["data"]["init_args"] | {"source": str(source)}
+    made = SegmentationData(**given | {"img_size": 8, "augmentation": STILL, "num_workers": 0} | options)
+    made.setup("fit")
+    return made
 
 
 @pytest.fixture
@@ -92,11 +103,41 @@ class TestLayouts:
         assert len(made.train_set) == 2
         assert "--data.mask_suffix" in refused(tmp_path)
 
+    def test_cityscapes_layout_and_its_ids(self, tmp_path):
+        ids = Image.fromarray(np.array([[7, 8, 33], [0, 4, 31]], np.uint8))
+        for split, city in (("train", "ulm"), ("train", "bonn"), ("val", "ulm")):
+            name = f"{split}/{city}/{city}_000000_000019"
+            save(picture(0, 3, 2), tmp_path / "leftImg8bit" / f"{name}_leftImg8bit.png")
+            save(ids, tmp_path / "gtFine" / f"{name}_gtFine_labelIds.png")
+            for other in ("color", "instanceIds"):
+                save(picture(1, 3, 2), tmp_path / "gtFine" / f"{name}_gtFine_{other}.png")
+        made = of_config("cityscapes", tmp_path)
+        assert (len(made.train_set), len(made.val_set), made.num_classes) == (2, 1, 19)
+        assert made.val_set[0]["mask"].tolist() == [[0, 1, 18], [255, 255, 16]]
+
+    def test_pascal_voc_layout(self, tmp_path):
+        for number in range(5):  # the last one is for detection alone
+            save(picture(number), tmp_path / "JPEGImages" / f"2007_{number}.jpg")
+        for number in range(4):
+            mask = Image.fromarray(np.full((10, 12), [0, 15, 20, 255][number], np.uint8)).convert("P")
+            save(mask, tmp_path / "SegmentationClass" / f"2007_{number}.png")
+        lists = tmp_path / "ImageSets" / "Segmentation"
+        lists.mkdir(parents=True)
+        for name, numbers in (("train", (2, 0)), ("val", (1, 3)), ("trainval", range(4))):
+            (lists / f"{name}.txt").write_text("".join(f"2007_{each}\n" for each in numbers), encoding="utf-8")
+        made = of_config("voc", tmp_path, resize_limits=None)
+        assert made.class_names[20] == "tvmonitor"
+        assert [sample["id"][-10:] for sample in (made.train_set[0], made.train_set[1])] == ["2007_2.jpg", "2007_0.jpg"]
+        assert [int(made.val_set[row]["mask"][0, 0]) for row in (0, 1)] == [15, 255]
+        (lists / "val.txt").write_text("2007_9", encoding="utf-8")
+        with pytest.raises(UserError, match=r"val\.txt' names images that .*JPEGImages' lacks: '2007_9'"):
+            of_config("voc", tmp_path)
+
     def test_tables(self, tmp_path):
         rows = {"image": [], "annotation": []}
         for index in range(8):
-            for name, picture in zip(rows, pair(index, SIZES[index % 4]), strict=True):
-                rows[name].append({"bytes": png(picture), "path": None})
+            for name, image in zip(rows, pair(index, SIZES[index % 4]), strict=True):
+                rows[name].append({"bytes": png(image), "path": None})
         features = datasets.Features(dict.fromkeys(rows, datasets.Image()))
         datasets.Dataset.from_dict(rows, features=features).to_parquet(tmp_path / "train.parquet")
         for streaming in (False, True):

@@ -11,18 +11,22 @@ from linvit.data.sources.folder import files_below, path_table
 from linvit.data.sources.splits import HUB, SPLITS, load_splits
 from linvit.errors import UserError, quote_first
 
-IMAGE_FOLDERS = ("images", "image", "imgs", "img", "img_dir", "src")
-"""What folders of images are called; MACU-Net's program has `src`."""
-MASK_FOLDERS = ("annotations", "masks", "mask", "labels", "label", "ann_dir", "gt", "lab")
-"""What folders of masks are called; MACU-Net's program has `lab`."""
+IMAGE_FOLDERS = ("images", "image", "imgs", "img", "img_dir", "src", "leftImg8bit")
+"""What folders of images are called; MACU-Net's program has `src`, Cityscapes `leftImg8bit`."""
+MASK_FOLDERS = ("annotations", "masks", "mask", "labels", "label", "ann_dir", "gt", "lab", "gtFine")
+"""What folders of masks are called; MACU-Net's program has `lab`, Cityscapes `gtFine`."""
+IMAGE_SUFFIX = "_leftImg8bit"
+"""What names of Cityscapes' images have that their masks have not."""
+VOC_LISTS, VOC_FOLDERS = Path("ImageSets", "Segmentation"), ("JPEGImages", "SegmentationClass")
 LOSSY_ENDINGS = (".jpg", ".jpeg", ".jp2", ".webp", ".avif")
 
 
 class Folders(NamedTuple):
-    """Where the images and the masks of a split lie; None for no masks."""
+    """Where the images and the masks of a split lie, None for no masks, and the file that names those of the split."""
 
     images: Path
     masks: Path | None
+    names: Path | None = None
 
 
 def load_pairs(source: str, mask_suffix: str = "") -> dict[str, datasets.Dataset]:
@@ -43,8 +47,12 @@ def has_masks(source: str) -> bool:
 def split_folders(path: Path) -> dict[str, Folders]:
     """Where the images and masks of each split lie, by the names of the folders; nothing if they have other names.
 
-    Known are `images/SPLIT` with `masks/SPLIT`, `SPLIT/images` with `SPLIT/masks`, and without splits, which is train.
+    Known are `images/SPLIT` with `masks/SPLIT`, `SPLIT/images` with `SPLIT/masks`, and without splits, which is train;
+    and Pascal VOC's `JPEGImages` and `SegmentationClass` with `ImageSets/Segmentation/SPLIT.txt`.
     """
+    if (lists := path / VOC_LISTS).is_dir():
+        files = [file for name in ("train", "val") if (file := lists / f"{name}.txt").is_file()]
+        return {file.stem: Folders(path / VOC_FOLDERS[0], path / VOC_FOLDERS[1], file) for file in files}
     images, masks_beside = child(path, IMAGE_FOLDERS), child(path, MASK_FOLDERS)
     if images is not None and masks_beside is not None:
         return by_split(images, masks_beside) or {"train": Folders(images, masks_beside)}
@@ -75,12 +83,19 @@ def child(path: Path, names: tuple[str, ...]) -> Path | None:
 
 def pairs(folders: Folders, suffix: str, split: str) -> datasets.Dataset:
     """A table of `image` and `mask`, of files that are called alike but for the extension; sorted by name."""
-    images = by_stem(folders.images)
+    images = by_stem(folders.images, IMAGE_SUFFIX)
+    if folders.names is not None:
+        named = folders.names.read_text(encoding="utf-8").split()
+        if missing := [stem for stem in named if stem not in images]:
+            raise UserError(f"'{folders.names}' names images that '{folders.images}' lacks: {quote_first(missing)}")
+        images = {stem: images[stem] for stem in named}
     if not images:
         raise UserError(f"there are no images in '{folders.images}'")
     columns = {"image": [*images.values()]}
     if folders.masks is not None:
         masks = by_stem(folders.masks, suffix)
+        if folders.names is not None:
+            masks = {stem: masks[stem] for stem in images if stem in masks}
         lossy = [path for path in masks.values() if path.lower().endswith(LOSSY_ENDINGS)]
         if lossy:
             raise UserError(
@@ -108,10 +123,15 @@ def pairs(folders: Folders, suffix: str, split: str) -> datasets.Dataset:
 
 
 def by_stem(folder: Path, suffix: str = "") -> Mapping[str, str]:
-    """Image files below a folder by their path within it, without extension and suffix; sorted."""
+    """Image files below a folder by their path within it, without extension and suffix; sorted.
+
+    If some of them have the suffix, the others are left out.
+    """
     found: dict[str, str] = {}
-    for path in files_below(folder):
-        stem = path[len(str(folder.absolute())) + 1 :].rpartition(".")[0].removesuffix(suffix)
+    stems = {path: path[len(str(folder.absolute())) + 1 :].rpartition(".")[0] for path in files_below(folder)}
+    ending = [path for path, stem in stems.items() if stem.endswith(suffix)]
+    for path in ending or stems:
+        stem = stems[path].removesuffix(suffix)
         if stem in found:
             raise UserError(f"'{found[stem]}' and '{path}' differ in their extension alone; remove one of them")
         found[stem] = path
