@@ -5,10 +5,11 @@ RUNS := checkpoints/quickstart
 EPOCHS ?= 20
 SEEDS ?= 3
 JOBS ?= 1
+PAIRS ?= 8,32
 # Tests run on all cores, each process with one torch thread (tests/conftest.py); more than 8 wait for the disk.
 PARALLEL := --numprocesses=auto --maxprocesses=8 --dist=worksteal
 
-.PHONY: quickstart gallery test test-all lint tensorboard clean help
+.PHONY: quickstart gallery diagnostics test test-all lint tensorboard clean help
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -53,6 +54,11 @@ lint: .venv/installed-dev ## ruff (format and lint) and mypy
 
 gallery: .venv/installed ## train all attentions on the digits, and write docs/gallery (hours on two cores)
 	$(BIN)/python benchmarks/gallery.py --epochs $(EPOCHS) --seeds $(SEEDS) --jobs $(JOBS)
+
+diagnostics: .venv/installed ## recall of all attentions, each at its best rate of three (an hour with JOBS=2 on two cores)
+	pairs=$(PAIRS); $(BIN)/linvit compare diagnostics/recall --model.attention='*' \
+	  --data.pairs=$$pairs --baseline=softmax-pairs$${pairs%%,*} \
+	  --tune model.lr=1e-3,2e-3,4e-3 --seeds $(SEEDS) --jobs $(JOBS) --name diagnostics
 
 tensorboard: .venv/installed ## show all runs at http://localhost:6006
 	$(BIN)/tensorboard --logdir checkpoints

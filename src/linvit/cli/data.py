@@ -73,7 +73,7 @@ def main(argv: list[str]) -> int:
 
     task = next((task for task in TASKS if task.recognises(args.source)), linvit.data.ClassificationData)
     data = task.to_check(args.source, vars(args))
-    if isinstance(data, linvit.data.DiagnosticData):
+    if isinstance(data, linvit.data.DiagnosticData | linvit.data.PathfinderData):
         print("\n".join(data.facts()))
         return 0
     image, reader = data.image_column, data.data_source.images

@@ -6,17 +6,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from linvit.data.classification import ClassificationData
     from linvit.data.detection import DetectionData
-    from linvit.data.diagnostics import DiagnosticData
+    from linvit.data.diagnostics import DiagnosticData, PathfinderData
     from linvit.data.segmentation import SegmentationData
 
 _LAZY = {
     "ClassificationData": "linvit.data.classification",
     "DetectionData": "linvit.data.detection",
     "DiagnosticData": "linvit.data.diagnostics",
+    "PathfinderData": "linvit.data.diagnostics",
     "SegmentationData": "linvit.data.segmentation",
 }
 
-__all__ = ["ClassificationData", "DetectionData", "DiagnosticData", "SegmentationData"]
+__all__ = ["ClassificationData", "DetectionData", "DiagnosticData", "PathfinderData", "SegmentationData"]
 
 
 def __getattr__(name: str) -> Any:

@@ -7,10 +7,13 @@ from typing import Any, ClassVar, Self
 import torch
 
 from linvit.data.base import ImageData
+from linvit.data.sources import paths
 from linvit.data.sources.images import Target
-from linvit.data.sources.scenes import GeneratedSource
+from linvit.data.sources.scenes import Generated, GeneratedSource
 from linvit.data.sources.tokens import PATCH, TASKS, VALUES, Diagnostic, Size, sample
+from linvit.data.transforms import classification
 from linvit.data.transforms.segmentation import EvalTransform
+from linvit.errors import check_choice
 
 
 class DiagnosticData(ImageData):
@@ -64,7 +67,7 @@ class DiagnosticData(ImageData):
         grid: int | Size | None = None,
         eval_grid: int | Size | None = None,
         train: int = 3200,
-        val: int = 200,
+        val: int = 1000,
         test: int = 1000,
         batch_size: int = 32,
         num_workers: int = 0,
@@ -108,3 +111,73 @@ class DiagnosticData(ImageData):
             f"{self.source}: images of {height} x {width} tokens, of which {asked:.1f} are asked, {VALUES} answers",
             f"  chance {chance:.3f} (always the most frequent answer of the validation set), ceiling 1",
         ]
+
+
+class PathfinderData(ImageData):
+    """Images of dashed paths and two dots, with the label 1 if one path joins the dots, else 0.
+
+    What it measures is whether a network follows a path from dash to dash over the whole image (Linsley et al. 2018,
+    "Learning long-range spatial dependencies with horizontal gated recurrent units"). `linvit.tasks.ClassificationTask`
+    learns it. The chance level is 0.5, the ceiling 1. Numbers, lengths and thickness of paths are those of the Long
+    Range Arena (Tay et al. 2021); how paths bend is linvit's own, so scores are not those of its files. The dots are as
+    far from each other with either label.
+
+    Args:
+        source: pathfinder.
+        img_size: Side of the images, 32 or 64.
+        train: Training images of an epoch, which are new in each.
+        val: Validation images.
+        test: Test images.
+        batch_size: Images per step and device.
+        num_workers: Loader processes per device; 0 makes images in the training process.
+        seed: Of the order of images and which images an epoch has; null is `seed_everything`.
+        predict_path: Images to predict in place of the test set's.
+
+    Example:
+        $ linvit fit --config diagnostics/pathfinder --model.attention=linear --data.img_size=64
+    """
+
+    num_classes = 2
+    class_names: ClassVar[list[str]] = ["apart", "joined"]
+
+    def __init__(
+        self,
+        source: str = "pathfinder",
+        img_size: int = 32,
+        train: int = 3200,
+        val: int = 1000,
+        test: int = 1000,
+        batch_size: int = 32,
+        num_workers: int = 0,
+        seed: int | None = None,
+        predict_path: str | None = None,
+    ) -> None:
+        check_choice("--data.source", source, ["pathfinder"])
+        check_choice("--data.img_size", str(img_size), map(str, paths.LAYOUTS))
+        half = [0.5] * 3
+        super().__init__(
+            source, batch_size, num_workers, img_size, mean=half, std=half, seed=seed, predict_path=predict_path
+        )
+        made = partial(paths.sample, side=img_size)
+        self.data_source = GeneratedSource(source, self.images, Generated(train, val, test), made)
+        self.train_transform = self.eval_transform = classification.EvalTransform(self.size, "center", 1.0, self.mean)
+
+    def targets(self, split: str) -> Mapping[str, Target]:
+        """Whether the dots are joined."""
+        return {"label": Target("scene")}
+
+    @classmethod
+    def recognises(cls, source: str) -> bool:
+        """Whether it is its name."""
+        return source == "pathfinder"
+
+    @classmethod
+    def to_check(cls, source: str, given: Mapping[str, Any], **more: Any) -> Self:
+        """The module for `linvit data check`."""
+        return cls(source, **more)
+
+    def facts(self) -> list[str]:
+        """What there is to say of the images, for `linvit data check`."""
+        labels = torch.cat([batch["label"] for batch in self.evaluation_dataloader("val")])
+        chance = labels.bincount(minlength=2).max() / len(labels)
+        return [f"pathfinder: two dots and dashed paths, chance {chance:.3f} (of the validation set), ceiling 1"]

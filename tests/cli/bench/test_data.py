@@ -51,6 +51,13 @@ def test_ours_and_timm_s_rates_and_their_ratio_are_printed(folder, capsys):
     assert float(ours[2]) == pytest.approx(int(ours[1]) / int(next(iter(rows.values()))), rel=0.05)
 
 
+def test_generated_images_are_measured_without_timm(capsys):
+    assert main(["bench", "data", "--config=diagnostics/recall", "--images=64", "--rounds=1"]) == 0
+    printed = capsys.readouterr().out
+    assert "timm's loader is left out; it does not do DiagnosticData" in printed
+    assert re.findall(r"^  (\S.*?)  +\d+ +[\d.]+$", printed, re.MULTILINE) == ["linvit"]
+
+
 @pytest.mark.parametrize(
     ("augmentation", "lacking"),
     [

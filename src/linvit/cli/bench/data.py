@@ -58,8 +58,6 @@ def _measure(args: argparse.Namespace) -> None:
     if args.config is not None:  # a set that takes the place of the configuration's has classes of its own
         given = [] if args.source is None else [f"--data.source={args.source}", "--data.num_classes=null"]
         data = Run("fit", ["--config", args.config, *given]).data
-    if not isinstance(data, ClassificationData):
-        raise UserError(f"linvit bench data measures ClassificationData; the configuration has {type(data).__name__}")
     data.num_workers = 0
     data.setup("fit")
     count = len(data.train_set)
@@ -67,16 +65,20 @@ def _measure(args: argparse.Namespace) -> None:
         raise UserError(
             f"'{data.source}' has {count} training images, less than one batch of {data.batch_size}; add some"
         )
-    augmentation = data.train_transform.augmentation
-    print(f"{args.images} of {count} images of {data.source}, {data.size[0]}x{data.size[1]}\n{augmentation}\n")
+    augmentation = data.train_transform.augmentation if isinstance(data, ClassificationData) else None
+    print(f"{args.images} of {count} images of {data.source}, {data.size[0]}x{data.size[1]}\n{augmentation or ''}\n")
 
     loaders: dict[str, Callable[[], Any]] = {}
-    if missing := _unknown_to_timm(data, augmentation):
+    if augmentation is None:
+        print(f"timm's loader is left out; it does not do {type(data).__name__}\n")
+        loaders["linvit"] = data.train_dataloader
+    elif missing := _unknown_to_timm(data, augmentation):
         print(f"timm's loader is left out; it does not do {', '.join(missing)}\n")
     else:
         loaders[f"timm {timm.__version__}"] = lambda: _timm_loader(data, augmentation)
-    loaders["linvit"] = lambda: _loader(data, replace(augmentation, augment_on="worker"))
-    loaders["linvit, augment_on: device"] = lambda: _loader(data, replace(augmentation, augment_on="device"))
+    if augmentation is not None:
+        loaders["linvit"] = lambda: _loader(data, replace(augmentation, augment_on="worker"))
+        loaders["linvit, augment_on: device"] = lambda: _loader(data, replace(augmentation, augment_on="device"))
     rounds = [{name: rate(loader(), args.images) for name, loader in loaders.items()} for _ in range(args.rounds)]
     base = next(iter(loaders))
     print(f"  {'loader':<28} images/s per core   ratio")
