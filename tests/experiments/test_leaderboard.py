@@ -190,11 +190,13 @@ def test_of_two_runs_with_one_seed_the_newer_one_counts(folder):
 
 
 def test_a_run_of_an_older_version_says_what_its_folder_tells(tmp_path):
-    write_run(tmp_path / "old/version_0")
+    attention = {"name": "focused", "kernel": "x" * 100}
+    write_run(tmp_path / "old/version_0", scores=(0.5, 0.0), attention=attention)
     board = collect([tmp_path])
     (row,) = board.sections[0].rows
-    assert (row["configuration"], row["score"], board.sections[0].axes) == ("deit_nano, softmax", 0.75, [])
+    name = f"deit_nano, focused, kernel={'x' * 44}…"
+    assert (row["configuration"], row["score"], board.sections[0].axes) == (name, 0.0, [])
     assert board.sections[0].facts.endswith("fingerprint unknown")
     done = linvit("leaderboard", "old", cwd=tmp_path)
     assert done.code == 0
-    assert "| deit_nano, softmax | 1 | 0.7500 | 1 | 0.7500 |" in done.out
+    assert f"| {name} | 1 | 0.0000 | 1 | 0.5000 |" in done.out

@@ -102,7 +102,7 @@ def write(board: Leaderboard, folder: Path) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     page, parts = Page("Leaderboard", SCRIPT.read_text(encoding="utf-8")), ["# Leaderboard"]
     for title, facts, rows, axes in board.sections:
-        titles = [name for name in rows[0] if any(row[name] for row in rows)]
+        titles = [name for name in rows[0] if any(row[name] not in (None, "") for row in rows)]
         head, *table = [[board.short(cell) for cell in row] for row in (titles, *_texts(titles, rows))]
         page.heading(title)
         page.paragraph(facts)
@@ -207,7 +207,8 @@ def _on_front(row: Mapping[str, Any], axis: str, rows: Sequence[Mapping[str, Any
 
 def _name(options: Mapping[str, Any], keys: Sequence[str]) -> str:
     """Backbone, head and attention, and by their names the other options that differ."""
-    texts = {key: printable(option_text(options, key), lines=False)[:LONGEST] for key in keys}
+    texts = {key: printable(option_text(options, key), lines=False) for key in keys}
+    texts = {key: text if len(text) <= LONGEST else f"{text[:LONGEST]}…" for key, text in texts.items()}
     named = {key: text if key in NAMED else f"{key.rpartition('.')[2]}={text}" for key, text in texts.items()}
     return ", ".join(named[key] for key, text in texts.items() if text != "-")
 
