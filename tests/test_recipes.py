@@ -134,6 +134,7 @@ PUBLISHED = {
     **{f"vssd_{s}": vssd(1e-3, 1e-5, p) for s, p in (("micro", 0.1), ("tiny", 0.2))},
     **{f"vssd_{s}": vssd(6e-4, 6e-6, p) for s, p in (("small", 0.4), ("base", 0.6))},
     **{f"ca_deit_{s}": flatten(128, 1e-3, 1e-6, 1e-5, 20, 0, p, 5.0) for s, p in CA_DEIT},
+    "mhla_deit_small": Recipe(128, 1e-3, 1e-6, 0.0, 10, 200, 0, "step", 0, 0.05, 0.1, None, 0.9996),
     "pola_pvt_tiny": flatten(128, 1e-3, 2e-6, 2e-5, 5, 10, 0.1, None),
     "pola_pvt_small": flatten(64, 5e-4, 1e-6, 1e-5, 5, 10, 0.1, None),
     "pola_pvt_medium": flatten(64, 5e-4, 1e-6, 1e-5, 5, 10, 0.3, 1.0),
@@ -165,9 +166,17 @@ PUBLISHED = {
     "inline_cswin_small": flatten(128, 1e-3, 2e-6, 2e-5, 20, 10, 0.4, None, round(0.9996 ** (1024 / 4096), 5)),
     "inline_cswin_base": flatten(64, 5e-4, 1e-6, 1e-5, 20, 10, 0.5, None, round(0.9996 ** (512 / 4096), 5), 0.1),
 }
-SIZES = {"inline_deit_small": 288, "inline_deit_base": 448}  # of images; others end in it, or have 224
+SIZES = {
+    "mhla_deit_small": 256,
+    "inline_deit_small": 288,
+    "inline_deit_base": 448,
+}  # of images; others end in it, or have 224
 SQUASHED = ("flatten_swin", "flatten_pvt", "flatten_cswin", "pola", "agent", "inline")  # of one program
-MIXED = {"cswin_base_384": (0.1, 0.1), "cswin_large": (0.01, 0.3)}  # alphas of mixup and CutMix, of others 0.8 and 1
+MIXED = {
+    "mhla_deit_small": (0.2, 1.0),
+    "cswin_base_384": (0.1, 0.1),
+    "cswin_large": (0.01, 0.3),
+}  # alphas of mixup and CutMix, of others 0.8 and 1
 GUESSED = {"cswin_large_384"}  # its configuration says that no source settles it
 RAVLT = {"ravlt", "mavit", "nalaformer"}
 REPEATED = {"deit", "pvt"} | RAVLT  # families that see each image three times
@@ -227,7 +236,7 @@ def check_batch(name):
     # float16 by Apex or by autocast; of the others no source says it.
     of_float16 = ("deit_", "pvt_", "swin_", "cswin_", "mlla_", "inline_", "ca_deit_", "vittt_", "h_vittt_", "vssd_")
     assert ("--trainer.precision=16-mixed" in hardware) == Path(name).name.startswith(of_float16)
-    of_float32 = ("soft", "flatten_swin", "flatten_pvt", "flatten_cswin", "pola", "agent")
+    of_float32 = ("soft", "flatten_swin", "flatten_pvt", "flatten_cswin", "pola", "agent", "mhla")
     assert ("--trainer.precision=32-true" in hardware) == Path(name).name.startswith(of_float32)
     total, devices, images = map(int, re.search(r"(\d+): (\d+) devices with (\d+) images", hardware).groups())
     assert total == devices * images
@@ -290,10 +299,16 @@ def check_settings(name):
     assert augmentation["random_erasing"] == 0.25
     assert augmentation["crop_scale"] == [0.08, 1.0]
     assert augmentation["hflip"] == 0.5
-    family = name.removeprefix("flatten_").partition("_")[0] if "deit" not in name or name.startswith("ca_") else "deit"
+    family = (
+        name.removeprefix("flatten_").partition("_")[0]
+        if "deit" not in name or name.startswith(("ca_", "mhla_"))
+        else "deit"
+    )
     flattened = name.startswith(SQUASHED)
-    assert augmentation["interpolation"] == ("random" if family in ("cswin", "soft") and not flattened else "bicubic")
-    assert augmentation["erase_after_mixing"] == (family in ("cswin", "soft") and not flattened)
+    assert augmentation["interpolation"] == (
+        "random" if family in ("cswin", "soft", "mhla") and not flattened else "bicubic"
+    )
+    assert augmentation["erase_after_mixing"] == (family in ("cswin", "soft", "mhla") and not flattened)
     assert not data["exif_orientation"]
     assert data["repeated_aug"] == (3 if family in REPEATED and not flattened else 1)
     assert content["trainer"]["sync_batchnorm"] == (family in RAVLT)

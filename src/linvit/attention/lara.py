@@ -35,7 +35,6 @@ class LARAAttention(Attention):
         weighting: How the proposals are combined: "optimal", the balance heuristic plus `alpha` times each query's
             deviation in its softmax weights of the landmarks; or "balance", that heuristic alone.
         alpha: See `weighting`.
-        noise: Draw features around the proposals' means while training. False takes the means, as evaluation does.
     """
 
     complexity = "O(N)"
@@ -51,7 +50,6 @@ class LARAAttention(Attention):
         mixed: bool = False,
         weighting: Literal["optimal", "balance"] = "optimal",
         alpha: float = 1.0,
-        noise: bool = True,
     ) -> None:
         super().__init__(dim, num_heads, grid, key_dim=key_dim)
         check_number("landmarks", landmarks, at_least=1, whole=True)
@@ -62,7 +60,7 @@ class LARAAttention(Attention):
                 f"landmarks must be a square, such as {self.side**2} or {(self.side + 1) ** 2}; got {landmarks}"
             )
         self.landmarks = self.max_rank = landmarks
-        self.mixed, self.weighting, self.alpha, self.noise = mixed, weighting, alpha, noise
+        self.mixed, self.weighting, self.alpha = mixed, weighting, alpha
         width = self.key_dim
         self.q_bar = nn.Sequential(nn.Linear(width, width), nn.LayerNorm(width))
         self.k_bar = nn.Sequential(nn.Linear(width, width), nn.LayerNorm(width))
@@ -70,7 +68,7 @@ class LARAAttention(Attention):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""
         noise = q.new_zeros(())
-        if self.training and self.noise:
+        if self.training:
             noise = torch.randn(*q.shape[:2], self.landmarks, q.shape[3], dtype=q.dtype, device=q.device)
         return self._attend(q, k, v, grid, noise)
 
