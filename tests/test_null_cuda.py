@@ -90,3 +90,16 @@ def test_ranks_do_not_wait_for_the_device(library, tmp_path, steps, strategy):
     once = {"on_device.py", "execution.py"}  # what the first step sets up
     assert not [line for line in training[0]["waits"] if line.partition(":")[0] not in once]
     assert not any(step["waits"] for step in training[1:])
+
+
+def test_a_roofline_of_attention(library, tmp_path):
+    """Bytes that can be added up by hand, and what they take at least."""
+    options = ["bench", "attention", "tests.null_cuda.rehearse:Sum", "--roofline", "--device", "cuda"]
+    options += ["--grids", "56", "--batch", "64", "--dtype", "bfloat16"]
+    said = run(library, tmp_path / "calls", ["-m", "tests.null_cuda.rehearse", *options])
+    assert "PREDICTED, not measured" in said.stdout, said.stderr[-2000:]
+    own = next(line.split() for line in said.stdout.splitlines() if line.lstrip().startswith("3,136"))
+    moved = 3 * 64 * 3136 * 96 * 2 / 1e9  # q and v are read, o is written
+    assert own[1:4] == ["1", "+", "2"]
+    assert float(own[4]) == pytest.approx(moved, rel=0.01)
+    assert float(own[13]) == pytest.approx(moved / 3350 * 1e3, rel=0.01)

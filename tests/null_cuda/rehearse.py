@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.nn import parallel
 
 import linvit
-from linvit import AttentionLayer, Grid
+import linvit.cli
+from linvit import Attention, AttentionLayer, Grid
 from linvit.callbacks.save_checkpoints import AtomicCheckpointIO, SaveCheckpoints
 from linvit.finite import not_finite
 from linvit.registry import attentions, heads
@@ -32,6 +33,14 @@ SIDE = 64
 DETECTION_BATCH = 8
 PRECISIONS = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 Step = Callable[[], object]
+
+
+class Sum(Attention):
+    """q + v: an attention of another package, of one operator."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+        """(B, h, N, d), (B, h, N, d), (B, h, N, d) -> (B, h, N, d)."""
+        return q + v
 
 
 def mechanisms() -> Iterator[tuple[str, Step]]:
@@ -176,6 +185,8 @@ def main() -> int:
     """Does each step twice, and counts the second time: what is kept from the first need not be made again."""
     torch.backends.cudnn.enabled = False  # cuDNN is not stood in for: convolutions are torch's own kernels
     torch.backends.cuda.enable_cudnn_sdp(False)
+    if sys.argv[1] == "bench":
+        return linvit.cli.main(sys.argv[1:])
     if sys.argv[1] == "fit":
         return fit(sys.argv[2])
     for name, step in globals()[sys.argv[1]]():

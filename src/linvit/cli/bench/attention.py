@@ -1,9 +1,10 @@
 """`linvit bench attention`: time, memory and operations of mechanisms over the number of tokens."""
 
-from linvit.cli.bench.options import add_options, finish, measured, parse_sizes, settings
+from linvit.analysis.roofline import GPUS
+from linvit.cli.bench.options import add_options, finish, measured, parse_sizes, settings, text_table
 from linvit.cli.spec import read_spec
 from linvit.errors import check_number
-from linvit.experiments.bench.attention import BASELINES, attention_costs, record_kernels
+from linvit.experiments.bench.attention import BASELINES, attention_costs, record_kernels, roofline
 from linvit.experiments.bench.report import CostReport
 from linvit.registry import attentions
 from linvit.terminal import argument_parser, reflow
@@ -36,6 +37,16 @@ weights. A size that cannot be measured is left out, and the tables say why.
 Ctrl-C ends the measurement and keeps what is measured.
 """
 
+PREDICTION = (
+    "Forward + backward. Operators: of most, torch launches one kernel. GB: of the tensors that they read and write. "
+    "GFLOP: of products. ms on a GPU are PREDICTED, not measured: what these take at least at the peaks of its data "
+    "sheet in bfloat16, without what starting an operator costs:",
+    *(
+        f"{name}: {gpu.flops / 1e12:g} TFLOP/s, {gpu.bandwidth / 1e12:g} TB/s ({gpu.source})"
+        for name, gpu in GPUS.items()
+    ),
+)
+
 
 def main(argv: list[str]) -> int:
     """Runs `linvit bench attention`; prints the tables, returns 0, or 130 after Ctrl-C."""
@@ -46,6 +57,11 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--heads", type=int, default=3, help="heads (%(default)s)")
     parser.add_argument("--layer", action="store_true", help="with the projections of the layer around it")
     add_options(parser, batch=1, budget=60)
+    parser.add_argument(
+        "--roofline",
+        action="store_true",
+        help="measure nothing: count operators, bytes and FLOPs, and predict the least time on several GPUs",
+    )
     args = parser.parse_intermixed_args(argv)
     check_number("--dim", args.dim, at_least=1, whole=True)
     check_number("--heads", args.heads, at_least=1, whole=True)
@@ -53,6 +69,10 @@ def main(argv: list[str]) -> int:
     grids = parse_sizes("--grids", args.grids)
     what = f"{'attention layers' if args.layer else 'mechanisms alone'}, {args.dim} channels, {args.heads} heads"
     shape = {"dim": args.dim, "num_heads": args.heads, "layer": args.layer}
+    if args.roofline:
+        rows = roofline(specs, grids, settings(args), **shape)
+        print("\n".join(reflow(line) for line in PREDICTION), text_table(rows), sep="\n\n")
+        return 0
     costs, known = measured(args, what, attention_costs, specs, grids, settings(args), **shape)
     code = finish(CostReport("Attention", "tokens N", costs, known, list(BASELINES)), args.output)
     if "triton" in args.modes:

@@ -10,11 +10,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.analysis.operations import make_inputs
+from linvit.analysis.roofline import GPUS, Operators, least_seconds
 from linvit.attention.base import Attention, Grid
 from linvit.attention.kernels.choice import add_findings, kernel_name
 from linvit.errors import UserError
 from linvit.experiments.bench.costs import Cost, measure_costs
-from linvit.experiments.bench.runner import Candidate, Settings
+from linvit.experiments.bench.runner import Candidate, Mode, Runner, Settings
 from linvit.layers.attention_layer import AttentionLayer
 from linvit.registry import Spec, attentions
 
@@ -95,6 +96,36 @@ def record_kernels(costs: Sequence[Cost], specs: Sequence[Spec], settings: Setti
         return f"torch / triton: {said}; not recorded, which needs a GPU"
     path = add_findings(torch.cuda.get_device_name(settings.device), ratios)
     return f"torch / triton, at the least favourable size: {said}; recorded for attention_kernel=auto in {path}"
+
+
+def roofline(
+    specs: Sequence[Spec], grids: Sequence[tuple[int, int]], settings: Settings, *, layer: bool = False, **shape: Any
+) -> list[list[str]]:
+    """Counts the operators of mechanisms and of torch's SDPA on a CUDA device, and predicts their least times.
+
+    A row each, below a head; forward + backward, the second time that they run. A GPU chooses other operators than a
+    CPU, so there is no counting without one.
+    """
+    if torch.device(settings.device).type != "cuda":
+        raise UserError("--roofline counts the operators that torch chooses for a GPU: add --device cuda")
+    rows = [["", "tokens", "operators", "GB", "GFLOP", *(f"{name} ms" for name in GPUS)]]
+    baseline, build = next(iter(BASELINES)), _layer if layer else _mechanism
+    mode: Mode = "no recompute" if "no recompute" in settings.modes else "eager"
+    for name, spec in ({spec_label(spec): spec for spec in specs} | {baseline: BASELINES[baseline]}).items():
+        for grid in grids:
+            runner = Runner(*build(spec, shape["dim"], shape["num_heads"], settings, grid), settings, mode)
+            runner.forward_backward()
+            with Operators() as there:
+                out = runner.training_forward()
+            with Operators() as back:
+                out.backward(runner.gradient)
+            both = there.called, back.called
+            figures = [[sum(one.bytes for one in own) / 1e9 for own in both]]
+            figures.append([sum(one.flops for one in own) / 1e9 for own in both])
+            figures += [[1e3 * least_seconds(own, gpu) for own in both] for gpu in GPUS.values()]
+            counts = " + ".join(str(len(own)) for own in both)
+            rows.append([name, f"{grid[0] * grid[1]:,}", counts, *(f"{a:.3g} + {b:.3g}" for a, b in figures)])
+    return rows
 
 
 def spec_label(spec: Spec) -> str:

@@ -1,0 +1,71 @@
+"""How long GPUs need at least for a module's operators, by their data sheets: a prediction, not a measurement.
+
+Of each operator are counted the bytes of the tensors that it reads and writes, of which a cache may save a part, and
+the floating-point operations of its products. It takes at least as long as either does at the peak of the GPU, and
+operators follow one another (Williams et al. 2009, "Roofline"). What starting them costs the host is left out.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+
+class Gpu(NamedTuple):
+    """Peaks of a GPU: FLOP/s of dense products in bfloat16 with float32 sums, and bytes/s of its memory."""
+
+    flops: float
+    bandwidth: float
+    source: str
+
+
+GPUS = {
+    "A100": Gpu(312e12, 2.039e12, "NVIDIA A100 data sheet, SXM, 80 GB"),
+    "H100": Gpu(989e12, 3.35e12, "NVIDIA H100 data sheet, SXM"),
+    "RTX 4090": Gpu(165.2e12, 1.008e12, "NVIDIA Ada GPU architecture whitepaper, App. A"),
+}
+UNTOUCHED = {"_unsafe_view", "detach", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
+
+
+class Operator(NamedTuple):
+    """An operator that was called: its name, the bytes that it moves, the FLOPs of its products."""
+
+    name: str
+    bytes: int
+    flops: int
+    tensors: list[tuple[torch.dtype, tuple[int, ...]]]
+
+
+class Operators(TorchDispatchMode):
+    """Collects the operators that are called within a block and touch memory; views do not."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.called: list[Operator] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs one operator."""
+        out = func(*args, **(kwargs or {}))
+        name = func._schema.name.partition("::")[2]
+        tensors = [x for x in tree_leaves((args, kwargs, out)) if isinstance(x, Tensor)]
+        views = any(made.alias_info and not made.alias_info.is_write for made in func._schema.returns)
+        if tensors and not views and name not in UNTOUCHED:
+            formula = flop_registry.get(func.overloadpacket)
+            flops = 0 if formula is None else formula(*args, **(kwargs or {}), out_val=out)
+            shapes = [(x.dtype, tuple(x.shape)) for x in tensors]
+            self.called.append(Operator(name, sum(map(touched, tensors)), flops, shapes))
+        return out
+
+
+def touched(x: Tensor) -> int:
+    """Bytes of a tensor, with broadcast dimensions once."""
+    return x.element_size() * torch.Size([n for n, stride in zip(x.shape, x.stride(), strict=True) if stride]).numel()
+
+
+def least_seconds(operators: Sequence[Operator], gpu: Gpu) -> float:
+    """How long the operators take at least, one after another."""
+    return sum(max(one.bytes / gpu.bandwidth, one.flops / gpu.flops) for one in operators)

@@ -1,0 +1,29 @@
+"""What operators move and compute, and the least time that a GPU of known peaks needs for it."""
+
+import pytest
+import torch
+
+from linvit.analysis.roofline import Gpu, Operators, least_seconds
+from linvit.cli import main
+
+
+def test_operators_are_counted_by_their_tensors():
+    a, b = torch.ones(4, 8), torch.ones(8, 2)
+    with Operators() as found:
+        (a @ b).t().exp()  # a view moves nothing
+        a.sum(0, keepdim=True).expand(5, 8) + torch.ones(())
+    assert [(one.name, one.bytes, one.flops) for one in found.called] == [
+        ("mm", 4 * (32 + 16 + 8), 2 * 4 * 8 * 2),
+        ("exp", 4 * (8 + 8), 0),
+        ("sum", 4 * (32 + 8), 0),
+        ("ones", 4, 0),
+        ("add", 4 * (8 + 1 + 40), 0),
+    ]
+    slow_memory, slow_products = Gpu(1e30, 1.0, ""), Gpu(1.0, 1e30, "")
+    assert least_seconds(found.called, slow_memory) == sum(one.bytes for one in found.called)
+    assert least_seconds(found.called, slow_products) == pytest.approx(128)
+
+
+def test_without_a_gpu_there_is_nothing_to_count(capsys):
+    assert main(["bench", "attention", "linear", "--roofline"]) == 2
+    assert "add --device cuda" in capsys.readouterr().err
