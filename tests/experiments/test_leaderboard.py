@@ -6,6 +6,7 @@ import json
 import re
 
 import pytest
+import yaml
 
 from linvit import UserError
 from linvit.experiments.leaderboard import collect, write
@@ -140,6 +141,17 @@ def test_every_field_has_a_type(folder, field, value):
     path.write_text(json.dumps(record))
     with pytest.raises(UserError, match=rf"its {field}[\w.]* is missing or of another type"):
         result.read(path)
+
+
+def test_the_same_run_on_another_machine_has_the_same_configuration(tmp_path):
+    for name in ("a", "b"):
+        config = yaml.safe_load((write_run(tmp_path / name / "version_0") / "config.yaml").read_text())
+        config["trainer"]["logger"] = {"class_path": "WandbLogger", "init_args": {"project": name}}
+        config["data"] = {"init_args": {"source": f"/home/{name}/digits", "num_workers": len(name), "batch_size": 4}}
+        (tmp_path / name / "version_0/config.yaml").write_text(yaml.safe_dump(config))
+    a, b = (result.configuration(RunFolder(tmp_path / name / "version_0")) for name in ("a", "b"))
+    assert a == b
+    assert a["options"]["data.batch_size"] == 4
 
 
 def test_hostile_text_is_text(folder):

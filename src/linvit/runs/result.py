@@ -34,8 +34,8 @@ FIELDS: dict[Any, str] = {
 """Entries of a record by their types; one with a dot is an entry of an entry, and is there unless that is null."""
 COSTS_FIELDS: dict[Any, str] = {dict: "conditions", str: CONDITIONS, dict[str, dict[str, float]]: "costs"}
 """The same of `costs.json`, what `linvit compare` has measured: numbers by the hash of a configuration."""
-PLACES = ("data.source", "data.predict_path", "data.num_workers", "trainer.logger", "requeue_exit_code")
-"""Options that say where something lies, or how a run is started, and do not tell one configuration from another."""
+PLACES = ("data.source.", "data.predict_path.", "data.num_workers.", "trainer.logger.", "requeue_exit_code.")
+"""How options begin that say where something lies or how a run is started, and do not make another configuration."""
 DIAGNOSTICS = ("rank", "effective_rank", "entropy", "start", "teacher", "distance")
 SAMPLE = 16  # rows of each split that the fingerprint of the data is made of
 LARGEST = 10 * 2**20  # bytes of a file that is read
@@ -71,8 +71,8 @@ def derive(run: RunFolder) -> dict[str, Any]:
 
 def configuration(run: RunFolder) -> dict[str, Any]:
     """The complete configuration as `options`, and its hash, which runs that differ in their seed share."""
-    options = {name: value for name, value in run.options().items() if name not in PLACES}
-    options = json.loads(json.dumps(options, default=str, sort_keys=True), parse_constant=str)  # of NaN, too
+    kept = (item for item in run.options().items() if not f"{item[0]}.".startswith(PLACES))
+    options = json.loads(json.dumps(dict(kept), default=str, sort_keys=True), parse_constant=str)  # of NaN, too
     return {"configuration": _hash(json.dumps(options).encode()), "options": options}
 
 
