@@ -9,6 +9,11 @@ from torchmetrics.functional.classification import multiclass_calibration_error
 
 from linvit.evaluation.corruptions import ALEXNET, OF_THE_MCE
 from linvit.evaluation.scores import corruption_errors, is_imagenet, mean_corruption_error, outcomes, summary
+from linvit.evaluation.sets import ImageSet
+
+
+def of(classes):
+    return ImageSet("x", None, None, None, (), range(classes))
 
 
 def drawn(images=500, classes=7):
@@ -19,12 +24,12 @@ def drawn(images=500, classes=7):
 
 def test_calibration_and_nll_are_those_of_torchmetrics_and_torch():
     logits, label = drawn()
-    score = summary("x", (32, 32), 7, outcomes(logits, [[each] for each in label.tolist()], range(7)), None, None)
+    score = summary(of(7), (32, 32), 0, outcomes(logits, [[each] for each in label.tolist()], range(7)))
     assert score.top1 == (logits.argmax(1) == label).double().mean()
     assert score.nll == pytest.approx(F.cross_entropy(logits, label).item(), abs=1e-6)
     wanted = multiclass_calibration_error(logits.softmax(1), label, 7, n_bins=15, norm="l1")
     assert score.ece == pytest.approx(wanted.item(), abs=1e-6)
-    assert sum(each.images for each in score.bins) == score.images == 500
+    assert sum(images for images, *_ in score.bins) == score.images == 500
 
 
 def test_several_labels_none_and_a_choice_among_some():
@@ -34,7 +39,7 @@ def test_several_labels_none_and_a_choice_among_some():
     assert found[0].tolist() == pytest.approx([1, p[0], -math.log(p[0] + p[1])])
     assert found[1:3].isnan().all()  # no label, and one that cannot be chosen
     assert found[3].tolist() == pytest.approx([0, p[0], -math.log(p[2])])
-    score = summary("x", (32, 32), 3, found, None, None)
+    score = summary(of(3), (32, 32), 0, found)
     assert (score.images, score.top1) == (2, 0.5)
 
 

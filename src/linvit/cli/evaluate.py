@@ -13,7 +13,7 @@ from linvit.data import ClassificationData
 from linvit.errors import UserError, check_choice, check_number
 from linvit.evaluation.corruptions import CORRUPTIONS, OF_THE_MCE
 from linvit.evaluation.model import TIMM, EvaluatedModel, read_model
-from linvit.evaluation.report import corruption_table, table_of, write
+from linvit.evaluation.report import corrupted, corruption_table, table_of, write
 from linvit.evaluation.scores import Evaluator, Work
 from linvit.evaluation.sets import ImageSet, read_set, real_labels
 from linvit.runs.folder import check_writable, run_config, run_of_checkpoint, shown
@@ -69,7 +69,7 @@ def main(argv: list[str]) -> int:
     scores = Evaluator(model, fabric, args.batch_size, args.num_workers)(work)
     if fabric.is_global_zero:
         print("\n".join(table(table_of(scores, model))))
-        for own, _ in work.corrupted:
+        for own in corrupted(work):
             print(reflow(corruption_table([each for each in scores if each.set == own.name], model)[1]))
         print(shown(write(scores, model, work, args.model, shlex.join(["linvit", "evaluate", *argv]), folder)))
     return 0
@@ -77,8 +77,8 @@ def main(argv: list[str]) -> int:
 
 def read_spec(text: str) -> tuple[str, list[Path]]:
     """NAME, or NAME=PATH, or NAME=PATH,FILE."""
-    name, equals, paths = text.partition("=")
-    if not equals:
+    name, _, paths = text.partition("=")
+    if not paths:
         check_choice("a set without =FOLDER", name, CORRUPTED)
     if name == "objectnet" and "," not in paths:
         raise UserError("ObjectNet's folders need a file that says which classes they are: objectnet=FOLDER,FILE")
@@ -87,39 +87,36 @@ def read_spec(text: str) -> tuple[str, list[Path]]:
 
 def read_work(model: EvaluatedModel, given: dict[str, list[Path]], name: str) -> Work:
     """Reads the sets; none of their images yet."""
-
-    def read(name: str, paths: Sequence[Path]) -> ImageSet:
-        return read_set(name, data_of(model, paths[0]), model.classes, paths[1] if paths[1:] else None)
-
+    prepared = model.preprocessing
+    if {*given} & {*CORRUPTED} and (prepared.bands or prepared.value_range):
+        raise UserError("corruptions are of RGB images of 8 bits, and this network takes others")
     run = None if name.startswith(TIMM) else run_of_checkpoint(name)
-    clean = None
-    if "clean" in given:
-        clean = read("clean", given.pop("clean"))
-    elif run is not None:
+    sets = {each: read_folder(each, model, paths) for each, paths in given.items() if paths and each != "real"}
+    if run is not None and "clean" not in sets:
         data = Run("test", ["--config", str(run_config(run))], quiet=True).data
         if isinstance(data, ClassificationData):
-            clean = read_set("clean", data, model.classes, whole=False)
-    if clean is None and (not given or "real" in given or any(not given.get(each, [1]) for each in CORRUPTED)):
+            sets["clean"] = read_set("clean", data, model.classes, whole=False)
+    clean = sets.pop("clean", None)
+    if clean is None and (not sets or sets.keys() != given.keys()):
         raise UserError(f"'{name}' has no images of its own: name some, --sets clean=FOLDER")
-    real = given.pop("real", None)
-    labels = None if real is None or clean is None else real_labels(real[0], clean, len(model.classes))
-    corrupted = [
-        ((read(each, paths) if paths else clean._replace(name=each)), CORRUPTED[each])  # type: ignore[union-attr]
-        for each, paths in given.items()
-        if each in CORRUPTED
-    ]
-    if corrupted and (model.preprocessing.bands or model.preprocessing.value_range):
-        raise UserError("corruptions are of RGB images of 8 bits, and this network takes others")
-    others = [read(each, paths) for each, paths in given.items() if each not in CORRUPTED]
-    return Work(clean, labels, others, corrupted=corrupted)
+    views = [] if clean is None else [clean]
+    if clean is not None and "real" in given:
+        every = range(len(model.classes))
+        labels = real_labels(given["real"][0], clean, len(every))
+        views.append(clean._replace(name="real", answers=labels, classes=every))
+    others = [(each, sets.get(each, clean)) for each in given if each not in ("clean", "real")]
+    return Work(
+        views,
+        [own.corrupted(each, CORRUPTED[each]) if each in CORRUPTED else own for each, own in others if own is not None],
+    )
 
 
-def data_of(model: EvaluatedModel, path: Path) -> ClassificationData:
-    """Images of a folder or table, prepared as the network takes them."""
+def read_folder(name: str, model: EvaluatedModel, paths: Sequence[Path]) -> ImageSet:
+    """The images of a folder or table, prepared as the network takes them, and a file that maps its classes."""
+    prepared = model.preprocessing
+    unused = ("size", "resize_limits", "multiple")
     options: dict[str, Any] = {
-        each.name: getattr(model.preprocessing, each.name) for each in fields(model.preprocessing)
+        each.name: getattr(prepared, each.name) for each in fields(prepared) if each.name not in unused
     }
-    size = options.pop("size")
-    for unused in ("resize_limits", "multiple"):
-        options.pop(unused)
-    return ClassificationData(str(path), img_size=size, **options)
+    data = ClassificationData(str(paths[0]), img_size=prepared.size or 0, **options)
+    return read_set(name, data, model.classes, paths[1] if paths[1:] else None)

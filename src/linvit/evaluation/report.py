@@ -10,6 +10,7 @@ from linvit.callbacks.report import write_table
 from linvit.evaluation.corruptions import corrupt
 from linvit.evaluation.model import EvaluatedModel
 from linvit.evaluation.scores import Score, Work, corruption_errors, is_imagenet, mean_corruption_error
+from linvit.evaluation.sets import ImageSet
 from linvit.experiments.page import Page
 from linvit.experiments.plots import Axis, Series, line_plot
 from linvit.files import replacing
@@ -58,6 +59,11 @@ def corruption_table(scores: Sequence[Score], model: EvaluatedModel) -> tuple[Ta
     return rows, f"Top-1 errors of {scores[0].set} by severity.{said} {DRAWN}"
 
 
+def corrupted(work: Work) -> list[ImageSet]:
+    """The sets with corruptions."""
+    return [each for each in work.others if each.kinds[0] is not None]
+
+
 def write(scores: Sequence[Score], model: EvaluatedModel, work: Work, name: str, command: str, folder: Path) -> Path:
     """Writes index.html, whose path it returns, evaluation.md, .csv and .json, a list of a record per score."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -71,8 +77,7 @@ def write(scores: Sequence[Score], model: EvaluatedModel, work: Work, name: str,
     page.table(rows[0], rows[1:])
     page.paragraph(f"{ABOUT} Measured with {measured}.")
     plain = [score for score in scores if score.corruption is None]
-    of = [(score, [(each.confidence, each.accuracy) for each in score.bins]) for score in plain]
-    lines = [Series(f"{s.set} {s.size[0]}, ECE {s.ece:.3f}", tuple(points)) for s, points in of]
+    lines = [Series(f"{s.set} {s.size[0]}, ECE {s.ece:.3f}", tuple((c, a) for _, a, c in s.bins)) for s in plain]
     exact = Series("exact", ((0.0, 0.0), (1.0, 1.0)))
     axes = Axis("probability of the choice"), Axis("accuracy")
     plots = [(line_plot("Reliability", [exact, *lines], *axes), "Below the straight line a network is too sure.")]
@@ -81,14 +86,14 @@ def write(scores: Sequence[Score], model: EvaluatedModel, work: Work, name: str,
         over = line_plot("Resolution", [Series("clean", tuple(sweep))], Axis("side in pixels"), Axis("top-1"))
         plots.append((over, "The clean set at several sizes."))
     page.pictures(plots, width=560)
-    for each, kinds in work.corrupted:
+    for each in corrupted(work):
         errors, said = corruption_table([score for score in scores if score.set == each.name], model)
         page.heading(each.name)
         page.paragraph(said)
         page.table(errors[0], errors[1:])
         text += [said, markdown_table(errors)]
         image = each.images(model.preprocessing.transform)[0]["image"]
-        changed = {"as it is": image} | {kind: corrupt(image, kind, SHOWN, 0) for kind in kinds}
+        changed = {"as it is": image} | {row[0]: corrupt(image, row[0], SHOWN, 0) for row in errors[1:]}
         pictures = [(Image.fromarray(x.permute(1, 2, 0).numpy()), kind) for kind, x in changed.items()]
         page.pictures(pictures, width=min(160, 4 * image.shape[2]))
     with replacing(folder / "evaluation.md") as file:

@@ -24,28 +24,15 @@ IMAGENET = ("n01440764", "tench, Tinca tinca")
 
 
 class Work(NamedTuple):
-    """The sets to score, the clean one apart with ReaL's labels, further sizes of it, and corrupted sets."""
+    """The sets to score; the clean one, if there is any, with ReaL's labels, too, and at further sizes."""
 
-    clean: ImageSet | None = None
-    real: Answers | None = None
+    clean: Sequence[ImageSet] = ()
     others: Sequence[ImageSet] = ()
     sizes: Sequence[tuple[int, int]] = ()
-    corrupted: Sequence[tuple[ImageSet, Sequence[str]]] = ()
 
 
-class View(NamedTuple):
-    """What is right for each image, and the classes to choose among."""
-
-    answers: Answers
-    classes: Sequence[int]
-
-
-class Bin(NamedTuple):
-    """Images whose choice has a probability within a fifteenth, their accuracy, and their mean probability."""
-
-    images: int
-    accuracy: float
-    confidence: float
+Bin = tuple[int, float, float]
+"""Images whose choice has a probability within a fifteenth, their accuracy, and their mean probability."""
 
 
 class Score(NamedTuple):
@@ -75,51 +62,41 @@ class Evaluator:
 
     def __call__(self, work: Work) -> list[Score]:
         """The scores of all sets, one of each corruption and severity."""
-        nominal = tuple(self.model.preprocessing.size or ())
+        nominal: Any = tuple(self.model.preprocessing.size or ())
         costs = {size: self.cost(size) for size in dict.fromkeys([nominal, *work.sizes])}
-        scores: list[Score] = []
-        same: dict[str, float] = {}
-        if work.clean is not None:
-            views = {"clean": View(work.clean.answers, work.clean.classes)}
-            views |= {} if work.real is None else {"real": View(work.real, range(len(self.model.classes)))}
-            parts = {each.name: each.classes for each in work.others if {*each.classes} < {*work.clean.classes}}
-            views |= {f"clean {name}": View(work.clean.answers, classes) for name, classes in parts.items()}
-            found = self.score(work.clean, nominal, views)
-            same = {name: found.pop(f"clean {name}")[0].top1 for name in parts}
-            scores += [score for each in found.values() for score in each]
-            for size in [each for each in work.sizes if each != nominal]:
-                scores += self.score(work.clean, size, {"clean": views["clean"]})["clean"]
+        some = [each for each in work.others if work.clean and {*each.classes} < {*work.clean[0].classes}]
+        same = [work.clean[0]._replace(name=each.name, classes=each.classes) for each in some]
+        scores = self.score([*work.clean, *same], nominal)
+        clean = {each.set: each.top1 for each in scores[len(work.clean) :]}
+        scores = scores[: len(work.clean)]
+        for size in [each for each in costs if each != nominal]:
+            scores += self.score(work.clean[:1], size)
         for each in work.others:
-            (score,) = self.score(each, nominal, {each.name: View(each.answers, each.classes)})[each.name]
-            scores.append(score._replace(clean=same.get(each.name)))
-        for each, names in work.corrupted:
-            kinds = [(name, severity) for name in names for severity in range(1, 6)]
-            scores += self.score(each, nominal, {each.name: View(each.answers, each.classes)}, kinds)[each.name]
+            scores += [score._replace(clean=clean.get(each.name)) for score in self.score([each], nominal)]
         return [
             each._replace(images_per_second=costs[each.size][0], peak_memory=costs[each.size][1]) for each in scores
         ]
 
     @torch.inference_mode()
-    def score(
-        self, of: ImageSet, size: Any, views: Mapping[str, View], kinds: Sequence[tuple[str, int] | None] = (None,)
-    ) -> dict[str, list[Score]]:
-        """The scores of each view of a set, one for each kind of corruption."""
-        images = Variants(of.images(replace(self.model.preprocessing, size=size).transform), kinds)
+    def score(self, sets: Sequence[ImageSet], size: tuple[int, int]) -> list[Score]:
+        """The scores of sets of the same images, for each kind of corruption."""
+        if not sets:
+            return []
+        kinds = sets[0].kinds
+        images = Variants(sets[0].images(replace(self.model.preprocessing, size=size).transform), kinds)
         ranks = self.fabric.global_rank, self.fabric.world_size
         loader = make_loader(images, *self.loading, collate, EvalSampler(len(images), *ranks))
-        found = {name: torch.zeros(len(images), 3, dtype=torch.float64) for name in views}
-        for batch in tqdm(loader, of.name, unit=" batches", disable=None if ranks[0] == 0 else True):
+        found = torch.zeros(len(sets), len(images), 3, dtype=torch.float64)
+        for batch in tqdm(loader, sets[0].name, unit=" batches", disable=None if ranks[0] == 0 else True):
             logits = self.model(batch["image"].to(self.fabric.device)).double().cpu()
             rows = batch["index"] // len(kinds)
-            for name, view in views.items():
-                found[name][batch["index"]] = outcomes(logits, [view.answers[row] for row in rows], view.classes)
-        scores: dict[str, list[Score]] = {name: [] for name in views}
-        for name, own in found.items():
-            whole = self.fabric.all_reduce(own.to(self.fabric.device), reduce_op="sum").cpu()  # type: ignore[union-attr]
-            for kind, part in zip(kinds, whole.view(-1, len(kinds), 3).unbind(1), strict=True):
-                shown = kind or (None, None)
-                scores[name].append(summary(name, size, len(views[name].classes), part, *shown))
-        return scores
+            for own, each in zip(found, sets, strict=True):
+                own[batch["index"]] = outcomes(logits, [each.answers[row] for row in rows], each.classes)
+        whole: Any = self.fabric.all_reduce(found.to(self.fabric.device), reduce_op="sum")
+        shares = whole.cpu().view(len(sets), -1, len(kinds), 3)
+        return [
+            summary(each, size, i, own[:, i]) for each, own in zip(sets, shares, strict=True) for i in range(len(kinds))
+        ]
 
     @torch.inference_mode()
     def cost(self, size: Any) -> tuple[float, int | None]:
@@ -129,7 +106,8 @@ class Evaluator:
             UserError: If the network does not take images of the size.
         """
         prepared, device = self.model.preprocessing, self.fabric.device
-        images = torch.zeros(self.loading[0], prepared.reader.bands.channels, *size, dtype=torch.uint8, device=device)
+        dtype = torch.float32 if prepared.value_range else torch.uint8
+        images = torch.zeros(self.loading[0], prepared.reader.bands.channels, *size, dtype=dtype, device=device)
         try:
             self.model(images)
         except Exception as error:  # of anybody's network
@@ -156,17 +134,16 @@ def outcomes(logits: Tensor, answers: Answers, classes: Sequence[int]) -> Tensor
     return found.masked_fill(~right.any(1, keepdim=True), torch.nan)
 
 
-def summary(name: str, size: Any, classes: int, found: Tensor, corruption: str | None, severity: int | None) -> Score:
-    """The score of outcomes (N, 3), without those that are NaN."""
+def summary(of: ImageSet, size: tuple[int, int], kind: int, found: Tensor) -> Score:
+    """The score of outcomes (N, 3) of a set with one of its corruptions, without those that are NaN."""
     right, confidence, nll = found[~found[:, 0].isnan()].T.contiguous()
+    if not len(right):
+        raise UserError(f"no image of '{of.name}' has a label among the classes that can be chosen")
     bins = calibration(right, confidence)
-    ece = sum(each.images * abs(each.accuracy - each.confidence) for each in bins) / max(len(right), 1)
-    top1 = float(right.mean())
-    return Score(
-        *(name, tuple(size), len(right), classes, top1, rounded(nll.mean()), rounded(ece), bins),
-        corruption=corruption,
-        severity=severity,
-    )
+    ece = sum(images * abs(accuracy - mean) for images, accuracy, mean in bins) / len(right)
+    figures = float(right.mean()), rounded(nll.mean()), rounded(ece), bins
+    corruption, severity = of.kinds[kind] or (None, None)
+    return Score(of.name, size, len(right), len(of.classes), *figures, corruption=corruption, severity=severity)
 
 
 def calibration(right: Tensor, confidence: Tensor) -> list[Bin]:
@@ -174,7 +151,7 @@ def calibration(right: Tensor, confidence: Tensor) -> list[Bin]:
     number = torch.bucketize(confidence, torch.linspace(0, 1, BINS + 1, dtype=confidence.dtype), right=True) - 1
     number = number.clamp(max=BINS - 1)
     own = [number == each for each in number.unique()]
-    return [Bin(int(each.sum()), float(right[each].mean()), rounded(confidence[each].mean())) for each in own]
+    return [(int(each.sum()), float(right[each].mean()), rounded(confidence[each].mean())) for each in own]
 
 
 def rounded(figure: Any) -> float:
@@ -184,11 +161,9 @@ def rounded(figure: Any) -> float:
 
 def corruption_errors(top1: Mapping[tuple[str, int], float], published: bool) -> dict[str, float]:
     """The error of each corruption, the mean over its severities, with `published` over AlexNet's (CE)."""
-    errors: dict[str, list[float]] = {}
-    for (name, _), score in top1.items():
-        errors.setdefault(name, []).append(1 - score)
-    means = {name: sum(each) / len(each) for name, each in errors.items()}
-    return {name: mean / ALEXNET[name] if published and name in ALEXNET else mean for name, mean in means.items()}
+    over = ALEXNET if published else {}
+    names = dict.fromkeys(name for name, _ in top1)
+    return {name: sum(1 - top1[name, each] for each in range(1, 6)) / 5 / over.get(name, 1.0) for name in names}
 
 
 def mean_corruption_error(errors: Mapping[str, float]) -> float | None:

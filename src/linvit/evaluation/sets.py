@@ -25,15 +25,24 @@ Answers = Sequence[Sequence[int]]
 """The classes that are right, by image; an image without any is left out."""
 
 
+Kind = tuple[str, int] | None
+"""A corruption and its severity, or none."""
+
+
 class ImageSet(NamedTuple):
-    """Rows of a table, what is right for each, and the classes among which a network is to choose."""
+    """Rows of a table, what is right for each, the classes among which a network is to choose, and its variants."""
 
     name: str
     source: DataSource
     rows: datasets.Dataset
     chosen: np.ndarray
     answers: Answers
-    classes: list[int]
+    classes: Sequence[int]
+    kinds: Sequence[Kind] = (None,)
+
+    def corrupted(self, name: str, corruptions: Sequence[str]) -> "ImageSet":
+        """The set, under another name, with corruptions of all severities."""
+        return self._replace(name=name, kinds=[(each, severity) for each in corruptions for severity in range(1, 6)])
 
     def images(self, transform: Transform) -> Images:
         """The images as a transform prepares them."""
@@ -43,22 +52,22 @@ class ImageSet(NamedTuple):
 
 
 class Variants(Dataset[Sample]):
-    """Each image in all variants: as it is (None), or with a corruption of a severity."""
+    """Each image in all variants."""
 
-    def __init__(self, images: Images, variants: Sequence[tuple[str, int] | None] = (None,)) -> None:
-        self.images, self.variants = images, variants
+    def __init__(self, images: Images, kinds: Sequence[Kind]) -> None:
+        self.images, self.kinds = images, kinds
         self._last: tuple[int, Any] = -1, None
 
     def __len__(self) -> int:
-        return len(self.images) * len(self.variants)
+        return len(self.images) * len(self.kinds)
 
     def __getitem__(self, at: SeededIndex) -> Sample:
-        """Makes the sample whose `index` is row * variants + variant; an image is decoded once for its variants."""
-        row, number = divmod(at.row, len(self.variants))
+        """Makes the sample whose `index` is row * kinds + kind; an image is decoded once for its variants."""
+        row, number = divmod(at.row, len(self.kinds))
         if self._last[0] != row:
             self._last = row, self.images[row]["image"]
-        variant, image = self.variants[number], self._last[1]
-        return {"image": image if variant is None else corrupt(image, *variant, row), "index": at.row}
+        kind, image = self.kinds[number], self._last[1]
+        return {"image": image if kind is None else corrupt(image, *kind, row), "index": at.row}
 
 
 def read_set(
