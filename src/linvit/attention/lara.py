@@ -14,11 +14,11 @@ Prefix tokens, which the reference does not have, are queries and keys and take 
 """
 
 import math
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
 from linvit.attention.ops.decorators import full_precision, recomputed
@@ -108,8 +108,9 @@ class LARAAttention(Attention):
     def _landmarks(self, layers: nn.Sequential, x: Tensor, grid: Grid) -> Tensor:
         """Pooled patches through a linear layer and LayerNorm, (B, h, m, dk)."""
         means = split_heads(pooled(grid.plane(join_heads(x)), self.side).flatten(2).mT, self.num_heads)
-        weights = {name: weight.to(x.dtype) for name, weight in layers.named_parameters()}
-        return functional_call(layers, weights, (means,))  # type: ignore[no-any-return]
+        linear, norm = cast("tuple[nn.Linear, nn.LayerNorm]", tuple(layers))
+        means = F.linear(means, linear.weight.to(x.dtype), linear.bias.to(x.dtype))
+        return F.layer_norm(means, means.shape[-1:], norm.weight.to(x.dtype), norm.bias.to(x.dtype))
 
     def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """The weights of queries and of keys, without noise."""
