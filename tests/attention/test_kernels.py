@@ -62,6 +62,20 @@ def test_bytes_of_the_forward_pass(batch, tokens):
     assert sum(moved) < 1.5 * 4 * q.nbytes
 
 
+@needs_triton
+@pytest.mark.parametrize("phi", ["elu", "focused"])
+def test_many_windows_fit_into_a_grid(phi):
+    """Of which CUDA allows 65,535 programs along all axes but the first."""
+    from linvit.attention.kernels import Formula, linear, linear_attention
+
+    q = torch.zeros(30_000, 3, 1, 8, requires_grad=True)
+    with mock.patch.object(linear, "launch") as launch:
+        linear_attention(q, q, q, Formula(phi, all_heads=False)).backward(torch.zeros_like(q))
+    grids = [call.args[1] for call in launch.call_args_list]
+    assert len(grids) >= 4
+    assert all(max(grid[1:]) < 2**16 <= grid[0] for grid in grids)
+
+
 def test_a_cpu_computes_without_triton():
     code = (
         "import sys, torch, linvit\n"

@@ -99,8 +99,9 @@ def _file() -> Path:
 def findings() -> Mapping[str, Mapping[str, float]]:
     """By device and mechanism: torch's time over the kernel's, as it was measured; empty without measurements."""
     try:
-        return json.loads(_file().read_text(encoding="utf-8"))  # type: ignore[no-any-return]
-    except (OSError, ValueError):
+        known = json.loads(_file().read_text(encoding="utf-8"))
+        return {device: {name: float(ratio) for name, ratio in ratios.items()} for device, ratios in known.items()}
+    except (OSError, ValueError, TypeError, AttributeError):  # a file that others have changed
         return {}
 
 

@@ -106,35 +106,29 @@ def _of_head(turns, rows, shift, factor, head, pair, count, per_head, per_row, D
 
 
 @triton.jit
-def _load_sums(sums, chunks, KD: tl.constexpr, VD: tl.constexpr, SIZE: tl.constexpr, EXP: tl.constexpr):
-    """S (KD, VD), z (KD) over all chunks, and the largest key of each channel, to which exponentials are relative."""
-    channels = tl.arange(0, KD)
+def _load_sums(sums, chunks, KD: tl.constexpr, VD: tl.constexpr, SIZE: tl.constexpr, THIRD: tl.constexpr):
+    """S (KD, VD), z (KD) and the third row over all chunks: "peak" (KD), "values" (VD), or "" for none."""
+    channels, values = tl.arange(0, KD), tl.arange(0, VD)
     context = tl.zeros((KD, VD), tl.float32)
     total = tl.zeros((KD,), tl.float32)
-    peak = tl.full((KD,), -float("inf"), tl.float32)
-    if EXP:
+    third = tl.zeros((VD,), tl.float32)
+    if THIRD == "peak":
+        third = tl.full((KD,), -float("inf"), tl.float32)
         for i in range(chunks):
-            peak = tl.maximum(peak, tl.load(sums + i * SIZE + KD * VD + KD + channels))
-    base = tl.where(peak == -float("inf"), 0.0, peak)
+            third = tl.maximum(third, tl.load(sums + i * SIZE + KD * VD + KD + channels))
+        third = tl.where(third == -float("inf"), 0.0, third)
     for i in range(chunks):
-        part = tl.load(sums + i * SIZE + channels[:, None] * VD + tl.arange(0, VD)[None, :])
+        part = tl.load(sums + i * SIZE + channels[:, None] * VD + values[None, :])
         part_total = tl.load(sums + i * SIZE + KD * VD + channels)
-        if EXP:
-            shrink = tl.exp(tl.load(sums + i * SIZE + KD * VD + KD + channels) - base)
+        if THIRD == "peak":
+            shrink = tl.exp(tl.load(sums + i * SIZE + KD * VD + KD + channels) - third)
             part *= shrink[:, None]
             part_total *= shrink
+        elif THIRD == "values":
+            third += tl.load(sums + i * SIZE + KD * VD + KD + values)
         context += part
         total += part_total
-    return context, total, base
-
-
-@triton.jit
-def _load_third(sums, chunks, KD: tl.constexpr, VD: tl.constexpr, SIZE: tl.constexpr):
-    """The third row over all chunks, (1, VD)."""
-    found = tl.zeros((1, VD), tl.float32)
-    for i in range(chunks):
-        found += tl.load(sums + i * SIZE + KD * VD + KD + tl.arange(0, VD))[None, :]
-    return found
+    return context, total, third
 
 
 @triton.jit
@@ -164,16 +158,15 @@ def sum_keys(
     k, v, sums, turns, weights, rows, shift, factor, k_batch, k_head, k_token, v_batch, v_head, v_token,
     heads, count, chunk, per_head, per_row, relu_eps,
     D: tl.constexpr, E: tl.constexpr, KD: tl.constexpr, VD: tl.constexpr, SIZE: tl.constexpr, T: tl.constexpr,
-    PHI: tl.constexpr, POWER: tl.constexpr, DIFFERENCE: tl.constexpr, PRECISION: tl.constexpr,
+    PHI: tl.constexpr, POWER: tl.constexpr, THIRD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """S, z and the third row of a chunk of keys. Exponentials are kept relative to the largest key so far."""
-    EXP: tl.constexpr = PHI == "exp" or PHI == "softmax"
-    part, pair, channels, values = tl.program_id(0), tl.program_id(1), tl.arange(0, KD), tl.arange(0, VD)
-    batch, head = (pair // heads).to(tl.int64), pair % heads
+    pair, part, channels, values = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, KD), tl.arange(0, VD)
+    batch, head = pair // heads, pair % heads
     turns, rows, shift, factor = _of_head(turns, rows, shift, factor, head, pair, count, per_head, per_row, D)
     k += batch * k_batch + head * k_head
     v += batch * v_batch + head * v_head
-    sums += (pair * tl.num_programs(0) + part) * SIZE
+    sums += (pair * tl.num_programs(1) + part) * SIZE
     context = tl.zeros((KD, VD), tl.float32)
     total = tl.zeros((KD,), tl.float32)
     value_sum = tl.zeros((VD,), tl.float32)
@@ -185,7 +178,7 @@ def sum_keys(
         x = _load(k, shift, tokens, channels, inside, k_token, heads * D)
         value = _load(v, None, tokens, values, here & (values < E)[None, :], v_token, 0)
         base = peak
-        if EXP:
+        if THIRD == "peak":
             highest = tl.maximum(peak, tl.max(tl.where(inside, x, -float("inf")), 0))
             base = tl.where(highest == -float("inf"), 0.0, highest)  # so far all keys are masked
             shrink = tl.exp(peak - base)
@@ -200,9 +193,9 @@ def sum_keys(
         total += tl.sum(features, 0)
         value_sum += tl.sum(value, 0)
     _store_sums(sums, context, total, KD, VD)
-    if EXP:
+    if THIRD == "peak":
         tl.store(sums + KD * VD + KD + channels, peak)
-    elif DIFFERENCE:
+    elif THIRD == "values":
         tl.store(sums + KD * VD + KD + values, value_sum)
 
 
@@ -211,7 +204,7 @@ def queries(
     q, sums, out, gradient, dq, turns, rows, factor, q_batch, q_head, q_token, g_batch, g_head, g_token,
     heads, count, chunk, per_head, per_row, relu_eps, eps, scale, share, key_chunks,
     D: tl.constexpr, E: tl.constexpr, KD: tl.constexpr, VD: tl.constexpr, SIZE: tl.constexpr, GRAD_SIZE: tl.constexpr,
-    T: tl.constexpr, PHI: tl.constexpr, POWER: tl.constexpr, DIFFERENCE: tl.constexpr, PRECISION: tl.constexpr,
+    T: tl.constexpr, PHI: tl.constexpr, POWER: tl.constexpr, THIRD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The output (B, N, h, E) of a chunk of queries.
 
@@ -219,16 +212,16 @@ def queries(
     row. The quotient is `o = R S / w` with `w = F z + eps`, the difference `o = scale (1 + 1 / w) R S - y mean(v)` with
     `w = y + eps`, `y = scale F z`; `scale` is s / M and `share` 1 / M.
     """
-    part, pair, channels, values = tl.program_id(0), tl.program_id(1), tl.arange(0, KD), tl.arange(0, VD)
-    batch, head = (pair // heads).to(tl.int64), pair % heads
+    pair, part, channels, values = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, KD), tl.arange(0, VD)
+    batch, head = pair // heads, pair % heads
     turns, rows, _, factor = _of_head(turns, rows, None, factor, head, pair, count, per_head, per_row, D)
     q += batch * q_batch + head * q_head
     sums += pair * key_chunks * SIZE
-    context, total, peak = _load_sums(sums, key_chunks, KD, VD, SIZE, PHI == "exp" or PHI == "softmax")
-    context, total = _normalized(context, total, peak, D, KD, PHI)
+    context, total, third = _load_sums(sums, key_chunks, KD, VD, SIZE, THIRD)
+    context, total = _normalized(context, total, third, D, KD, PHI)
     mean = tl.zeros((1, VD), tl.float32)
-    if DIFFERENCE:
-        mean += _load_third(sums, key_chunks, KD, VD, SIZE) * share
+    if THIRD == "values":
+        mean += third[None, :] * share
     of_context = tl.zeros((KD, VD), tl.float32)
     of_total = tl.zeros((KD,), tl.float32)
     of_value_sum = tl.zeros((VD,), tl.float32)
@@ -237,7 +230,7 @@ def queries(
     else:
         gradient += batch * g_batch + head * g_head
         dq += (batch * count * heads + head) * D
-        out += (pair * tl.num_programs(0) + part) * GRAD_SIZE
+        out += (pair * tl.num_programs(1) + part) * GRAD_SIZE
     for first in range(part * chunk, tl.minimum(count, (part + 1) * chunk), T):
         tokens = first + tl.arange(0, T)
         here = (tokens < count)[:, None]
@@ -249,18 +242,18 @@ def queries(
         mixed = tl.dot(turned, context, input_precision=PRECISION)  # R S, (T, VD)
         w = tl.sum(features * total[None, :], 1)[:, None] * scale + eps  # (T, 1)
         factor_mixed = 1 / tl.where(here, w, 1.0)
-        if DIFFERENCE:
+        if THIRD == "values":
             factor_mixed = scale * (1 + factor_mixed)
         if gradient is None:
             found = mixed * factor_mixed
-            if DIFFERENCE:
+            if THIRD == "values":
                 found -= (w - eps) * mean
             tl.store(out + tokens[:, None] * heads * E + values[None, :], found.to(out.dtype.element_ty), mask=there)
         else:
             given = _load(gradient, None, tokens, values, there, g_token, 0)
             of_mixed = given * factor_mixed
             of_w = -tl.sum(given * mixed, 1)[:, None] / tl.where(here, w * w, 1.0)
-            if DIFFERENCE:
+            if THIRD == "values":
                 of_w = of_w * scale - tl.sum(given * mean, 1)[:, None]
                 of_value_sum -= tl.sum((w - eps) * given, 0) * share
             of_w *= scale
@@ -272,7 +265,7 @@ def queries(
             tl.store(dq + tokens[:, None] * heads * D + channels[None, :], found, mask=inside)
     if gradient is not None:
         _store_sums(out, of_context, of_total, KD, VD)
-        if DIFFERENCE:
+        if THIRD == "values":
             tl.store(out + KD * VD + KD + values, of_value_sum)
 
 
@@ -281,31 +274,31 @@ def grad_keys(
     k, v, sums, of_sums, dk, dv, of_weights, turns, weights, rows, shift, factor,
     k_batch, k_head, k_token, v_batch, v_head, v_token, heads, count, chunk, per_head, per_row, relu_eps, chunks,
     D: tl.constexpr, E: tl.constexpr, KD: tl.constexpr, VD: tl.constexpr, SIZE: tl.constexpr, GRAD_SIZE: tl.constexpr,
-    T: tl.constexpr, PHI: tl.constexpr, POWER: tl.constexpr, DIFFERENCE: tl.constexpr, PRECISION: tl.constexpr,
+    T: tl.constexpr, PHI: tl.constexpr, POWER: tl.constexpr, THIRD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Gradients (B, M, h, D) and (B, M, h, E) of a chunk of keys and values, (B, h, M) of weights of the keys."""
-    part, pair, channels, values = tl.program_id(0), tl.program_id(1), tl.arange(0, KD), tl.arange(0, VD)
-    batch, head = (pair // heads).to(tl.int64), pair % heads
+    pair, part, channels, values = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, KD), tl.arange(0, VD)
+    batch, head = pair // heads, pair % heads
     turns, rows, shift, factor = _of_head(turns, rows, shift, factor, head, pair, count, per_head, per_row, D)
     k += batch * k_batch + head * k_head
     v += batch * v_batch + head * v_head
     dk += (batch * count * heads + head) * D
     dv += (batch * count * heads + head) * E
     of_sums += pair * chunks * GRAD_SIZE
-    of_context, of_total, peak = _load_sums(of_sums, chunks, KD, VD, GRAD_SIZE, False)
+    of_context, of_total, of_value_sum = _load_sums(
+        of_sums, chunks, KD, VD, GRAD_SIZE, "values" if THIRD == "values" else ""
+    )
+    peak = tl.zeros((KD,), tl.float32)
     divisor = tl.full((KD,), 1.0, tl.float32)
-    if PHI == "exp" or PHI == "softmax":
-        key_chunks = tl.num_programs(0)
-        context, divisor, peak = _load_sums(sums + pair * key_chunks * SIZE, key_chunks, KD, VD, SIZE, True)
+    if THIRD == "peak":
+        key_chunks = tl.num_programs(1)
+        context, divisor, peak = _load_sums(sums + pair * key_chunks * SIZE, key_chunks, KD, VD, SIZE, THIRD)
         divisor = tl.where(channels < D, divisor, 1.0)
         if PHI == "softmax":  # of each channel over the keys
             of_total = -tl.sum(context / divisor[:, None] * of_context, 1)
         else:
             peak = tl.full((KD,), tl.max(tl.where(channels < D, peak, -float("inf")), 0), tl.float32)
             divisor = tl.full((KD,), 1.0, tl.float32)
-    of_value_sum = tl.zeros((1, VD), tl.float32)
-    if DIFFERENCE:
-        of_value_sum += _load_third(of_sums, chunks, KD, VD, GRAD_SIZE)
     for first in range(part * chunk, tl.minimum(count, (part + 1) * chunk), T):
         tokens = first + tl.arange(0, T)
         here = (tokens < count)[:, None]
@@ -326,7 +319,7 @@ def grad_keys(
         tl.store(dk + tokens[:, None] * heads * D + channels[None, :], found.to(dk.dtype.element_ty), mask=inside)
         turned = _turned(features, turns, tokens, channels, inside, 1, D, T, KD)
         of_value = tl.dot(turned, of_context, input_precision=PRECISION)
-        of_value += of_value_sum
+        of_value += of_value_sum[None, :]
         tl.store(dv + tokens[:, None] * heads * E + values[None, :], of_value.to(dv.dtype.element_ty), mask=there)
 
 
@@ -336,11 +329,11 @@ def _focus(
     D: tl.constexpr, KD: tl.constexpr, T: tl.constexpr, POWER: tl.constexpr,
 ):  # fmt: skip
     TINY: tl.constexpr = 1.1754943508222875e-38
-    pair, channels, members = tl.program_id(1), tl.arange(0, KD), heads // groups
-    tokens = tl.program_id(0) * T + tl.arange(0, T)
+    pair, channels, members = tl.program_id(0).to(tl.int64), tl.arange(0, KD), heads // groups
+    tokens = tl.program_id(1) * T + tl.arange(0, T)
     here = (tokens < count)[:, None]
     inside = here & (channels < D)[None, :]
-    batch, batches = (pair // groups).to(tl.int64), tl.num_programs(1) // groups
+    batch, batches = pair // groups, tl.num_programs(0) // groups
     rows += pair * count + tokens[:, None]
     unit = tl.full((T, 1), TINY, tl.float32)  # the largest entry
     squares = tl.zeros((T, 1), tl.float32)
@@ -373,7 +366,7 @@ def _focus(
                     found = u * along + (given - focused * along) * focused / tl.maximum(u, TINY) * POWER
                     if factor is not None:
                         scale = tl.load(scales + channels, mask=channels < D, other=1.0)
-                        part = (tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)) * batches + batch
+                        part = (tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)) * batches + batch
                         part = of_factor + (part * heads + head) * D + channels
                         tl.store(part, tl.sum(found * u, 0) / scale, mask=channels < D)
                         found *= scale[None, :]
