@@ -160,7 +160,7 @@ class PathfinderData(ImageData):
         )
         made = partial(paths.sample, side=img_size)
         self.data_source = GeneratedSource(source, self.images, Generated(train, val, test), made)
-        self.train_transform = self.eval_transform = classification.EvalTransform(self.size, "center", 1.0, self.mean)
+        self.train_transform = self.eval_transform = classification.EvalTransform(self.size, "center", 1.0)
 
     def targets(self, split: str) -> Mapping[str, Target]:
         """Whether the dots are joined."""
