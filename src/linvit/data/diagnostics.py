@@ -128,10 +128,7 @@ class PathfinderData(ImageData):
         train: Training images of an epoch, which are new in each.
         val: Validation images.
         test: Test images.
-        batch_size: Images per step and device.
-        num_workers: Loader processes per device; 0 makes images in the training process.
-        seed: Of the order of images and which images an epoch has; null is `seed_everything`.
-        predict_path: Images to predict in place of the test set's.
+        **data: Arguments of `ImageData`, such as `batch_size`.
 
     Example:
         $ linvit fit --config diagnostics/pathfinder --model.attention=linear --data.img_size=64
@@ -147,17 +144,11 @@ class PathfinderData(ImageData):
         train: int = 3200,
         val: int = 1000,
         test: int = 1000,
-        batch_size: int = 32,
-        num_workers: int = 0,
-        seed: int | None = None,
-        predict_path: str | None = None,
+        **data: Any,
     ) -> None:
         check_choice("--data.source", source, ["pathfinder"])
         check_choice("--data.img_size", str(img_size), map(str, paths.LAYOUTS))
-        half = [0.5] * 3
-        super().__init__(
-            source, batch_size, num_workers, img_size, mean=half, std=half, seed=seed, predict_path=predict_path
-        )
+        super().__init__(source, img_size=img_size, **{"mean": [0.5] * 3, "std": [0.5] * 3, **data})
         made = partial(paths.sample, side=img_size)
         self.data_source = GeneratedSource(source, self.images, Generated(train, val, test), made)
         self.train_transform = self.eval_transform = classification.EvalTransform(self.size, "center", 1.0)

@@ -42,13 +42,15 @@ def test_a_sample_is_a_function_of_its_seed_and_evaluation_is_the_same_in_all_ru
     first, again, other = (sample("train", seed, 32)["image"] for seed in (3, 3, 4))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
-    batches = [next(iter(PathfinderData(val=4, seed=seed).evaluation_dataloader("val"))) for seed in (0, 1)]
+    batches = [
+        next(iter(PathfinderData(val=4, num_workers=0, seed=seed).evaluation_dataloader("val"))) for seed in (0, 1)
+    ]
     assert torch.equal(batches[0]["image"], batches[1]["image"])
     assert batches[0]["label"].tolist() == batches[1]["label"].tolist()
 
 
 def test_data_check_counts_chance_and_other_sizes_are_refused(capsys, monkeypatch):
-    monkeypatch.setattr(PathfinderData.__init__, "__defaults__", ("pathfinder", 32, 8, 8, 8, 8, 0, None, None))
+    monkeypatch.setattr(PathfinderData.__init__, "__defaults__", ("pathfinder", 32, 8, 8, 8))
     labels = [one["label"] for one in PathfinderData()._samples("val")]
     assert check.main(["check", "pathfinder"]) == 0
     assert f"chance {max(labels.count(0), labels.count(1)) / 8:.3f}" in capsys.readouterr().out
