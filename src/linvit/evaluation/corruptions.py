@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from linvit.data.loading.sampler import generator, sample_seed
+from linvit.data.transforms.decode import open_image
 
 Pixels = Any
 """Array of an image (H, W, 3), in [0, 1]; what is returned may lie outside."""
@@ -182,7 +183,8 @@ def _eight_bits(x: Pixels) -> Any:
 def _jpeg(pixels: np.ndarray, quality: int) -> np.ndarray:
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "JPEG", quality=quality)
-    return np.asarray(Image.open(file))
+    with open_image(file.getvalue()) as picture:
+        return np.asarray(picture)
 
 
 def _in_hsv(x: Pixels, scale: float, saturation: float, value: float) -> Pixels:
