@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from linvit import AttentionLayer, Grid
-from linvit.layers.projections import copy_heads, joined, rows_of, widened
+from linvit.layers.projections import copy_heads, joined, keep_weights, rows_of, widened
 from linvit.layers.stripes import StripeAttention
 from tests.helpers import randn
 
@@ -48,3 +48,20 @@ def test_the_first_channels_of_each_head_are_kept(width: int) -> None:
         into = new.weight[:, head * width : head * width + kept]
         assert torch.equal(into, proj.weight[:, head * 8 : head * 8 + kept])
     assert widened(proj, 24, 3) is proj
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("build", [AttentionLayer, StripeAttention], ids=["whole", "two branches"])
+def test_heads_that_a_mechanism_adds_lie_behind_the_others(build: type[nn.Module]) -> None:
+    """Softmax's columns go to the same heads of vittt, whose own have initial values, and come back from there."""
+    args = (2,) if build is StripeAttention else ()
+    old = build(24, 6, Grid((6, 6)), *args)
+    new, back = old.like(attention="vittt"), old.like(attention="softmax")
+    keep_weights(old, new)
+    keep_weights(new, back)
+    branches = 1 if build is AttentionLayer else 2
+    assert new.proj.weight.shape == (24, 24 + 4 * branches)
+    for given, wide in zip(old.proj.weight.chunk(branches, 1), new.proj.weight.chunk(branches, 1), strict=True):
+        assert torch.equal(wide[:, : 24 // branches], given)
+    assert torch.equal(back.proj.weight, old.proj.weight)
+    assert torch.equal(back.qkv.weight, old.qkv.weight)

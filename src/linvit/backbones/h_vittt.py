@@ -22,6 +22,8 @@ from linvit.layers.block import CPEBlock
 from linvit.layers.hosting import QKNorm
 from linvit.registry import Spec, preset
 
+TTT = {"name": "vittt", "rotary": True}
+
 
 class HViTTT(Backbone):
     """H-ViT^3: four stages of strides 4, 8, 16 and 32, with convolutions at their beginning, in blocks and in MLPs.
@@ -41,7 +43,7 @@ class HViTTT(Backbone):
         in_chans: int = 3,
         num_classes: int = 1000,
         img_size: int | Sequence[int] = 224,
-        attention: Spec | Sequence[Spec] = {"name": "vittt", "rotary": True},  # noqa: B006  # not changed
+        attention: Spec | Sequence[Spec] = TTT,
         drop_path_rate: float = 0.0,
         embed_dims: Sequence[int] = (64, 128, 320, 512),
         depths: Sequence[int] = (1, 3, 9, 4),
