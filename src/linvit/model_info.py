@@ -2,7 +2,6 @@
 
 import csv
 import functools
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,7 +56,7 @@ def model_info() -> dict[str, ModelInfo]:
             top1_source=row["top1_source"],
             crop_pct=float(row["crop_pct"]),
             crop_mode=row["crop_mode"],
-            also=json.loads(row["also"] or "{}"),
+            also=mapping(row["also"]),
         )
         for row in table(MODELS)
     }
@@ -68,7 +67,7 @@ def ade20k_info() -> dict[tuple[str, str], Ade20kInfo]:
     """What was published of segmentors, by the names of backbone and head. Nothing that linvit measured."""
     return {
         (row["backbone"], row["head"]): Ade20kInfo(
-            _number(row["miou"]), row["source"], yaml.safe_load(row["options"] or "{}")
+            _number(row["miou"]), row["source"], mapping(row["options"])
         )
         for row in table(ADE20K)
     }
@@ -82,7 +81,7 @@ def coco_info() -> dict[tuple[str, str, str], CocoInfo]:
             box_ap=_number(row["box_ap"]),
             mask_ap=_number(row["mask_ap"]),
             source=row["source"],
-            options=yaml.safe_load(row["options"] or "{}"),
+            options=mapping(row["options"]),
         )
         for row in table(COCO)
     }
@@ -90,6 +89,11 @@ def coco_info() -> dict[tuple[str, str, str], CocoInfo]:
 
 def _number(text: str) -> float | None:
     return float(text) if text else None
+
+
+def mapping(text: str) -> dict[str, Any]:
+    """The mapping in a cell of a table, as YAML; an empty cell is an empty one."""
+    return yaml.safe_load(text) or {}
 
 
 def table(path: Path) -> list[dict[str, str]]:

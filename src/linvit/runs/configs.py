@@ -82,7 +82,7 @@ def with_bases(argv: Sequence[str]) -> list[str]:
 
 def _argument(path: Path) -> str:
     """What the parser takes for a configuration: its path, or the content of the row of a table."""
-    return str(path) if path.is_file() else json.dumps({**yaml.safe_load(text(path)), "base": None})
+    return str(path) if path.is_file() else json.dumps({**yaml_text.load(text(path), f"'{path}'"), "base": None})
 
 
 def chain(path: Path, seen: set[Path] | None = None) -> list[Path]:

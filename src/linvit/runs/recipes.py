@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from linvit.model_info import ADE20K, COCO, CONFIGS, table
+from linvit.model_info import ADE20K, COCO, CONFIGS, mapping, table
 
 DEVICES = 8  # of the published runs
 EPOCHS: dict[str, dict[str, Any]] = {"3x": {"trainer.max_epochs": 36, "model.decay_epochs": [27, 33]}}
@@ -45,14 +45,14 @@ def _text(name: str, row: dict[str, str]) -> str:
     }
     backbone: Any = row["backbone"]
     if row["options"]:
-        backbone = {"name": backbone, **yaml.safe_load(row["options"])}
+        backbone = {"name": backbone, **mapping(row["options"])}
     settings = {
         "model.backbone": backbone,
         "model.drop_path_rate": float(row["drop_path"]),
         "model.published_batch_size": batch,
         "data.batch_size": batch // DEVICES,
         **EPOCHS.get(row.get("schedule", ""), {}),
-        **yaml.safe_load(row["more"] or "{}"),
+        **mapping(row["more"]),
     }
     content: dict[str, Any] = {"base": f"base/{name.partition('/')[0]}/{row['base']}"}
     for option, value in settings.items():
