@@ -66,9 +66,7 @@ def model_info() -> dict[str, ModelInfo]:
 def ade20k_info() -> dict[tuple[str, str], Ade20kInfo]:
     """What was published of segmentors, by the names of backbone and head. Nothing that linvit measured."""
     return {
-        (row["backbone"], row["head"]): Ade20kInfo(
-            _number(row["miou"]), row["source"], mapping(row["options"])
-        )
+        (row["backbone"], row["head"]): Ade20kInfo(_number(row["miou"]), row["source"], mapping(row["options"]))
         for row in table(ADE20K)
     }
 
