@@ -31,9 +31,7 @@ DRAWN = "Corruptions are made here, by the formulas of the paper; frost is drawn
 
 def table_of(scores: Sequence[Score], model: EvaluatedModel) -> Table:
     """A row per set and size, the titles first; of a corrupted set the mean over all."""
-    rows: Table = [
-        ("set", "size", "images", "classes", "top-1", "clean, same classes", "NLL", "ECE", "images/s", "MiB")
-    ]
+    rows: Table = [("set", "size", "images", "classes", "top-1", "on clean", "NLL", "ECE", "images/s", "MiB")]
     sets: dict[tuple[str, tuple[int, int]], list[Score]] = {}
     for score in scores:
         sets.setdefault((score.set, score.size), []).append(score)
