@@ -148,7 +148,7 @@ class PathfinderData(ImageData):
     ) -> None:
         check_choice("--data.source", source, ["pathfinder"])
         check_choice("--data.img_size", str(img_size), map(str, paths.LAYOUTS))
-        super().__init__(source, img_size=img_size, **{"mean": [0.5] * 3, "std": [0.5] * 3, **data})
+        super().__init__(source, img_size=img_size, **data)
         made = partial(paths.sample, side=img_size)
         self.data_source = GeneratedSource(source, self.images, Generated(train, val, test), made)
         self.train_transform = self.eval_transform = classification.EvalTransform(self.size, "center", 1.0)

@@ -8,6 +8,7 @@ from linvit import UserError
 from linvit.cli import data as check
 from linvit.data import PathfinderData
 from linvit.data.sources.paths import sample
+from linvit.runs.run import Run
 
 
 def joined(grey):
@@ -56,3 +57,8 @@ def test_data_check_counts_chance_and_other_sizes_are_refused(capsys, monkeypatc
     assert f"chance {max(labels.count(0), labels.count(1)) / 8:.3f}" in capsys.readouterr().out
     with pytest.raises(UserError, match=r"--data\.img_size must be one of 32, 64; got '48'"):
         PathfinderData(img_size=48)
+
+
+def test_the_configuration_sets_options_of_all_image_data():
+    data = Run("fit", ["--config=diagnostics/pathfinder", "--data.img_size=64"]).data
+    assert (data.batch_size, data.size, data.mean) == (32, (64, 64), (0.5, 0.5, 0.5))
