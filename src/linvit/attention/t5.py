@@ -92,8 +92,10 @@ class T5Attention(Attention):
         z2 = 1 if w3 is None else k @ w2
         last = w2 if w3 is None else w3
         made = act * z2
-        step = self.inner_lr * self.head_dim**-0.5 / k.shape[-2]
-        error = (v - made @ last if self.mse else v) * step  # less the gradient of the loss by f(k), times the rate
+        step = self.inner_lr * self.head_dim**-0.5
+        error = (
+            (v - made @ last if self.mse else v) * step / k.shape[-2]
+        )  # less the gradient of the loss by f(k), times the rate
         back = error @ last.mT
         w1 = w1 + k.mT @ (back * slope * z2)
         last = last + made.mT @ error

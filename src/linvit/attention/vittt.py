@@ -89,7 +89,7 @@ class ViTTTAttention(Attention):
             q, k = rotate(q, k, grid, width=self.dim, last=False)
         w1, w2 = self.w1.to(q.dtype), self.w2.to(q.dtype)
         act, slope = silu_and_slope(k @ w2)
-        error = v * (SCALE / v.shape[2])  # less the gradient of the loss by f(k)
+        error = v * SCALE / v.shape[2]  # less the gradient of the loss by f(k)
         w2 = w2 + self._step(k.mT @ (error * (k @ w1) * slope))
         w1 = w1 + self._step(k.mT @ (error * act))
         return (q @ w1) * F.silu(q @ w2)
@@ -98,7 +98,7 @@ class ViTTTAttention(Attention):
     @full_precision
     def convolved(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """The trained convolution of q, all planes (B, d, H, W)."""
-        error = v * (SCALE / (v.shape[2] * v.shape[3]))
+        error = v * SCALE / (v.shape[2] * v.shape[3])
         kernels = torch.stack([(shifted * error).sum((2, 3)) for shifted in shifts(k, 3)], -1)  # (B, d, 9)
         kernels = self.w3.flatten(1).to(q.dtype) + self._step(kernels.mT).mT
         return convolve_each(q, kernels.unflatten(2, (3, 3)))
