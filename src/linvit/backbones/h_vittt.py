@@ -100,7 +100,7 @@ class TokenBatchNorm(nn.BatchNorm1d):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, N, C) -> (B, N, C)."""
-        return super().forward(x.mT).mT
+        return super().forward(x.flatten(0, 1)).view_as(x)
 
 
 h_vittt_tiny = preset(HViTTT)
