@@ -1,5 +1,6 @@
 """What benchmarks compare with is what the authors' code computes."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from tests.golden_files import Golden, of_case
 from tests.helpers import perturb
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
+PICTURE = FOLDER.parent / "docs" / "linearized.svg"
 
 
 @pytest.fixture
@@ -53,3 +55,15 @@ def test_models_without_a_golden_file_equal_ours(name: str, authors: Any) -> Non
     assert linvit.load_pretrained(ours, theirs.state_dict()).fraction == 1
     images = torch.randn(2, 3, 32, 32)
     torch.testing.assert_close(theirs.eval()(images), ours.eval()(images), rtol=1e-4, atol=1e-5)
+
+
+def test_the_readmes_picture_is_drawn_from_the_table_of_the_documents(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(FOLDER)
+    import linearized
+
+    rows = dict(linearized.table())
+    assert len(rows) == 12
+    assert rows["linear"] == [0.274, 0.035, 0.942, 0.007]
+    drawn, given = (re.findall(r">([a-z].*?)</text>", text) for text in (linearized.picture(), PICTURE.read_text()))
+    assert drawn == given
+    assert rows.keys() <= set(drawn)
