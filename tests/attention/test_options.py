@@ -49,7 +49,7 @@ BEYOND: dict[str, dict[str, list[float]]] = {
         "seed": [-1, 2.5, 2**63],
     },
     "nystrom": {"num_landmarks": [0, 2.5], "pinv_iters": [-1, 2.5], "conv_kernel": [-1, 2, 2.5]},
-    "agent": {"agents": [0, 2.5], "bias_size": [0, 2.5], "dwc_kernel": [-1, 2, 2.5]},
+    "agent": {"agents": [0, 2.5], "bias_size": [0, 2.5], "pool_size": [0, 2.5], "dwc_kernel": [-1, 2, 2.5]},
     "rala": SHARED_BY_ROTARY,
     "pola": {"alpha": [-1], "dwc_kernel": [-1, 0, 2, 2.5], "eps": [-1e-6]},
     "mhla": {"blocks": [0, 2.5], "lepe_kernel": [-1, 2, 2.5], "eps": [-1e-6]},

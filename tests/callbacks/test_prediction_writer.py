@@ -61,12 +61,9 @@ def test_the_shares_of_several_devices_are_merged_and_padding_counts_once(tmp_pa
     writer = PredictionWriter(path)
     other = {1: ("1", "b", "0.25"), 3: ("3", "b", "0.25"), 0: ("0", "a", "0.5")}
 
-    def gather(shares, own):
-        shares[:] = [own, (None, other)]
-
     runner = trainer(tmp_path)
     monkeypatch.setattr(type(runner), "world_size", 2)
-    monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
+    monkeypatch.setattr("linvit.callbacks.predictions.gather", lambda own: [own, (None, other)])
     writer.on_predict_start(runner, tiny_task())
     writer._kind, writer._rows = ClassificationResult, {0: ("0", "a", "0.5"), 2: ("2", "a", "0.5")}
     writer.on_predict_epoch_end(runner, tiny_task())

@@ -90,10 +90,13 @@ class VSSDAttention(Attention):
         """(B, g, N, n), (B, g, N, n), (B, h, N, e d) and the layer's input x (B, N, C) -> (B, h, N, e d)."""
         if x is None:
             raise UserError("vssd makes the weights of its tokens from the layer's input; pass it as x=")
-        return self.mixed(*self._convolved(q, k, v, grid), x)
+        return self._of_all(q, k, v, x, grid)
 
     @recomputed
     @full_precision
+    def _of_all(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, grid: Grid) -> Tensor:
+        return self.mixed(*self._convolved(q, k, v, grid), x)
+
     def mixed(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> Tensor:
         """The output of convolved q, k and v, and of the layer's input."""
         # Heads of a group side by side: (B, h, N, p) -> (B, g, N, h/g p).
@@ -111,16 +114,11 @@ class VSSDAttention(Attention):
 
     def _convolved(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> tuple[Tensor, Tensor, Tensor]:
         """Convolved q, k and v after SiLU, in the same shapes."""
+        joined = torch.cat([join_heads(part) for part in (v, k, q)], dim=-1)  # in the order of the reference
+        mixed = F.silu(grid.map_patches(lambda plane: convolve_as_given(self.conv2d, plane), joined))
         width = self.key_heads * self.key_dim
-        v, k, q = self._conv_silu(q, k, v, grid).split([self.dim, width, width], -1)
+        v, k, q = mixed.split([self.dim, width, width], -1)
         return split_heads(q, self.key_heads), split_heads(k, self.key_heads), split_heads(v, self.num_heads)
-
-    @recomputed
-    @full_precision
-    def _conv_silu(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
-        """All three side by side, in the order of the reference, (B, N, e C + 2 g n)."""
-        joined = torch.cat([join_heads(part) for part in (v, k, q)], dim=-1)
-        return F.silu(grid.map_patches(lambda plane: convolve_as_given(self.conv2d, plane), joined))
 
     def attention_matrix(self, q: Tensor, k: Tensor, v: Tensor | None, grid: Grid, x: Tensor) -> Tensor:
         """The matrix (B, h, N, N) that acts on the convolved values, D on its diagonal."""

@@ -223,6 +223,8 @@ class _Recomputed(torch.autograd.Function):
                 x.view_as(x) if twice else x.detach().requires_grad_(needed)
                 for x, needed in zip(inputs, wanted, strict=False)
             ]
+            if twice:  # the graph of the inputs may lead to the parameters, too
+                parameters = [x.view_as(x) for x in parameters]
             out = functional_call(ctx.call, dict(zip(ctx.names, parameters, strict=True)), tuple(inputs))
         sources = [x for x, needed in zip((*inputs, *parameters), wanted, strict=True) if needed]
         with ieee_products(gradient.device):

@@ -26,7 +26,7 @@ examples:
     --model.attention=softmax,linear,focused
   linvit compare ablations/flatten_table_4 --data.source=path/to/imagenet
   linvit compare linearize/quickstart --seeds 3 --model.attention='*'
-  linvit compare diagnostics/recall --model.attention='*' --data.pairs=8,32,128 \\
+  linvit compare diagnostics/recall --model.attention='*' --data.pairs=8,32 \\
     --tune model.lr=1e-3,2e-3,4e-3 --seeds 3
   linvit compare ablations/flatten_table_4 --engine ray --address auto
   linvit compare ablations/flatten_table_4 --engine slurm --partition gpu
