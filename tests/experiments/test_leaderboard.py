@@ -11,7 +11,7 @@ import yaml
 from linvit import UserError
 from linvit.experiments.leaderboard import collect, write
 from linvit.runs import result
-from linvit.runs.folder import RunFolder
+from linvit.runs.folder import RunFolder, find
 from tests.cli.runs import linvit
 from tests.experiments.compare.runs import write_run
 from tests.experiments.test_page import HOSTILE, Reader
@@ -212,3 +212,14 @@ def test_a_run_of_an_older_version_says_what_its_folder_tells(tmp_path):
     done = linvit("leaderboard", "old", cwd=tmp_path)
     assert done.code == 0
     assert f"| {name} | 1 | 0.0000 | 1 | 0.5000 |" in done.out
+
+
+def test_runs_that_tune_and_stages_before_the_last_are_no_rows_and_no_seeds(tmp_path):
+    for name in ("tuning/a-seed1000", "stage_1/a-seed0", "a-seed0", "tuning"):
+        write_run(tmp_path / f"x/{name}/version_0", scores=(0.5,), epochs=1)
+    assert [str(one.folder.relative_to(tmp_path)) for one in find([tmp_path])] == [
+        "x/a-seed0/version_0",
+        "x/tuning/version_0",  # a run of this name
+    ]
+    assert [row["seeds"] for row in collect([tmp_path / "x/a-seed0", tmp_path / "x/stage_1"]).sections[0].rows] == [1]
+    assert len(find([tmp_path / "x/tuning"])) == 2  # which is asked for by name

@@ -19,7 +19,7 @@ from linvit.experiments.plots import Axis, Series, line_plot
 from linvit.files import replacing
 from linvit.plain_text import markdown_table, printable
 from linvit.runs import result
-from linvit.runs.folder import CONFIG, COSTS, CURVES, RESULT, RunFolder, shown
+from linvit.runs.folder import CONFIG, COSTS, CURVES, RESULT, RunFolder, files, shown
 
 NAME = "leaderboard"
 SCRIPT = Path(__file__).with_suffix(".js")
@@ -128,7 +128,7 @@ def _files(folder: Path) -> Iterator[Path]:
     if folder.is_file():
         yield folder
     for name in (RESULT, COSTS, CONFIG):
-        yield from (path for path in folder.rglob(name) if name != CONFIG or not path.with_name(RESULT).exists())
+        yield from (path for path in files(folder, name) if name != CONFIG or not path.with_name(RESULT).exists())
 
 
 def _record(path: Path) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import re
 import shlex
 import statistics
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,9 +26,13 @@ RESULT = "result.json"
 """What a finished run amounts to, for `linvit leaderboard`; see `linvit.runs.result`."""
 COSTS = "costs.json"
 """Beside the tables of `linvit compare`: what it has measured of the models, for `linvit leaderboard`."""
+TUNING = "tuning"
+"""The folder, in that of a comparison, of the runs that tune."""
 OUTCOME = "outcome.json"
 """Beside the `version_N` of a run of `linvit compare`: how its last process ended."""
 VERSION = re.compile(r"version_\d+")
+PRELIMINARY = re.compile(rf"(^|/)(stage_\d+|{TUNING})/[^/]+/version_\d+/")
+"""Where runs lie that tune, or are a stage before the last."""
 EVALUATED = "val/score"
 """The curve that every evaluation adds to."""
 PER_RUN = ("seed_everything", "ckpt_path", "trainer.default_root_dir", "trainer.enable_progress_bar")
@@ -212,11 +216,16 @@ def find(folders: Iterable[Path]) -> list[RunFolder]:
     """The runs in folders: each is the folder of a run, or has such folders below it."""
     found: dict[Path, RunFolder] = {}
     for folder in folders:
-        configs = sorted(folder.rglob(CONFIG))
+        configs = sorted(files(folder, CONFIG))
         if not configs:
             raise UserError(f"there is no run in '{folder}': a run's folder has a {CONFIG}, such as NAME/version_0")
         found |= {path.parent.resolve(): RunFolder(path.parent) for path in configs}
     return list(found.values())
+
+
+def files(folder: Path, name: str) -> Iterator[Path]:
+    """Files of a name below a folder, but for those of runs that were a step towards another run in it."""
+    return (path for path in folder.rglob(name) if not PRELIMINARY.search(path.relative_to(folder).as_posix()))
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -22,7 +22,7 @@ from linvit.errors import UserError, check_choice, find_user_error
 from linvit.experiments.compare import costs, tables
 from linvit.experiments.compare import report as written
 from linvit.experiments.compare.engines import Progress, run_here, run_on_ray, run_on_slurm, slots
-from linvit.experiments.compare.experiment import FILE, TUNING, Experiment, SweepRun
+from linvit.experiments.compare.experiment import FILE, Experiment, SweepRun
 from linvit.experiments.compare.grid import Sweep, place
 from linvit.experiments.compare.results import (
     Results,
@@ -34,7 +34,7 @@ from linvit.experiments.compare.results import (
     with_teachers,
 )
 from linvit.files import replacing
-from linvit.runs.folder import check_writable, find, flat, shown
+from linvit.runs.folder import TUNING, check_writable, find, flat, shown
 from linvit.runs.parser import build_task
 from linvit.runs.run import Run
 from linvit.signals import STOP
@@ -79,8 +79,7 @@ def run(spec: Sweep, title: str, args: argparse.Namespace, command: str) -> int:
             if not _complete(tuning, resolve(tuning.grid), args):
                 return _stopped(tuning, command)
             results = tuning.results()
-            sign = -1 if results.tag.endswith("loss") else 1
-            scores = {variant.name: sign * results.summary(variant)[0] for variant in results.variants}
+            scores = {variant.name: results.sign * results.summary(variant)[0] for variant in results.variants}
             grid = grid.tuned({name: score for name, score in scores.items() if not math.isnan(score)})
             configs = resolve(grid)
         experiment = Experiment(root, grid)

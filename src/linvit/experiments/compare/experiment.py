@@ -19,8 +19,6 @@ from linvit.signals import STOP
 
 FILE = "compare.yaml"
 """The grid of an experiment, in its folder."""
-TUNING = "tuning"
-"""The folder, in that of an experiment, of the runs that tune."""
 
 State = Literal["waiting", "stopped", "failed", "finished"]
 
