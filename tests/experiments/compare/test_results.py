@@ -176,6 +176,11 @@ def test_the_best_score_and_when_a_level_is_reached(tmp_path):
     step, mean, deviation = report.mean_curve(found.variants[0], found, None)[-1]
     assert (step, mean, deviation) == pytest.approx((29, 0.725, 0.15 / 2**0.5))
     assert replace(found, budget="epochs", keys=["trainer.max_epochs"]).caption == "x"  # which are not equal
+    loss = replace(found, score="train/loss", level=0.62)
+    for run in loss.variants[0].runs.values():
+        run.curves["train/loss"] = [(step, 1 - value) for step, value in run.curves["val/score"]]
+    assert loss.best(loss.variants[0]) == (pytest.approx(0.2), 2)  # the least
+    assert loss.reached(loss.variants[0])[0] == [1, 1]
 
 
 def test_tuned_values_are_columns_and_those_at_the_edge_are_named(tmp_path):

@@ -90,6 +90,11 @@ class Results:
         return " or ".join(tags) or self.score or "val/score"
 
     @property
+    def sign(self) -> int:
+        """1 if the higher score is the better, -1 of a loss."""
+        return -1 if self.tag.endswith("loss") else 1
+
+    @property
     def teachers(self) -> dict[str, str]:
         """Of each variant that has a teacher among the rows the name of that."""
         rows = {variant.source: variant.name for variant in self.variants if variant.known}
@@ -141,17 +146,17 @@ class Results:
     def best(self, variant: Variant) -> tuple[float, int] | None:
         """The best score of a run, mean over seeds, and the median of its epoch; None without scores."""
         curves = [run.scores(run.score_tag(self.score)) for run in variant.finished.values()]
-        best = [max(curve) for curve in curves if curve]
+        best = [max(curve, key=lambda score: self.sign * score.value) for curve in curves if curve]
         if not best:
             return None
         return statistics.fmean(one.value for one in best), statistics.median_low(one.epoch for one in best)
 
     def reached(self, variant: Variant) -> tuple[list[float], list[float]]:
         """Epochs, and seconds where they are known, after which finished runs reached the level, of those that have."""
-        epochs, seconds, level = [], [], math.inf if self.level is None else self.level
+        epochs, seconds, level = [], [], math.inf if self.level is None else self.sign * self.level
         for run in variant.finished.values():
             curve = run.scores(run.score_tag(self.score))
-            first = next((score for score in curve if score.value >= level), None)
+            first = next((score for score in curve if self.sign * score.value >= level), None)
             if first is not None:
                 epochs.append(float(first.epoch))
                 seconds += [] if (taken := run.seconds(first)) is None else [taken]
