@@ -3,7 +3,6 @@ const box = document.createElement("input");
 box.type = "search";
 box.style = "width: 100%; max-width: 24rem; font: inherit; padding: .3rem .5rem";
 box.placeholder = box.ariaLabel = "filter rows: words, such as focused or M1";
-box.value = decodeURIComponent(location.hash.slice(1));
 document.querySelector("h1").after(box);
 const filter = () => {
   const words = box.value.toLowerCase().split(/\s+/);
@@ -11,7 +10,6 @@ const filter = () => {
     row.hidden = !words.every(word => row.textContent.toLowerCase().includes(word));
 };
 box.addEventListener("input", filter);
-filter();
 for (const head of document.querySelectorAll("th")) {
   const column = head.cellIndex, body = head.closest("table").tBodies[0];
   const sort = () => {
@@ -24,8 +22,11 @@ for (const head of document.querySelectorAll("th")) {
     const order = (a, b) => missing(a) - missing(b) || (up ? 1 : -1) * compare(cell(a), cell(b)) || 0;
     body.append(...[...body.rows].sort(order));
   };
-  head.tabIndex = 0;
-  head.style.cursor = "pointer";
-  head.addEventListener("click", sort);
-  head.addEventListener("keydown", event => event.key === "Enter" && sort());
+  const button = document.createElement("button");
+  button.append(...head.childNodes);
+  button.style = "all: unset; cursor: pointer; outline: revert";
+  button.addEventListener("click", sort);
+  head.append(button);
 }
+box.value = decodeURIComponent(location.hash.slice(1));
+filter();

@@ -99,7 +99,7 @@ class Page:
         shown = [["" if cell is None else str(cell) for cell in row] for row in rows]
         texts = [not all(_numeric(cell) for cell in column) for column in zip(*shown, strict=True)]
         kinds = [' class="text"' if text else "" for text in texts or [False] * len(titles)]
-        head = "".join(f"<th{kind}>{_text(title)}</th>" for kind, title in zip(kinds, titles, strict=True))
+        head = "".join(f'<th scope="col"{kind}>{_text(title)}</th>' for kind, title in zip(kinds, titles, strict=True))
         body = (
             "<tr>" + "".join(f"<td{kind}>{_text(cell)}</td>" for kind, cell in zip(kinds, row, strict=True)) + "</tr>\n"
             for row in shown
