@@ -102,6 +102,35 @@ def test_autocast_finds_no_weight_without_a_graph_in_its_cache() -> None:
     assert all(p.grad is not None for p in of.parameters())
 
 
+class TwoCalls(nn.Module):
+    """A recomputed call of what another one gives, with one parameter in both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(randn(3, seed=1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x))
+
+    @linvit.recomputed
+    def first(self, x: Tensor) -> Tensor:
+        return (x * self.scale).sin()
+
+    @linvit.recomputed
+    def second(self, x: Tensor) -> Tensor:
+        return (x * self.scale).exp()
+
+
+def test_a_gradient_that_is_differentiated_counts_a_parameter_of_two_calls_once_by_each_path() -> None:
+    module, x = TwoCalls(), randn(2, 3, seed=2)
+    found = []
+    for module.recompute in (True, False):
+        (first,) = torch.autograd.grad(module(x).sum(), module.scale, create_graph=True)
+        found.append([first, *torch.autograd.grad(first.square().sum(), module.scale)])
+    for got, want in zip(*found, strict=True):
+        assert_near(got, want, 1e-12)
+
+
 def jvp(run: Callable[[Tensor], Tensor], q: Tensor) -> Tensor:
     """A directional derivative by dual numbers."""
     with forward_ad.dual_level():
