@@ -1,9 +1,9 @@
 """The loggers of a run: TensorBoard and a table in its folder."""
 
 import csv
-import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,12 @@ from torch.utils.tensorboard import SummaryWriter
 from linvit.files import rewriting, sync
 from linvit.runs.folder import claim_version, next_version
 
-SECONDS = 10.0  # between two rows that are logged, after which the table is written though nobody asks for it
-
 
 class CsvLogger(Logger):
-    """Writes `metrics.csv`, a row per step and a column per tag, as a whole each time, which a kill cannot cut off.
+    """Writes `metrics.csv`, a row per step and a column per tag.
 
+    Lightning has it saved after every row. New rows are appended, since a long run has tens of thousands; the whole file
+    is replaced if a column is new or a row of the file has changed.
     Lightning's CSVLogger deletes the table of a run that is resumed. This one continues it, up to `purge_step`.
     """
 
@@ -29,8 +29,8 @@ class CsvLogger(Logger):
         super().__init__()
         self._folder = folder
         self.purge_step = purge_step
-        self._written = -math.inf
-        self._saved = ""  # the step of the last row when that was asked for
+        self._new: dict[str, dict[str, str]] = {}  # the rows that are not in the file
+        self._columns: list[str] = []  # those of the file; none if it is to be replaced
 
     @cached_property
     def file(self) -> Path:
@@ -53,29 +53,29 @@ class CsvLogger(Logger):
 
     @cached_property
     def _rows(self) -> dict[str, dict[str, str]]:
-        """The rows by step, at first those of a resumed run that it does not write again."""
+        """The rows by step, at first those of a resumed run that it does not write again; a kill may cut the last."""
         if self.purge_step is None or not self.file.exists():
             return {}
         with self.file.open(encoding="utf-8", newline="") as file:
-            rows = csv.DictReader(file, restval="")
-            return {row["step"]: row for row in rows if row["step"].isdigit() and int(row["step"]) < self.purge_step}
+            whole = [row for row in csv.DictReader(file) if None not in row.values() and row["step"].isdigit()]
+        return {row["step"]: row for row in whole if int(row["step"]) < self.purge_step}
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Adds to the row of a step."""
         at = str(step or 0)
-        if at not in self._rows and time.monotonic() > self._written + SECONDS:
-            self._write()
-        row = self._rows.setdefault(at, {"step": at})
-        row |= {tag: str(value) for tag, value in metrics.items()}
-        if at == self._saved:  # what comes after `save` is not to wait for the next one
+        if at not in self._rows:
+            self._rows[at] = self._new[at] = {"step": at}
+        self._rows[at] |= {tag: str(value) for tag, value in metrics.items()}
+        if at not in self._new:  # what comes after `save` is not to wait for the next one
+            self._columns = []
             self._write()
 
     @rank_zero_only
     def save(self) -> None:
-        """Writes all rows, and waits until the disk has them."""
-        self._write()
-        self._saved = next(reversed(self._rows), "")
+        """Writes what is new, and waits until the disk has it."""
+        if self._new:
+            self._write()
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
@@ -83,17 +83,22 @@ class CsvLogger(Logger):
         self.save()
 
     def _write(self) -> None:
-        if not self._rows:
-            return
-        columns = dict.fromkeys(tag for row in self._rows.values() for tag in row)
+        appended = bool(self._columns) and all(row.keys() <= set(self._columns) for row in self._new.values())
+        rows = self._new if appended else self._rows
+        columns = self._columns if appended else [*dict.fromkeys(tag for row in rows.values() for tag in row)]
+        self._columns = []
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
-            with rewriting(self.file) as part, part.open("w", encoding="utf-8", newline="") as file:
-                writer = csv.DictWriter(file, [*columns])
-                writer.writeheader()
-                writer.writerows(self._rows.values())
-            self._written = time.monotonic()
-        except OSError as error:
+            with nullcontext(self.file) if appended else rewriting(self.file) as path:
+                with path.open("a" if appended else "w", encoding="utf-8", newline="") as file:
+                    writer = csv.DictWriter(file, columns)
+                    if not appended:
+                        writer.writeheader()
+                    writer.writerows(rows.values())
+                sync(path)
+            self._columns = columns
+            self._new.clear()
+        except OSError as error:  # may have cut a row; the file is replaced next time
             rank_zero_warn(f"'{self.file}' could not be written, and is tried again: {error.strerror}")
 
 
