@@ -20,8 +20,8 @@ from linvit.runs.folder import claim_version, next_version
 class CsvLogger(Logger):
     """Writes `metrics.csv`, a row per step and a column per tag.
 
-    Lightning has it saved after every row. New rows are appended, since a long run has tens of thousands; the whole file
-    is replaced if a column is new or a row of the file has changed.
+    Lightning has it saved after every row. New rows are appended, since a long run has tens of thousands; the file is
+    replaced if a column is new or a row of it has changed.
     Lightning's CSVLogger deletes the table of a run that is resumed. This one continues it, up to `purge_step`.
     """
 
