@@ -8,26 +8,31 @@ from torch import Tensor
 
 from linvit.attention.kernels import programs
 
+GIVEN = (
+    "Tensor q, Tensor k, Tensor v, Tensor? q_turns, Tensor? k_turns, Tensor? weights, Tensor? shift, Tensor? factor, "
+    "str phi, float[] numbers"
+)
 PROGRAMS = 512
 """How many programs fill a device: some four on each of an H100's 132 multiprocessors."""
 CHUNKS = 32
 """The most chunks of the tokens of a head, whose sums each program adds up that needs them."""
 
 
-class _Shape:
-    """Sizes of a call, and what the programs take of them."""
+class _Call:
+    """What the operators were given, and of it what the programs take: grids, arguments, constants."""
 
     tile: int
+    chunk_at_least: int
 
-    def __init__(self, q: Tensor, k: Tensor, v: Tensor, phi: str, numbers: list[float]) -> None:
+    def __init__(self, *given: Any) -> None:
+        self.q, self.k, self.v, self.q_turns, self.k_turns, self.weights, self.shift, self.factor, phi, numbers = given
         power, groups, difference, eps, self.relu_eps = numbers
-        self.batch, self.heads, self.queries, d = q.shape
-        self.keys, e = v.shape[2:]
+        self.batch, self.heads, self.queries, d = self.q.shape
+        self.keys, e = self.v.shape[2:]
         self.groups, self.focused = int(groups), phi == "focused"
         self.scales = eps, difference / self.keys if difference else 1.0, 1 / self.keys
-        self.of_both = self.heads, self.queries, self.keys, self.groups, self.relu_eps
         wide, value_wide = (max(16, triton.next_power_of_2(n)) for n in (d, e))  # products take 16 channels or more
-        largest, single = max(wide, value_wide), v.dtype == torch.float32
+        largest, single = max(wide, value_wide), self.v.dtype == torch.float32
         # as many tokens as leave S, z and a tile in registers: benchmarks/kernels.py
         self.tile = max(16, min(64, 2048 // largest) // (2 if single else 1))
         self.chunk_at_least = 8 * max(d, e)  # of which S and z are a small part
@@ -50,14 +55,45 @@ class _Shape:
         tokens = max(self.chunk_at_least, -(-tokens // chunks))
         return -(-tokens // self.tile) * self.tile
 
-    def of_tokens(self, tokens: int, turns: Tensor | None) -> tuple[float, ...]:
-        """Arguments of the programs that follow the strides."""
-        per_head = int(turns is not None and turns.ndim == 4)
-        return self.heads, tokens, self.chunk(tokens), per_head, self.heads // self.groups, self.relu_eps
+    def of_tokens(self, x: Tensor, other: Tensor, turns: Tensor | None) -> tuple[float, ...]:
+        """Arguments of programs over the tokens of x."""
+        tokens, per_head = x.shape[2], int(turns is not None and turns.ndim == 4)
+        strides = *x.stride()[:3], *other.stride()[:3]
+        return *strides, self.heads, tokens, self.chunk(tokens), per_head, self.heads // self.groups, self.relu_eps
 
-    def rows(self, x: Tensor) -> Tensor:
-        """Empty rows of focused queries or keys."""
-        return x.new_empty(self.batch * self.groups * x.shape[2] * self.focused, dtype=torch.float32)
+    def of_queries(self, rows: Tensor, other: Tensor) -> tuple[Any, ...]:
+        """Arguments of `queries`."""
+        last = *self.scales, self.grid(self.keys)[1]
+        return self.q_turns, rows, self.factor, *self.of_tokens(self.q, other, self.q_turns), *last
+
+    def of_keys(self, rows: Tensor) -> tuple[Any, ...]:
+        """Arguments of the programs over keys."""
+        tables = self.k_turns, self.weights, rows, self.shift, self.factor
+        return *tables, *self.of_tokens(self.k, self.v, self.k_turns)
+
+    def run_focus(self, q_rows: Tensor, k_rows: Tensor, *gradients: Tensor | None) -> None:
+        """Starts `focus`."""
+        strides = *self.q.stride()[:3], *self.k.stride()[:3]
+        last = *strides, self.heads, self.queries, self.keys, self.groups, self.relu_eps
+        given = self.q, self.k, q_rows, k_rows, *gradients, self.shift, self.factor, *last
+        launch(programs.focus, self.focus_grid, *given, **self.focus)
+
+    def outputs(self) -> tuple[Tensor, ...]:
+        """What `attention` returns, empty."""
+        sums = self.sums(self.keys, self.size)
+        sizes = (self.batch * self.groups * tokens * self.focused for tokens in (self.queries, self.keys))
+        return _like_tokens(self.q, self.v.shape[3]), sums, *(sums.new_empty(size) for size in sizes)
+
+    def gradients(self) -> tuple[Tensor, ...]:
+        """What `attention_backward` returns, empty."""
+        extras = (self.weights, self.shift, self.factor)
+        own = (self.q.new_empty(0 if x is None else x.shape, dtype=torch.float32) for x in extras)
+        return *(_like_tokens(x, x.shape[3]) for x in (self.q, self.k, self.v)), *own
+
+    def sums(self, tokens: int, size: int) -> Tensor:
+        """Room for the sums over chunks of tokens."""
+        room: Tensor = self.q.new_empty(*self.grid(tokens), size, dtype=torch.float32)
+        return room
 
 
 def launch(program: Any, grid: tuple[int, ...], first: Tensor, *arguments: Any, **constants: Any) -> None:
@@ -66,103 +102,56 @@ def launch(program: Any, grid: tuple[int, ...], first: Tensor, *arguments: Any, 
         program[grid](first, *arguments, **constants)
 
 
-def _like_tokens(x: Tensor, width: int | None = None) -> Tensor:
+def _like_tokens(x: Tensor, width: int) -> Tensor:
     """An empty (B, h, N, width) that lies in memory as (B, N, h, width), as projections take and give it."""
-    batch, heads, tokens, own = x.shape
-    return x.new_empty(batch, tokens, heads, own if width is None else width).transpose(1, 2)
+    batch, heads, tokens, _ = x.shape
+    return x.new_empty(batch, tokens, heads, width).transpose(1, 2)
 
 
-def _strides(*tensors: Tensor) -> list[int]:
-    return [stride for x in tensors for stride in x.stride()[:3]]
-
-
-@torch.library.custom_op("linvit::linear_attention", mutates_args=())
-def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    q_turns: Tensor | None,
-    k_turns: Tensor | None,
-    weights: Tensor | None,
-    shift: Tensor | None,
-    factor: Tensor | None,
-    phi: str,
-    numbers: list[float],
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+@torch.library.custom_op(
+    "linvit::linear_attention", mutates_args=(), schema=f"({GIVEN}) -> (Tensor, Tensor, Tensor, Tensor)"
+)
+def attention(*given: Any) -> tuple[Tensor, ...]:
     """The output (B, h, N, e), and for the backward pass S and z of each head, and the rows of focused q and k."""
-    shape = _Shape(q, k, v, phi, numbers)
-    q_rows, k_rows = (shape.rows(x) for x in (q, k))
-    given: tuple[Any, ...]
-    if phi == "focused":
-        given = shift, factor, *_strides(q, k), *shape.of_both
-        launch(programs.focus, shape.focus_grid, q, k, q_rows, k_rows, None, None, None, *given, **shape.focus)
-    pairs, chunks = shape.grid(shape.keys)
-    sums = q.new_empty(pairs, chunks, shape.size, dtype=torch.float32)
-    given = k_turns, weights, k_rows, shift, factor, *_strides(k, v), *shape.of_tokens(shape.keys, k_turns)
-    launch(programs.sum_keys, (pairs, chunks), k, v, sums, *given, **shape.products)
-    out = _like_tokens(q, v.shape[3])
-    given = q_turns, q_rows, factor, *_strides(q, q), *shape.of_tokens(shape.queries, q_turns)
-    constants = shape.products | {"GRAD_SIZE": 0}
-    given = None, None, *given, *shape.scales, chunks
-    launch(programs.queries, shape.grid(shape.queries), q, sums, out, *given, **constants)
+    call = _Call(*given)
+    out, sums, q_rows, k_rows = call.outputs()
+    if call.focused:
+        call.run_focus(q_rows, k_rows, None, None, None)
+    launch(programs.sum_keys, call.grid(call.keys), call.k, call.v, sums, *call.of_keys(k_rows), **call.products)
+    arguments = call.q, sums, out, None, None, *call.of_queries(q_rows, call.q)
+    launch(programs.queries, call.grid(call.queries), *arguments, GRAD_SIZE=0, **call.products)
     return out, sums, q_rows, k_rows
 
 
-@attention.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    shape = _Shape(q, k, v, *rest[5:])
-    pairs, chunks = shape.grid(shape.keys)
-    sums = q.new_empty(pairs, chunks, shape.size, dtype=torch.float32)
-    return _like_tokens(q, v.shape[3]), sums, shape.rows(q), shape.rows(k)
-
-
-@torch.library.custom_op("linvit::linear_attention_backward", mutates_args=())
-def attention_backward(
-    gradient: Tensor,
-    sums: Tensor,
-    q_rows: Tensor,
-    k_rows: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    q_turns: Tensor | None,
-    k_turns: Tensor | None,
-    weights: Tensor | None,
-    shift: Tensor | None,
-    factor: Tensor | None,
-    phi: str,
-    numbers: list[float],
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+@torch.library.custom_op(
+    "linvit::linear_attention_backward",
+    mutates_args=(),
+    schema=f"(Tensor gradient, Tensor sums, Tensor q_rows, Tensor k_rows, {GIVEN}) -> "
+    "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+def attention_backward(gradient: Tensor, sums: Tensor, q_rows: Tensor, k_rows: Tensor, *given: Any) -> Any:
     """Gradients of q, k, v, weights, shift and factor; those of what is not there are empty."""
-    shape = _Shape(q, k, v, phi, numbers)
-    dq, dk, dv = _like_tokens(q), _like_tokens(k), _like_tokens(v)
-    pairs, chunks = shape.grid(shape.queries)
-    parts = q.new_empty(pairs, chunks, shape.grad_size, dtype=torch.float32)
-    given: tuple[Any, ...]
-    given = q_turns, q_rows, factor, *_strides(q, gradient), *shape.of_tokens(shape.queries, q_turns)
-    given = gradient, dq, *given, *shape.scales, shape.grid(shape.keys)[1]
-    constants = shape.products | {"GRAD_SIZE": shape.grad_size}
-    launch(programs.queries, (pairs, chunks), q, sums, parts, *given, **constants)
-    of_weights, of_shift, of_factor = (sums.new_empty(0 if x is None else x.shape) for x in (weights, shift, factor))
-    tables = k_turns, weights, k_rows, shift, factor
-    given = *tables, *_strides(k, v), *shape.of_tokens(shape.keys, k_turns), chunks
-    launch(programs.grad_keys, shape.grid(shape.keys), k, v, sums, parts, dk, dv, of_weights, *given, **constants)
-    if phi == "focused":
-        _, tiles, both = shape.focus_grid
-        of_tiles = sums.new_empty(both * tiles * shape.batch, *of_factor.shape)
-        given = of_tiles, shift, factor, *_strides(q, k), *shape.of_both
-        launch(programs.focus, shape.focus_grid, q, k, q_rows, k_rows, dq, dk, *given, **shape.focus)
-        if factor is not None:
+    call = _Call(*given)
+    dq, dk, dv, of_weights, of_shift, of_factor = call.gradients()
+    parts = call.sums(call.queries, call.grad_size)
+    constants = call.products | {"GRAD_SIZE": call.grad_size}
+    arguments = call.q, sums, parts, gradient, dq, *call.of_queries(q_rows, gradient)
+    launch(programs.queries, call.grid(call.queries), *arguments, **constants)
+    arguments = call.k, call.v, sums, parts, dk, dv, of_weights, *call.of_keys(k_rows), parts.shape[1]
+    launch(programs.grad_keys, call.grid(call.keys), *arguments, **constants)
+    if call.focused:
+        _, tiles, both = call.focus_grid
+        of_tiles = of_factor.new_empty(both * tiles * call.batch, *of_factor.shape)
+        call.run_focus(q_rows, k_rows, dq, dk, of_tiles)
+        if call.factor is not None:
             of_factor = of_tiles.sum(0)
-    if shift is not None:
+    if call.shift is not None:
         of_shift = dk.transpose(1, 2).flatten(2).sum(0, dtype=torch.float32)
     return dq, dk, dv, of_weights, of_shift, of_factor
 
 
-@attention_backward.register_fake
-def _(gradient: Tensor, sums: Tensor, q_rows: Tensor, k_rows: Tensor, *given: Any) -> tuple[Tensor, ...]:
-    extras = (sums.new_empty(0 if x is None else x.shape) for x in given[5:8])
-    return *(_like_tokens(x) for x in given[:3]), *extras
+attention.register_fake(lambda *given: _Call(*given).outputs())
+attention_backward.register_fake(lambda *given: _Call(*given[4:]).gradients())
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
