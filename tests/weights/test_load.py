@@ -185,8 +185,15 @@ class TestAttention:
         }
         for name in own:
             assert torch.equal(model.state_dict()[name], before[name])
-        widened = {name for name in before if name.endswith("attn.proj.weight") and attention in WIDER}
-        assert set(report.missing) == widened
+        assert not report.missing
+        load_pretrained(softmax := create(FAKES[family].spec), official(family))
+        outputs = {name for name in before if name.endswith("attn.proj.weight")}
+        assert {name for name in report.resized if name in outputs} == (outputs if attention in WIDER else set())
+        for name in outputs:  # the first columns of each head
+            host = model.get_submodule(name.removesuffix(".proj.weight"))
+            heads, width = host.mechanism.num_heads, host.mechanism.head_dim
+            columns = host.proj.weight.unflatten(1, (host.mechanism.out_heads, -1))[:, :heads, :width].flatten(1)
+            assert torch.equal(columns, softmax.state_dict()[name])
         layers = [name for name in before if name.endswith("qkv.weight")]
         assert layers
         assert set(layers) <= set(report.loaded)

@@ -1,6 +1,6 @@
 """Weights of one attention layer in another."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -57,6 +57,12 @@ def copy_heads(old: Tensor, new: Tensor, heads: int, new_heads: int | None = Non
     into[:, :count, :width] = kept[:, :count, :width]
 
 
+def copy_outputs(old: Tensor, new: Tensor, heads: Sequence[tuple[int, int]]) -> None:
+    """Copies the weight of a layer's output projection by `copy_heads`; `heads` are the old and new ones per branch."""
+    for counts, kept, into in zip(heads, old.chunk(len(heads), 1), new.chunk(len(heads), 1), strict=True):
+        copy_heads(kept, into, *counts)
+
+
 @torch.no_grad()
 def keep_weights(old: Any, new: Any) -> None:
     """Copies into an attention layer of linvit what a layer of another mechanism has in common with it.
@@ -75,9 +81,8 @@ def keep_weights(old: Any, new: Any) -> None:
                 rows.copy_(kept)
     theirs, ours = ([m for m in layer.modules() if isinstance(m, Attention)] for layer in (old, new))
     if [m.num_heads for m in theirs] == [m.num_heads for m in ours]:
-        parts = (layer.proj.weight.chunk(len(ours), 1) for layer in (old, new))
-        for mine, kept, into in zip(ours, *parts, strict=True):
-            copy_heads(kept, into, theirs[0].out_heads, mine.out_heads)
+        heads = [(kept.out_heads, mine.out_heads) for kept, mine in zip(theirs, ours, strict=True)]
+        copy_outputs(old.proj.weight, new.proj.weight, heads)
     copied = {"qkv", "q", "kv", "mechanism" if [*map(type, theirs)] != [*map(type, ours)] else ""}
     if new.gate is not None and (old.gate is None or old.gate.silu is not new.gate.silu):
         new.gate.init_open()

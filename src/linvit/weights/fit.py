@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from linvit.attention.base import Attention
 from linvit.attention.ops.functional import SizeOf, grid_from_count, resize_table
+from linvit.layers.hosting import AttentionHost
+from linvit.layers.projections import copy_outputs
 from linvit.layers.relative_positions import resize_position_table
 
 NAMES = {name: name for name in ("q", "k", "v", "kv", "qk", "qkv", "qg", "qkvg")} | {"gate": "g"}
@@ -82,6 +84,23 @@ def resize_tables(model: nn.Module, state: Mapping[str, Tensor], img_size: tuple
 
     visit(model, "", partial(grid_from_count, img_size=img_size or (1, 1)))
     return resized
+
+
+def widen_outputs(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A state dict with output projections for mechanisms that give other channels than their values have.
+
+    Each head's first columns are those of the file, as in `keep_weights`; further columns are the model's own.
+    """
+    widened = dict(state)
+    for prefix, module in model.named_modules():
+        if not isinstance(module, AttentionHost) or (given := state.get(name := f"{prefix}.proj.weight")) is None:
+            continue
+        mechanisms = [part for part in module.modules() if isinstance(part, Attention)]
+        own = module.proj.weight.detach().clone()
+        if given.shape == (len(own), sum(part.dim for part in mechanisms)) != own.shape:
+            copy_outputs(given, own, [(part.num_heads, part.out_heads) for part in mechanisms])
+            widened[name] = own
+    return widened
 
 
 def resize_timm_tables(module: nn.Module, state: dict[str, Tensor], size_of: SizeOf) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ from linvit.errors import UserError, quote_first
 from linvit.finite import not_finite
 from linvit.layers.hosting import ConvStem, OutputGate
 from linvit.plain_text import printable
-from linvit.weights.fit import fit_projections, resize_tables
+from linvit.weights.fit import fit_projections, resize_tables, widen_outputs
 from linvit.weights.layouts.backbones import LAYOUTS
 from linvit.weights.layouts.layout import OWN
 from linvit.weights.layouts.networks import NETWORKS
@@ -31,7 +31,7 @@ class Report:
     key: str = ""  # where the weights were: "model", "state_dict.ema.network", or "" if they were not nested
     other_keys: tuple[str, ...] = ()  # beside it
     loaded: list[str] = field(default_factory=list)  # as they are in the file
-    resized: dict[str, str] = field(default_factory=dict)  # from one grid to another, with the shapes
+    resized: dict[str, str] = field(default_factory=dict)  # to another grid or width, with the shapes
     # What the file cannot have, with the reason: a classifier of other classes, the parameters of another attention.
     # They keep their initial values; a classifier of other classes is zero.
     initialised: dict[str, str] = field(default_factory=dict)
@@ -86,8 +86,8 @@ def load_pretrained(
     Tables with an entry per position are resized to the grids of the model (see `linvit.Attention.resize_tables`). The
     images of a file are taken for square, unless linvit wrote it and it says otherwise. A classifier of another number
     of classes is set to zero, as the official fine-tuning does, or in a detector left as it was built. If the model has
-    another attention than the file, the projections are loaded, the attention's own parameters stay as they are, and a
-    gate that the file does not have begins at 1. A network of a backbone and a head takes weights of the like,
+    another attention than the file, the projections are loaded (into the first columns of each head where its output is
+    wider), the attention's own parameters stay as they are, and a gate that the file does not have begins at 1. A network of a backbone and a head takes weights of the like,
     or those of its backbone alone; a backbone takes its part of a network.
 
     Args:
@@ -175,7 +175,7 @@ def match(model: nn.Module, state: Mapping[str, Tensor], weights: Weights) -> tu
     no_head = "" if head_alone else _no_head(model, state, heads)
     report.part = "head" if head_alone else "backbone" if no_head or backbone_of(model) is model else "network"
     keeps = getattr(getattr(model, "head", None), "keeps_classifiers", False)
-    resized = resize_tables(model, state, weights.img_size)
+    resized = widen_outputs(model, resize_tables(model, state, weights.img_size))
     matched = total = 0
     for name, own in own_state.items():
         given = state.get(name)
