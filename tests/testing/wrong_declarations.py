@@ -114,6 +114,14 @@ class UnevenWidth(FractionalWidth):
         self.out_dim = dim + 1
 
 
+class StateInBytes(Sound):
+    state_size = 1.5  # type: ignore[assignment]
+
+
+class LinearWithoutMatrix(Sound):
+    no_matrix = "its weights depend on the values"
+
+
 class BoundInWords(Sound):
     def rank_bound(self, grid: Grid) -> Any:
         return "the width of the keys"

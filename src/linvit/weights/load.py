@@ -82,13 +82,14 @@ def load_pretrained(
 ) -> Report:
     """Loads an official checkpoint, or one of linvit's, into a model. Nothing in a file is executed.
 
-    The first convolution's three channels are fitted to another number of them (`for_channels`).
-    Tables with an entry per position are resized to the grids of the model (see `linvit.Attention.resize_tables`). The
-    images of a file are taken for square, unless linvit wrote it and it says otherwise. A classifier of another number
-    of classes is set to zero, as the official fine-tuning does, or in a detector left as it was built. If the model has
-    another attention than the file, the projections are loaded (into the first columns of each head where its output is
-    wider), the attention's own parameters stay as they are, and a gate that the file does not have begins at 1. A network of a backbone and a head takes weights of the like,
-    or those of its backbone alone; a backbone takes its part of a network.
+    The first convolution's three channels are fitted to another number of them (`for_channels`). Tables with an entry
+    per position are resized to the grids of the model (see `linvit.Attention.resize_tables`). The images of a file are
+    taken for square, unless linvit wrote it and it says otherwise. A classifier of another number of classes is set to
+    zero, as the official fine-tuning does, or in a detector left as it was built. If the model has another attention
+    than the file, the projections are loaded (into the first columns of each head where its output is wider), the
+    attention's own parameters stay as they are, and a gate that the file does not have begins at 1. A network of a
+    backbone and a head takes weights of the like, or those of its backbone alone; a backbone takes its part of a
+    network.
 
     Args:
         model: A backbone, or a network such as `linvit.create_segmentor` makes.

@@ -43,8 +43,12 @@ def _check_attributes(mechanism: Attention) -> None:
         check_choice(name, getattr(mechanism, name), allowed)
     if mechanism.complexity is not None:
         check_choice("complexity", mechanism.complexity, get_args(Complexity))
-    for name in FLAGS:
+    for name in (*FLAGS, "qkv_bias"):
         _check(isinstance(getattr(mechanism, name), bool), name, "True or False", getattr(mechanism, name))
+    if mechanism.state_size is not None:
+        check_number("state_size", mechanism.state_size, at_least=1, whole=True)
+    if mechanism.no_matrix and mechanism.linear_in_values:
+        raise UserError(f"no_matrix says '{mechanism.no_matrix}', so linear_in_values must be False; got True")
     check_number("out_dim", mechanism.out_dim, at_least=1, whole=True)
     for name, of in (("out_dim", "out_heads"), ("num_heads", "key_heads")):
         width, heads = getattr(mechanism, name), getattr(mechanism, of)
