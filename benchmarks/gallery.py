@@ -20,7 +20,7 @@ from linvit import create_backbone
 from linvit.cli import main as linvit
 from linvit.experiments.compare.experiment import Experiment
 from linvit.experiments.compare.results import Results
-from linvit.experiments.compare.tables import notes, rows, titles
+from linvit.experiments.compare.tables import notes, rows
 from linvit.plain_text import markdown_table
 from linvit.runs.conditions import conditions
 
@@ -105,8 +105,9 @@ def _trained(name: str, attention: str, args: argparse.Namespace, *options: str)
 def _table(few: Results, whole: Results | None) -> str:
     """The table of the short schedule, with the marks of convolutions and the scores of the whole schedule."""
     scores = {} if whole is None else {row[0]: row[1] for row in rows(whole)}
-    lines = [["variant", "", titles(few)[1], "whole schedule", *titles(few)[2:]]]
-    for name, score, *others in rows(few):
+    titles, *variants = rows(few)
+    lines = [["variant", "", titles[1], "whole schedule", *titles[2:]]]
+    for name, score, *others in variants:
         lines.append([name, "C" * has_convolution(name), score, scores.get(name, ""), *others])
     return markdown_table(lines)
 

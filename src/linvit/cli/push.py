@@ -51,5 +51,6 @@ def compared(run: RunFolder) -> list[list[str]]:
     if experiment is None:
         return []
     results = experiment.results()
-    rows = zip(results.variants, tables.rows(results), strict=True)
-    return [tables.titles(results), *(row for each, row in rows if folder.name.startswith(f"{each.name}-seed"))]
+    titles, *rows = tables.rows(results)
+    pairs = zip(results.variants, rows, strict=True)
+    return [titles, *(row for each, row in pairs if folder.name.startswith(f"{each.name}-seed"))]

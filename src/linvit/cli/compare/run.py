@@ -9,6 +9,7 @@ import shlex
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from linvit.data.base import ImageData
 from linvit.errors import UserError, check_choice, find_user_error
 from linvit.experiments.compare import costs, tables
 from linvit.experiments.compare import report as written
-from linvit.experiments.compare.engines import Progress, run_here, run_on_ray, run_on_slurm, slots
+from linvit.experiments.compare.engines import Watch, run_here, run_on_ray, run_on_slurm, say_how_it_ended, slots
 from linvit.experiments.compare.experiment import FILE, Experiment, SweepRun
 from linvit.experiments.compare.grid import Sweep, place
 from linvit.experiments.compare.results import (
@@ -111,11 +112,7 @@ def _complete(experiment: Experiment, configs: dict[str, Config], args: argparse
     waiting = [run for run in runs if run.state != "finished" and (args.retry or run.state != "failed")]
     done = f", {len(runs) - len(waiting)} of them are done" if len(waiting) < len(runs) else ""
     rank_zero_info(f"{len(runs)} runs in {shown(experiment.root)}{done}")
-    progress = Progress(runs)
-    try:
-        return not waiting or _run(waiting, configs, args, progress)
-    finally:
-        progress.close()
+    return not waiting or _run(waiting, configs, args, partial(say_how_it_ended, runs))
 
 
 def _stopped(experiment: Experiment, command: str) -> int:
@@ -176,16 +173,16 @@ def finish(results: Results, root: Path, args: argparse.Namespace, command: str)
     return 1 if troubled else 0
 
 
-def _run(runs: Sequence[SweepRun], configs: dict[str, Config], args: argparse.Namespace, progress: Progress) -> bool:
+def _run(runs: Sequence[SweepRun], configs: dict[str, Config], args: argparse.Namespace, watch: Watch) -> bool:
     """Starts runs by the engine that was asked for; returns whether all have been run."""
     accelerators = {config["trainer"]["accelerator"] for config in configs.values()}
     if args.engine == "ray":
         gpus = args.gpus_per_run if accelerators & {*GPU} else 0
-        return run_on_ray(runs, args.address, args.cpus_per_run, gpus, progress)
+        return run_on_ray(runs, args.address, args.cpus_per_run, gpus, watch)
     if args.engine == "slurm":
         gpus = args.gpus_per_run if accelerators != {"cpu"} else 0
         return run_on_slurm(
-            runs, progress, timeout_min=args.minutes, slurm_partition=args.partition, cpus_per_task=args.cpus_per_run,
+            runs, watch, timeout_min=args.minutes, slurm_partition=args.partition, cpus_per_task=args.cpus_per_run,
             gpus_per_node=gpus or None, slurm_array_parallelism=args.jobs,
         )  # fmt: skip
     devices = _devices(configs, args.gpus_per_run)
@@ -193,7 +190,7 @@ def _run(runs: Sequence[SweepRun], configs: dict[str, Config], args: argparse.Na
     given = slots(jobs, devices, args.gpus_per_run)
     where = f"{len(devices)} GPUs" if devices else f"the CPU, threads of each: {given[0]['OMP_NUM_THREADS']}"
     rank_zero_info(f"runs at a time: {jobs}, on {where}")
-    return run_here(runs, given, progress)
+    return run_here(runs, given, watch)
 
 
 def _devices(configs: dict[str, Config], per_run: int) -> list[str]:

@@ -9,8 +9,6 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any, NamedTuple, Protocol
 
-from tqdm import tqdm
-
 from linvit import machine
 from linvit.errors import UserError
 from linvit.experiments.compare.experiment import SweepRun
@@ -41,35 +39,15 @@ class Job(Protocol):
         """Lets it save and end, or not start at all."""
 
 
-class Progress:
-    """A bar in a terminal, and a line for each run that has ended; `runs` are all, finished ones included."""
-
-    def __init__(self, runs: Sequence[SweepRun], say: Callable[[str], None] = tqdm.write) -> None:
-        self._runs, self._say = runs, say
-        self._bar = tqdm(total=len(runs), initial=self._finished, unit="run", disable=None, dynamic_ncols=True)
-
-    def __call__(self, ended: SweepRun) -> None:
-        """Says how a run has ended."""
-        self._say(self._line(ended))
-        self._bar.n = self._finished
-        self._bar.refresh()
-
-    @property
-    def _finished(self) -> int:
-        return sum(run.state == "finished" for run in self._runs)
-
-    def close(self) -> None:
-        """Takes the bar away."""
-        self._bar.close()
-
-    def _line(self, run: SweepRun) -> str:
-        how, begun = f"{run.state} after {timedelta(seconds=round(run.seconds))}", run.newest
-        score = begun.score(begun.score_tag()) if begun is not None else None
-        if run.state == "failed":
-            how += f": {run.last_words()} ({run.log})"
-        elif begun is not None and score is not None:
-            how += f", {begun.score_tag()} {score.value:.4f} of epoch {score.epoch}"
-        return f"{run.name} {how}; {self._finished} of {len(self._runs)} runs"
+def say_how_it_ended(runs: Sequence[SweepRun], run: SweepRun) -> None:
+    """Prints how one of some runs has ended, and how many of them are finished."""
+    how, begun = f"{run.state} after {timedelta(seconds=round(run.seconds))}", run.newest
+    score = begun.score(begun.score_tag()) if begun is not None else None
+    if run.state == "failed":
+        how += f": {run.last_words()} ({run.log})"
+    elif begun is not None and score is not None:
+        how += f", {begun.score_tag()} {score.value:.4f} of epoch {score.epoch}"
+    print(f"{run.name} {how}; {sum(one.state == 'finished' for one in runs)} of {len(runs)} runs", flush=True)
 
 
 def run_jobs(jobs: Mapping[SweepRun, Job], watch: Watch) -> bool:

@@ -4,7 +4,7 @@ import json
 import signal
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -167,21 +167,9 @@ class Experiment:
                     variant.trouble[seed] = f"it failed: {run.last_words()} ({run.log})"
                 elif state != "finished":
                     variant.trouble[seed] = "it has not begun" if begun is None else begun.progress
-        source = str(published.get("source", ""))
-        grid = self.grid
-        return with_teachers(
-            Results(
-                self.root.name,
-                variants,
-                grid.baseline or "",
-                grid.score,
-                grid.keys,
-                source,
-                grid.tune,
-                grid.budget,
-                grid.level,
-            )
-        )
+        grid, source = self.grid, str(published.get("source", ""))
+        given = Results(self.root.name, variants, grid.baseline or "", grid.score, grid.keys, source)
+        return with_teachers(replace(given, tuned=grid.tune, budget=grid.budget, level=grid.level))
 
 
 def _check_free(run: SweepRun, folder: Path) -> None:

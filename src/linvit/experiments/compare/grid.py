@@ -2,9 +2,12 @@
 
 import itertools
 import re
+from argparse import ArgumentError
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
+
+from jsonargparse import ArgumentParser
 
 from linvit.errors import UserError, check_choice, check_number
 from linvit.registry import attentions, backbones, heads
@@ -27,17 +30,11 @@ LENGTHS = ("trainer.max_epochs", "trainer.max_steps")
 LONGEST = 80  # characters of a variant's name, which names folders
 
 
-KINDS = {
-    **dict.fromkeys(("baseline", "score", "budget"), str),
-    **{"config": str | list, "seeds": int | list, "level": int | float},
-}
-
-
 @dataclass
 class Sweep:
     """Variants of one configuration, each to be run with each seed, as a file or a command line describes them."""
 
-    config: list[str] = field(default_factory=list)  # that all start from: files or names, a later one wins
+    config: str | list[str] = field(default_factory=list)  # that all start from: files or names, a later one wins
     set: dict[str, Any] = field(default_factory=dict)  # options that all variants share
     vary: dict[str, list[Any]] = field(default_factory=dict)  # options whose values, combined, are variants
     variants: dict[str, Settings] = field(default_factory=dict)  # what differs, by name; the order of the table
@@ -66,20 +63,15 @@ class Sweep:
         keys = [one.name for one in fields(cls)]
         if not isinstance(content, dict):
             raise UserError(f"{what} is not a grid: it must be a mapping with {', '.join(keys)}")
-        for key, value in content.items():
+        for key in content:
             check_choice(f"a key of {what}", key, keys)
-            kinds = KINDS.get(key, dict)
-            if not isinstance(value, kinds):
-                raise UserError(f"'{key}' of {what} must be {_words(kinds)}; got {value!r}")
-        spec = cls(**content)
+        parser = ArgumentParser(exit_on_error=False)
+        parser.add_class_arguments(cls)
+        try:
+            spec = cls(**parser.parse_object(content).as_dict())
+        except ArgumentError as error:
+            raise UserError(f"{what} is not a grid: {error}") from error
         spec.config = [spec.config] if isinstance(spec.config, str) else spec.config
-        for part, options in (("vary", spec.vary), ("tune", spec.tune)):
-            for key, values in options.items():
-                if not isinstance(values, list) or not values:
-                    raise UserError(f"'{part}: {key}' of {what} must be a list of values; got {values!r}")
-        for name, settings in spec.variants.items():
-            if not isinstance(settings, dict):
-                raise UserError(f"'variants: {name}' of {what} must be a mapping of options; got {settings!r}")
         return spec
 
     def grid(self) -> "Sweep":
@@ -185,11 +177,6 @@ def place(config: dict[str, Any], key: str, value: Any) -> None:
 
 def _inside(config: dict[str, Any]) -> dict[str, Any]:
     return config.setdefault("init_args", {}) if "class_path" in config else config
-
-
-def _words(kinds: Any) -> str:
-    words = {dict: "a mapping", str: "text", str | list: "text or a list", int | list: "a number or a list"}
-    return words.get(kinds, "a number")
 
 
 def expand_names(key: str, values: Sequence[Any]) -> list[Any]:

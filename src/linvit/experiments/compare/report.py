@@ -62,7 +62,8 @@ def write(results: Results, folder: Path, device: str) -> Path:
     page.paragraph("; ".join(f"{name}: {value}" for name, value in known.items()))
     _controls(page, results)
     page.heading(f"Scores and costs: {results.caption}")
-    page.table(tables.titles(results), tables.rows(results))
+    titles, *rows = tables.rows(results)
+    page.table(titles, rows)
     for note in tables.notes(results):
         page.paragraph(note)
     page.pictures([(plot, name.replace("_", " ")) for name, plot in plots.items()], width=560)

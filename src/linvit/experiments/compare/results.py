@@ -133,9 +133,17 @@ class Results:
         return found
 
     def summary(self, variant: Variant, tag: str | None = None) -> tuple[float, float, int]:
-        """Mean and standard deviation of the scores over seeds, or of another curve, and the number of seeds."""
-        scores = [score.value for score in variant.scores(tag or self.score).values()]
-        return (statistics.fmean(scores) if scores else math.nan), spread(scores), len(scores)
+        """Mean and standard deviation of the scores over seeds, or of another curve, and the number of seeds.
+
+        Of a teacher there is one number, without a deviation.
+        """
+        found = {} if variant.known and tag else variant.scores(tag or self.score)
+        scores = [score.value for score in found.values()]
+        return (
+            (statistics.fmean(scores) if scores else math.nan),
+            math.nan if variant.known else spread(scores),
+            len(scores),
+        )
 
     @property
     def caption(self) -> str:

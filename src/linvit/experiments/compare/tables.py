@@ -2,12 +2,12 @@
 
 import math
 import statistics
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from linvit.experiments.compare.costs import Costs
 from linvit.experiments.compare.grid import BUDGETS
-from linvit.experiments.compare.results import AVERAGED, Results, Variant
+from linvit.experiments.compare.results import AVERAGED, Results
 from linvit.experiments.compare.statistics import LEAST, Difference, spread
 from linvit.experiments.crossover import crossover_text
 from linvit.plain_text import markdown_table, printable
@@ -16,37 +16,35 @@ from linvit.tasks.teacher import START
 
 STARTED = f"{START}score"
 UNITS = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
+COSTS: dict[str, tuple[str, Callable[[Any], str]]] = {
+    "parameters": ("parameters", lambda number: count(number)),
+    "MACs": ("macs", lambda number: count(number)),
+    "latency (ms)": ("latency_seconds", lambda seconds: f"{seconds * 1e3:.2f}"),
+    "memory (MiB)": ("memory_bytes", lambda size: f"{size / 2**20:.1f}"),
+    "state (KiB)": ("state_bytes", lambda size: f"{size / 2**10:.1f}"),
+    "faster from (px)": ("faster_from", crossover_text),
+}
+"""Columns of `Costs.numbers`, and how they are read."""
 
 
-def titles(results: Results) -> list[str]:
-    """Of the columns of `rows`."""
-    optional = ["published"] if results.source else []
-    rank = ["rank"] if any(variant.rank() is not None for variant in results.variants) else []
-    costs = ["parameters", "MACs", "latency (ms)", "memory (MiB)"] * any(variant.costs for variant in results.variants)
-    costs += ["state (KiB)"] * any(isinstance(one.costs, Costs) and one.costs.state for one in results.variants)
-    start = ["before any step"] * bool(results.teachers)
-    scores = [*start, results.tag, *_raw(results), "epoch", "seeds"]
-    scores.append(f"difference{'' if results.matched else f' from {results.baseline}'} [95 % interval]")
-    scores.append("best (epoch)")
-    scores += [f"{what} to {results.level:g}" for what in ("epochs", "seconds") if results.level is not None]
-    distances = ["distance before", "distance"] * bool(results.teachers)
-    crossover = ["faster from (px)"] * bool(results.teachers and costs)
-    return [
-        "variant",
-        *[f"{key} (tuned)" for key in results.tuned],
-        *scores,
-        *distances,
-        *costs,
-        *crossover,
-        *rank,
-        *optional,
-    ]
+class Cell(NamedTuple):
+    """What a table shows of a variant, and the numbers behind it, by the columns of the CSV file."""
+
+    text: str
+    numbers: dict[str, Any]
 
 
 def rows(results: Results) -> list[list[str]]:
-    """A row per variant, as it is read."""
-    columns, differences = titles(results), results.differences()
-    return [_row(results, variant, differences.get(variant.name), columns) for variant in results.variants]
+    """The table as it is read: titles, and a row per variant. A column is there if one of its cells is known."""
+    table = _table(results)
+    titles = [title for title in table[0] if title == results.tag or any(row[title].text != "-" for row in table)]
+    return [titles, *([row[title].text for title in titles] for row in table)]
+
+
+def numbers(results: Results) -> list[list[Any]]:
+    """The rows of the CSV file, titles first: scores as they were logged, seconds, bytes; None where there is none."""
+    table = [{name: n for cell in row.values() for name, n in cell.numbers.items()} for row in _table(results)]
+    return [[*table[0]], *([None if number != number else number for number in row.values()] for row in table)]
 
 
 def notes(results: Results) -> list[str]:
@@ -117,60 +115,19 @@ def notes(results: Results) -> list[str]:
 
 def markdown(results: Results) -> str:
     """A table in GitHub's Markdown, its title above and the notes below it."""
-    parts = [f"**{printable(results.caption)}**", markdown_table([titles(results), *rows(results)])]
+    parts = [f"**{printable(results.caption)}**", markdown_table(rows(results))]
     return "\n\n".join([*parts, *map(printable, notes(results))]) + "\n"
 
 
 def latex(results: Results) -> str:
     """A `tabular` for the package booktabs, and the notes below it."""
-    lines = [" & ".join(map(_tex, line)) + r" \\" for line in [titles(results), *rows(results)]]
-    columns = "l" + "r" * (len(titles(results)) - 1)
+    table = rows(results)
+    lines = [" & ".join(map(_tex, line)) + r" \\" for line in table]
+    columns = "l" + "r" * (len(table[0]) - 1)
     body = "\n".join(["\\toprule", lines[0], "\\midrule", *lines[1:], "\\bottomrule"])
     below = "\n".join(f"\\par\\smallskip{{\\footnotesize {_tex(note)}\\par}}" for note in notes(results))
     note = f"% {printable(results.caption, lines=False)}; needs \\usepackage{{booktabs}}"
     return f"{note}\n\\begin{{tabular}}{{{columns}}}\n{body}\n\\end{{tabular}}\n{below}\n"
-
-
-def numbers(results: Results) -> list[list[Any]]:
-    """The rows of the CSV file, titles first: scores as they were logged, seconds, bytes; None where there is none."""
-    rows = [_numbers(results, variant) for variant in results.variants]
-    known = ([None if number != number else number for number in row.values()] for row in rows)
-    return [[*rows[0]], *known]
-
-
-def _numbers(results: Results, variant: Variant) -> dict[str, Any]:
-    """A row of the CSV file."""
-    mean, deviation, seeds = results.summary(variant)
-    raw = results.summary(variant, EVALUATED)[0] if _raw(results) else None
-    row: dict[str, Any] = {"variant": variant.name}
-    row |= {key: results.best_value(variant, key)[0] for key in results.tuned}
-    row |= {"mean": mean, "standard_deviation": deviation, "seeds": seeds, "raw_mean": raw}
-    row["best_mean"] = (results.best(variant) or [None])[0]
-    if results.level is not None:
-        for name, values in zip(("epochs_to_level", "seconds_to_level"), results.reached(variant), strict=True):
-            row[name] = statistics.fmean(values) if values else None
-    if results.teachers:
-        before, of_before, _ = results.summary(variant, STARTED) if variant.runs else (None, None, None)
-        row |= {"before_mean": before, "before_standard_deviation": of_before}
-        for name, start in (("distance_before", START), ("distance", "")):
-            row[name] = statistics.fmean(distances) if (distances := variant.distances(start)) else None
-    row["untrained_part"] = results.untrained().get(variant.name)
-    difference = results.differences().get(variant.name)
-    names = ("difference", "interval_low", "interval_high", "pairs", "p", "p_holm")
-    row |= {"reference": results.references.get(variant.name)}
-    row |= dict(zip(names, difference or [None] * len(names), strict=True))
-    row["star"] = None if difference is None else int(difference.significant)
-    columns = ("parameters", "macs", "latency_seconds", "latency_low", "latency_high", "memory_bytes", "state_bytes")
-    costs = found.numbers if isinstance(found := variant.costs, Costs) else {}
-    row |= {name: costs.get(name) for name in columns} | {"rank": variant.rank(), "published": variant.published}
-    if results.teachers:
-        row["faster_from"] = found.crossover if isinstance(found, Costs) else None
-    scores = variant.scores(results.score)
-    for seed in sorted({seed for one in results.variants for seed in (*one.runs, *one.trouble)}):
-        score = scores.get(seed)
-        row[f"score_seed{seed}"], row[f"epoch_seed{seed}"] = score and score.value, (score and score.epoch) or None
-    trouble = (f"seed {seed}: {printable(text, lines=False)}" for seed, text in sorted(variant.trouble.items()))
-    return row | {"trouble": "; ".join(trouble)}
 
 
 def count(number: float) -> str:
@@ -181,58 +138,83 @@ def count(number: float) -> str:
     return f"{number:.3g}"
 
 
-def _row(results: Results, variant: Variant, difference: Difference | None, columns: Sequence[str]) -> list[str]:
+def _table(results: Results) -> list[dict[str, Cell]]:
+    """A row per variant: cells by the titles of columns."""
+    differences, untrained = results.differences(), results.untrained()
+    seeds = sorted({seed for one in results.variants for seed in (*one.runs, *one.trouble)})
+    curves = {"before any step": (STARTED, "before_"), results.tag: (None, "")}
+    if results.tag == f"{AVERAGED}score":
+        curves[EVALUATED] = (EVALUATED, "raw_")  # of the trained weights, beside that of their moving average
+    apart = f"difference{f' from {results.baseline}' * (not results.matched)} [95 % interval]"
+    table = []
+    for variant in results.variants:
+        scores, best = variant.scores(results.score), results.best(variant)
+        found = variant.costs if isinstance(variant.costs, Costs) else None
+        costs: dict[str, float | None] = {**found.numbers, "faster_from": found.crossover} if found else {}
+        row = {"variant": _cell(str, variant=variant.name)}
+        row |= {f"{key} (tuned)": _cell(str, **{key: results.best_value(variant, key)[0]}) for key in results.tuned}
+        for title, (tag, name) in curves.items():
+            mean, deviation, _ = results.summary(variant, tag)
+            row[title] = _score(mean, deviation, f"{name}mean", f"{name}standard_deviation")
+        epochs = sorted({score.epoch for score in scores.values()} - {0})
+        row["epoch"] = Cell(" to ".join(map(str, [*epochs[:1], *epochs[1:][-1:]])) or "-", {})
+        incomplete = f" ({len(variant.trouble)} incomplete)" * bool(variant.trouble)
+        row["seeds"] = Cell("-" if variant.known else f"{len(scores)}{incomplete}", {"seeds": len(scores)})
+        row[apart] = _difference(results, variant.name, differences.get(variant.name))
+        row["best (epoch)"] = Cell(f"{best[0]:.4f} ({best[1]})" if best else "-", {"best_mean": best and best[0]})
+        if results.level is not None:
+            for name, values in zip(("epochs", "seconds"), results.reached(variant), strict=True):
+                some = f" ({len(values)} of {len(variant.finished)})" * (len(values) < len(variant.finished))
+                average = statistics.fmean(values) if values else None
+                text = "-" if average is None else f"{average:.1f}{some}"
+                row[f"{name} to {results.level:g}"] = Cell(text, {f"{name}_to_level": average})
+        for title, start in (("distance before", START), ("distance", "")):
+            distances = variant.distances(start)
+            mean = statistics.fmean(distances) if distances else math.nan
+            row[title] = _score(mean, spread(distances), title.replace(" ", "_"))
+        for title, (name, form) in COSTS.items():
+            row[title] = _cell(form, **{name: costs.get(name)})
+        row["rank"] = _cell("{:.1f}".format, rank=variant.rank())
+        row["published"] = _cell("{:g}".format, published=variant.published)
+        details: dict[str, Any] = {"untrained_part": untrained.get(variant.name)}
+        details |= {name: costs.get(name) for name in ("latency_low", "latency_high")}
+        for seed in seeds:
+            score = scores.get(seed)
+            details |= {
+                f"score_seed{seed}": score and score.value,
+                f"epoch_seed{seed}": (score and score.epoch) or None,
+            }
+        trouble = (f"seed {seed}: {printable(text, lines=False)}" for seed, text in sorted(variant.trouble.items()))
+        row["details"] = Cell("-", details | {"trouble": "; ".join(trouble)})
+        table.append(row)
+    return table
+
+
+def _cell(form: Callable[[Any], str], **numbers: Any) -> Cell:
+    """A number in a form; of several the first."""
+    first = next(iter(numbers.values()))
+    return Cell("-" if first is None or first != first else form(first), numbers)
+
+
+def _score(mean: float, deviation: float, *names: str) -> Cell:
+    """A mean over seeds, with its standard deviation if there are several."""
+    more = "" if math.isnan(deviation) else f" ± {deviation:.4f}"
+    return _cell(lambda mean: f"{mean:.4f}{more}", **dict(zip(names, (mean, deviation), strict=False)))
+
+
+def _difference(results: Results, name: str, difference: Difference | None) -> Cell:
     if difference is None:
-        apart = "baseline" if variant.name == results.baseline else "reference"
+        text = "baseline" if name == results.baseline else "reference"
     elif math.isnan(difference.mean):
-        apart = "-"
+        text = "-"
     else:
         interval = f" [{difference.low:+.4f}, {difference.high:+.4f}]{' *' * difference.significant}"
-        apart = f"{difference.mean:+.4f}{interval * (not math.isnan(difference.low))}"
-        apart += f" from {results.references[variant.name]}" * results.matched
-    start = [STARTED] * bool(results.teachers)
-    scores = [_score(*results.summary(variant, tag)) for tag in (*start, None, *_raw(results))]
-    epochs = sorted({score.epoch for score in variant.scores(results.score).values()})
-    incomplete = f" ({len(variant.trouble)} incomplete)" if variant.trouble else ""
-    row = [variant.name, *scores, " to ".join(map(str, [*epochs[:1], *epochs[1:][-1:]])) or "-"]
-    row += [f"{results.summary(variant)[2]}{incomplete}", apart]
-    if variant.known:  # one number, without seeds
-        score = f"{results.summary(variant)[0]:.4f}"
-        row = [variant.name, *["-"] * len(start), score, *["-"] * (len(scores) - len(start) - 1), "-", "-", apart]
-    best, runs = results.best(variant), len(variant.finished)
-    row.append("-" if best is None else f"{best[0]:.4f} ({best[1]})")
-    for values in results.reached(variant) if results.level is not None else ():
-        row.append(f"{statistics.fmean(values):.1f}" if values else "-")
-        row[-1] += f" ({len(values)} of {runs})" * (0 < len(values) < runs)
-    row[1:1] = [results.best_value(variant, key)[0] for key in results.tuned]
-    if results.teachers:
-        row += [
-            _score(statistics.fmean(d), spread(d), len(d)) if (d := variant.distances(s)) else "-" for s in (START, "")
-        ]
-    costs, rank = variant.costs, variant.rank()
-    if "MACs" in columns and isinstance(costs, Costs):
-        row += [count(costs.parameters), count(costs.macs), f"{costs.latency.median * 1e3:.2f}"]
-        row.append(f"{costs.memory / 2**20:.1f}")
-    elif "MACs" in columns:
-        row += ["-"] * 4
-    if "state (KiB)" in columns:
-        row.append(f"{costs.state / 2**10:.1f}" if isinstance(costs, Costs) and costs.state else "-")
-    if "faster from (px)" in columns:
-        row.append(crossover_text(costs.crossover if isinstance(costs, Costs) else None))
-    if "rank" in columns:
-        row.append("-" if rank is None else f"{rank:.1f}")
-    if "published" in columns:
-        row.append("-" if variant.published is None else f"{variant.published:g}")
-    return row
-
-
-def _score(mean: float, spread: float, seeds: int) -> str:
-    return "-" if math.isnan(mean) else f"{mean:.4f}" + (f" ± {spread:.4f}" if seeds > 1 else "")
-
-
-def _raw(results: Results) -> list[str]:
-    """The column of the trained weights' score, beside that of their moving average."""
-    return [EVALUATED] if results.tag == f"{AVERAGED}score" else []
+        text = f"{difference.mean:+.4f}{interval * (not math.isnan(difference.low))}"
+        text += f" from {results.references[name]}" * results.matched
+    names = ("difference", "interval_low", "interval_high", "pairs", "p", "p_holm")
+    numbers = dict(zip(names, difference or [None] * len(names), strict=True))
+    star = None if difference is None else int(difference.significant)
+    return Cell(text, {"reference": results.references.get(name), **numbers, "star": star})
 
 
 TEX: dict[str, str | int | None] = {
