@@ -74,6 +74,13 @@ def check_number(
     raise UserError(f"{option} must be {kind}{note}; got {given!r}")
 
 
+def check_range(option: str, given: Sequence[float], at_most: float = math.inf, above: float = 0) -> None:
+    """Raises a `UserError` unless `given` is [low, high], within the bounds."""
+    if not above < given[0] <= given[1] <= at_most:
+        upper = "" if at_most == math.inf else f" <= {at_most:g}"
+        raise UserError(f"{option} must be [low, high] with {above:g} < low <= high{upper}; got {list(given)}")
+
+
 def check_odd(option: str, given: object, examples: str) -> None:
     """Raises a `UserError` unless `given` is an odd positive number, such as the side of a kernel with a centre."""
     if not isinstance(given, Integral) or isinstance(given, bool) or given < 1 or given % 2 == 0:

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from torchvision.transforms.v2 import functional as v2
 
 from linvit import UserError, coco_masks
 from linvit.data import DetectionData
@@ -17,7 +18,6 @@ from linvit.data.loading.sampler import generator
 from linvit.data.sources.coco import AnnotationFile
 from linvit.data.sources.scenes import Scenes
 from linvit.data.transforms.detection import DetectionAugmentation, EvalTransform, TrainTransform, trainable
-from linvit.data.transforms.geometry import Crop, HorizontalFlip
 from tests.data.coco import CATEGORIES, SIZES, annotation, annotations, write_coco, write_json
 from tests.data.images import picture, save
 from tests.golden_files import load
@@ -179,22 +179,23 @@ class TestCoco:
             tensors["input.image_hw"].tolist(), tensors["output.coco_test"].tolist(), strict=True
         ):
             assert EvalTransform((1333, 800), masks=False).resize.sizes(*given)[0] == tuple(expected)
-            assert [list(op.size) for op in train._ops(generator(0), tuple(given))] == [expected]
+            assert [list(op.keywords["size"]) for op in train._ops(generator(0), tuple(given))] == [expected]
 
     def test_multi_scale_training_draws_its_sizes_from_the_recipe(self):
         sides, crops = (480, 512, 800), (400, 500, 600)
         transform = TrainTransform((1333, 800), DetectionAugmentation(0.5, sides, crops), masks=False)
         drawn = [transform._ops(generator(seed), (480, 640)) for seed in range(400)]
-        assert {min(ops[-1].size) for ops in drawn} == set(sides)
-        cropped = [ops for ops in drawn if any(isinstance(op, Crop) for op in ops)]
+        size_of = lambda op: op.keywords["size"]  # noqa: E731
+        assert {min(size_of(ops[-1])) for ops in drawn} == set(sides)
+        cropped = [ops for ops in drawn if len(ops) > 2]
         assert 160 < len(cropped) < 240
-        assert {min(ops[-3].size) for ops in cropped} == set(crops)
-        sizes = [ops[-2].box[2:] for ops in cropped]
+        assert {min(size_of(ops[-3])) for ops in cropped} == set(crops)
+        sizes = [ops[-2].keywords["box"][2:] for ops in cropped]
         assert min(map(min, sizes)) >= 384
         assert 590 < max(map(max, sizes)) <= 600
-        assert all(height <= ops[-3].size[0] for ops, (height, _) in zip(cropped, sizes, strict=True))
-        assert 160 < sum(isinstance(ops[0], HorizontalFlip) for ops in drawn) < 240
-        assert max(max(ops[-1].size) for ops in drawn) <= 1333
+        assert all(height <= size_of(ops[-3])[0] for ops, (height, _) in zip(cropped, sizes, strict=True))
+        assert 160 < sum(ops[0] is v2.horizontal_flip for ops in drawn) < 240
+        assert max(max(size_of(ops[-1])) for ops in drawn) <= 1333
 
     def test_all_boxes_may_be_cropped_away(self):
         tiny = {"boxes": np.array([[0, 0, 2, 2.0]]), "labels": np.array([1])}

@@ -2,17 +2,19 @@
 
 import io
 import pickle
+from functools import partial
 
 import datasets
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torchvision.transforms.v2 import functional as v2
 
 from linvit.data.base import ImageData
 from linvit.data.loading.sampler import generator
 from linvit.data.sources.images import Target
-from linvit.data.transforms.geometry import Box, Crop, HorizontalFlip, PixelOp, Resize, apply
+from linvit.data.transforms.geometry import Box, PixelOp, apply, crop, resize
 from linvit.data.transforms.on_device import DeviceOps
 from tests.data.images import png
 
@@ -29,13 +31,14 @@ def boxes_of(cell, name):
 def crop_flip_resize(sample, seed):
     """Drawn once, done to image, mask and boxes."""
     rng = generator(seed)
-    ops = [Crop(Box(int(rng.integers(4)), int(rng.integers(6)), 20, 30)), Resize((24, 16), "bilinear", antialias=False)]
-    ops += [HorizontalFlip()] if rng.random() < 0.5 else []
+    box = Box(int(rng.integers(4)), int(rng.integers(6)), 20, 30)
+    ops = [partial(crop, box=box), partial(resize, size=(24, 16), interpolation="bilinear", antialias=False)]
+    ops += [v2.horizontal_flip] if rng.random() < 0.5 else []
     return apply(ops, sample) | {"device_ops": DeviceOps(seed, (PixelOp("brightness", 1.0),), None)}
 
 
 def resized(sample, seed):
-    return apply([Resize((24, 16))], sample)
+    return apply([partial(resize, size=(24, 16))], sample)
 
 
 class DenseData(ImageData):

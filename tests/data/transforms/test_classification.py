@@ -8,8 +8,8 @@ import torch
 
 import linvit
 from linvit.data.transforms import on_device
-from linvit.data.transforms.classification import Augmentation, EvalTransform, TrainTransform, evaluation_ops
-from linvit.data.transforms.geometry import PixelOp, Warp, apply
+from linvit.data.transforms.classification import Augmentation, EvalTransform, TrainTransform, prepare
+from linvit.data.transforms.geometry import PixelOp, Warp
 from linvit.data.transforms.on_device import Normalisation
 from tests.data.transforms.test_pixel_ops import photograph, tensor
 
@@ -82,8 +82,7 @@ def test_an_image_that_fits_is_not_changed():
 def test_the_evaluation_s_way_of_resizing_is_taken():
     for mode in ("center", "squash"):
         found = EvalTransform((20, 20), mode, 0.8)(pixels(60, 40), 0)["image"]
-        ops = evaluation_ops((60, 40), (20, 20), mode, 0.8)
-        assert torch.equal(found, apply(ops, pixels(60, 40))["image"])
+        assert torch.equal(found, prepare(pixels(60, 40)["image"], (20, 20), mode, 0.8))
 
 
 class TestDevice:

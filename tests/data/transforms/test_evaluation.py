@@ -6,8 +6,7 @@ from PIL import Image
 from timm.data import create_transform
 from torchvision.transforms import Compose
 
-from linvit.data.transforms.classification import cover, evaluation_ops
-from linvit.data.transforms.geometry import apply
+from linvit.data.transforms.classification import cover, prepare
 from tests.data.transforms.test_geometry import near
 from tests.data.transforms.test_pixel_ops import photograph, tensor
 
@@ -27,8 +26,7 @@ def test_evaluation_sees_what_timm_shows_of_a_pil_image(height, width, crop_mode
     )
     pixels = photograph(height, width)
     theirs = tensor(Compose(transform.transforms[:2])(Image.fromarray(pixels)))  # resizing and cropping alone
-    ops = evaluation_ops((height, width), (48, 48), crop_mode, crop_pct)
-    assert near(apply(ops, {"image": tensor(pixels)})["image"], theirs)
+    assert near(prepare(tensor(pixels), (48, 48), crop_mode, crop_pct), theirs)
 
 
 @pytest.mark.parametrize("target", [(224, 224), (256, 256), (100, 300), (300, 100)], ids=str)

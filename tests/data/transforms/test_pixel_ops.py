@@ -73,7 +73,7 @@ def test_all_of_timm_s_operations_are_here():
 def test_one_image_is_what_timm_makes_of_it(name, amount, size, bicubic):
     """Bit for bit; rotations within one level, since PIL rounds their matrix."""
     pixels = photograph(*size)
-    done = as_op(name, amount, size, bicubic, FILL).image(tensor(pixels))
+    done = as_op(name, amount, size, bicubic, FILL)(tensor(pixels))
     off = (done.int() - by_timm(pixels, name, amount, bicubic)).abs()
     assert off.max() <= (name == "rotate")
     assert (off > 0).float().mean() <= 0.1
@@ -97,7 +97,7 @@ def test_a_batch_on_the_device_is_what_timm_makes_of_each_image(name, bicubic):
 
 def test_no_bits_at_all_are_black():
     """timm asks for that at the largest magnitude; Pillow used to give black and now refuses."""
-    done = PixelOp("posterize", 0).image(tensor(photograph(8, 8)))
+    done = PixelOp("posterize", 0)(tensor(photograph(8, 8)))
     assert not done.any()
 
 
@@ -121,7 +121,7 @@ def test_operations_follow_one_another_each_image_its_own():
 def test_tiny_images(name, size):
     image = tensor(photograph(*size))
     op = as_op(name, 1, size, True, FILL)
-    assert op.image(image).shape == image.shape
+    assert op(image).shape == image.shape
     assert on_device.apply_ops(image[None], [[op]])[0].shape == image.shape
 
 
@@ -130,7 +130,7 @@ def test_tiny_images(name, size):
 def test_what_moves_out_of_sight_leaves_the_fill(far, vertical):
     matrix = (1, 0, 0, 0, 1, far) if vertical else (1, 0, far, 0, 1, 0)
     for done in (
-        Warp(matrix, True, FILL).image(tensor(photograph(9, 7))),
+        Warp(matrix, True, FILL)(tensor(photograph(9, 7))),
         on_device.apply_ops(tensor(photograph(9, 7))[None], [[Warp(matrix, True, FILL)]])[0],
     ):
         assert torch.equal(done, torch.tensor(FILL, dtype=torch.uint8).view(3, 1, 1).expand(3, 9, 7))

@@ -6,25 +6,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+from torch import Tensor
+from torchvision.transforms.v2 import functional as v2
 
 from linvit.data.loading.sampler import generator
 from linvit.data.transforms import rand_augment
-from linvit.data.transforms.geometry import (
-    BLACK,
-    Box,
-    Crop,
-    CropMode,
-    Fill,
-    HorizontalFlip,
-    Op,
-    Resize,
-    Warp,
-    affine_matrix,
-    apply,
-    random_box,
-)
+from linvit.data.transforms.geometry import BLACK, Box, CropMode, Fill, Warp, affine_matrix, crop, random_box, resize
 from linvit.data.transforms.on_device import AugmentOn, DeviceOps, ImageOp, erased_box
-from linvit.errors import UserError, check_number
+from linvit.errors import check_number, check_range
 from linvit.signatures import check_choices
 
 Interpolation = Literal["bicubic", "bilinear", "random"]
@@ -64,10 +53,9 @@ class Augmentation:
     zoom: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.crop_scale is not None and not 0 < self.crop_scale[0] <= self.crop_scale[1] <= 1:
-            raise UserError(f"crop_scale must be [low, high] with 0 < low <= high <= 1; got {list(self.crop_scale)}")
-        if not 0 < self.crop_ratio[0] <= self.crop_ratio[1]:
-            raise UserError(f"crop_ratio must be [low, high] with 0 < low <= high; got {list(self.crop_ratio)}")
+        if self.crop_scale is not None:
+            check_range("crop_scale", self.crop_scale, at_most=1)
+        check_range("crop_ratio", self.crop_ratio)
         check_choices(Augmentation, vars(self))
         for name in ("hflip", "random_erasing", "translate"):
             check_number(name, getattr(self, name), at_least=0, at_most=1)
@@ -93,26 +81,25 @@ class TrainTransform:
 
     def __call__(self, sample: dict[str, Any], seed: int) -> dict[str, Any]:
         """Turns the `image` of a sample, 8-bit (3, h, w), into one of (3, H, W), and adds the `device_ops`."""
-        given, rng = self.augmentation, generator(seed)
-        height, width = sample["image"].shape[-2:]
-        ops: list[Op] = []
+        given, rng, image = self.augmentation, generator(seed), sample["image"]
+        _, height, width = image.shape
         if given.crop_scale is None:
-            ops += evaluation_ops((height, width), self.size, "center", 1.0)
+            image = prepare(image, self.size, "center", 1.0)
         else:
-            ops.append(Crop(random_box(rng, height, width, given.crop_scale, given.crop_ratio)))
-            ops.append(Resize(self.size, rand_augment.choose(given.interpolation, rng)))
+            image = crop(image, random_box(rng, height, width, given.crop_scale, given.crop_ratio))
+            image = resize(image, self.size, rand_augment.choose(given.interpolation, rng))
         if rng.random() < given.hflip:
-            ops.append(HorizontalFlip())
-        ops += self._warp(rng)
-        policy = self._policy(rng)
+            image = v2.horizontal_flip(image)
+        now, later = self._warp(rng), self._policy(rng)
         erase = erased_box(rng, given.random_erasing, self.size) if given.random_erasing else None
         if given.augment_on == "worker":
-            ops, policy = [*ops, *policy], []
-        sample = apply(ops, sample)
-        image = sample["image"].contiguous()
-        return sample | {"image": image, "device_ops": DeviceOps(seed, tuple(policy), erase, given.erase_after_mixing)}
+            now, later = [*now, *later], []
+        for op in now:
+            image = op(image)
+        ops = DeviceOps(seed, tuple(later), erase, given.erase_after_mixing)
+        return sample | {"image": image.contiguous(), "device_ops": ops}
 
-    def _warp(self, rng: np.random.Generator) -> list[Warp]:
+    def _warp(self, rng: np.random.Generator) -> list[ImageOp]:
         """Draws rotation, zoom and shift as one map; what comes in from outside is black."""
         given = self.augmentation
         if not (given.rotate or given.translate or given.zoom):
@@ -130,7 +117,7 @@ class TrainTransform:
 
 
 class EvalTransform:
-    """Resizes an image and takes its centre; see `linvit.data.transforms.classification.evaluation_ops`."""
+    """Resizes an image and takes its centre; see `ClassificationData`."""
 
     def __init__(self, size: tuple[int, int], crop_mode: CropMode, crop_pct: float) -> None:
         self.size = size
@@ -144,18 +131,17 @@ class EvalTransform:
 
     def __call__(self, sample: dict[str, Any], seed: int) -> dict[str, Any]:
         """Turns the `image` of a sample, 8-bit (3, h, w), into one of (3, H, W); the seed does not matter."""
-        shape = sample["image"].shape[-2:]
-        sample = apply(evaluation_ops(shape, self.size, self.crop_mode, self.crop_pct), sample)
-        return sample | {"image": sample["image"].contiguous()}
+        image = prepare(sample["image"], self.size, self.crop_mode, self.crop_pct)
+        return sample | {"image": image.contiguous()}
 
 
-def evaluation_ops(shape: Sequence[int], size: tuple[int, int], crop_mode: CropMode, crop_pct: float) -> list[Op]:
-    """The operations that resize (bicubically) and crop an image (H, W) for evaluation; see `ClassificationData`."""
-    height, width = shape
+def prepare(image: Tensor, size: tuple[int, int], crop_mode: CropMode, crop_pct: float) -> Tensor:
+    """Resizes an image bicubically, and crops its centre, as torchvision rounds it."""
     target = math.floor(size[0] / crop_pct), math.floor(size[1] / crop_pct)
     if crop_mode == "center":
-        target = cover(height, width, target)
-    return [Resize(target), Crop(centre(*target, *size))]
+        target = cover(image.shape[1], image.shape[2], target)
+    top, left = (round((full - side) / 2) for full, side in zip(target, size, strict=True))
+    return crop(resize(image, target), Box(top, left, *size))
 
 
 def cover(height: int, width: int, target: Sequence[int]) -> tuple[int, int]:
@@ -163,8 +149,3 @@ def cover(height: int, width: int, target: Sequence[int]) -> tuple[int, int]:
     if target[0] * width <= target[1] * height:  # the width decides
         return max(target[0], target[1] * height // width), target[1]
     return target[0], max(target[1], target[0] * width // height)
-
-
-def centre(height: int, width: int, box_height: int, box_width: int) -> Box:
-    """A box in the middle, as torchvision rounds it."""
-    return Box(round((height - box_height) / 2), round((width - box_width) / 2), box_height, box_width)

@@ -2,17 +2,19 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from torchvision.transforms.v2 import functional as v2
 
 from linvit import coco_masks
 from linvit.data.loading.sampler import generator
 from linvit.data.transforms import segmentation
-from linvit.data.transforms.geometry import Box, Crop, HorizontalFlip, Op, Resize, apply
+from linvit.data.transforms.geometry import Box, Op, apply, crop, resize
 from linvit.data.transforms.segmentation import Limits, within
-from linvit.errors import UserError, check_number
+from linvit.errors import UserError, check_number, check_range
 
 Objects = Mapping[str, Any]
 """What is in an image: `boxes` (n, 4) as x1, y1, x2, y2 and `labels` (n,), arrays; where the data have them `iscrowd`
@@ -48,8 +50,7 @@ class DetectionAugmentation:
                 raise UserError(f"{name} must be sides in pixels, above 0, or null; got {list(sides)}")
         if self.crop_sides is not None and self.sides is None:
             raise UserError("crop_sides needs sides, to which what is cropped is resized")
-        if not 0 < self.crop_size[0] <= self.crop_size[1]:
-            raise UserError(f"crop_size must be [least, largest] with 0 < least <= largest; got {list(self.crop_size)}")
+        check_range("crop_size", self.crop_size)
 
 
 class TrainTransform:
@@ -83,7 +84,7 @@ class TrainTransform:
     def _ops(self, rng: np.random.Generator, size: tuple[int, int]) -> list[Op]:
         """Draws the operations on an image of a size (H, W)."""
         given, limits = self.augmentation, self.limits
-        flip: list[Op] = [HorizontalFlip()] if rng.random() < given.hflip else []
+        flip: list[Op] = [v2.horizontal_flip] if rng.random() < given.hflip else []
         if limits is None:
             return flip
         if given.sides is None:
@@ -94,7 +95,7 @@ class TrainTransform:
             least, largest = given.crop_size
             height, width = (int(rng.integers(min(side, least), min(side, largest) + 1)) for side in size)
             top, left = int(rng.integers(size[0] - height + 1)), int(rng.integers(size[1] - width + 1))
-            ops = [*ops, _resize(size), Crop(Box(top, left, height, width))]
+            ops = [*ops, _resize(size), partial(crop, box=Box(top, left, height, width))]
             size = (height, width)
         return [*ops, _resize(within(*size, (limits[0], int(rng.choice(given.sides)))))]
 
@@ -174,5 +175,5 @@ def _masks(objects: Objects, kept: np.ndarray, size: tuple[int, ...]) -> np.ndar
     return coco_masks.decode(chosen) if chosen else np.zeros((0, *size), np.uint8)
 
 
-def _resize(size: tuple[int, int]) -> Resize:
-    return Resize(size, "bilinear", antialias=False)
+def _resize(size: tuple[int, int]) -> Op:
+    return partial(resize, size=size, interpolation="bilinear", antialias=False)

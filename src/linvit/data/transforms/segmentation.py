@@ -1,16 +1,18 @@
 """What training and evaluation of segmentation do to an image and its mask in a loader process."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
+from torchvision.transforms.v2 import functional as v2
 
 from linvit.data.loading.sampler import generator
-from linvit.data.transforms.geometry import Box, Crop, HorizontalFlip, Op, Pad, PixelOp, Resize, apply
+from linvit.data.transforms.geometry import Box, Op, PixelOp, apply, crop, pad, resize
 from linvit.data.transforms.on_device import AugmentOn, DeviceOps
-from linvit.errors import UserError, check_number
+from linvit.errors import UserError, check_number, check_range
 from linvit.ignore_index import IGNORE_INDEX
 from linvit.signatures import check_choices
 
@@ -44,8 +46,7 @@ class SegmentationAugmentation:
     augment_on: AugmentOn = "worker"
 
     def __post_init__(self) -> None:
-        if not 0 < self.ratio[0] <= self.ratio[1]:
-            raise UserError(f"ratio must be [low, high] with 0 < low <= high; got {list(self.ratio)}")
+        check_range("ratio", self.ratio)
         if self.ratios is not None and not (self.ratios and min(self.ratios) > 0):
             raise UserError(f"ratios must be numbers above 0, or null for the range 'ratio'; got {self.ratios}")
         check_choices(SegmentationAugmentation, vars(self))
@@ -74,19 +75,18 @@ class TrainTransform:
         target = scaled(height, width, ratio)
         if self.limits is not None:
             target = within(height, width, (int(self.limits[0] * ratio), int(self.limits[1] * ratio)))
-        resize = Resize(target, given.interpolation, antialias=given.interpolation == "bicubic")
-        sample = apply([resize], sample)
+        smooth = given.interpolation == "bicubic"
+        sample = apply([partial(resize, size=target, interpolation=given.interpolation, antialias=smooth)], sample)
         box = self._box(rng, sample["mask"])
-        ops: list[Op] = [Crop(box)]
+        ops: list[Op] = [partial(crop, box=box)]
         if rng.random() < given.hflip:
-            ops.append(HorizontalFlip())
-        colours = photometric_distortion(rng) if given.photometric else []
-        if given.augment_on == "worker":
-            ops, colours = [*ops, *colours], []
+            ops.append(v2.horizontal_flip)
+        sample, colours = apply(ops, sample), photometric_distortion(rng) if given.photometric else []
+        while given.augment_on == "worker" and colours:
+            sample["image"] = colours.pop(0)(sample["image"])
         inside = (box.height, box.width)
         if inside != self.size:
-            ops.append(Pad(right=self.size[1] - box.width, bottom=self.size[0] - box.height))
-        sample = apply(ops, sample)
+            sample = apply([partial(pad, right=self.size[1] - box.width, bottom=self.size[0] - box.height)], sample)
         sample |= {name: sample[name].contiguous() for name in ("image", "mask")}
         return sample | {"device_ops": DeviceOps(seed, tuple(colours), None, inside=inside)}
 
@@ -98,7 +98,7 @@ class TrainTransform:
         for _ in range(CHECKS + 1):
             top, left = (int(rng.integers(full - side + 1)) for full, side in zip(mask.shape, (height, width)))  # noqa: B905
             box = Box(top, left, height, width)
-            if limit is None or is_varied(Crop(box).mask(mask, 0), limit):
+            if limit is None or is_varied(crop(mask, box), limit):
                 break
         assert box is not None
         return box
@@ -120,7 +120,7 @@ class EvalTransform:
         """Resizes `image` (3, h, w) and adds `size`, which is (h, w) as it was; the seed does not matter."""
         image, size = sample["image"], tuple(sample["image"].shape[-2:])
         for target in self.sizes(*size):
-            image = Resize(target, "bilinear", antialias=False).image(image)
+            image = resize(image, target, "bilinear", antialias=False)
         return sample | {"image": image.contiguous(), "size": size}
 
     def sizes(self, height: int, width: int) -> list[tuple[int, int]]:
