@@ -168,13 +168,13 @@ def photos(folder):
 
 def tiles(folder, name):
     """Flags for a folder of tiles with masks, in place of aerial images, and for no download."""
+    labels = np.arange(64 * 64, dtype=np.uint8).reshape(64, 64) % 5 + 1
+    if colours := CONFIGS[name]["data"]["init_args"].get("mask_values"):
+        labels = np.array(colours, np.uint8)[labels]
     for split in ("train", "val"):
         for seed in range(2):
             save(picture(seed, 64, 64), folder / split / "images" / f"{seed}.png")
-            save(
-                Image.fromarray(np.arange(64 * 64, dtype=np.uint8).reshape(64, 64) % 5 + 1),
-                folder / split / "masks" / f"{seed}.png",
-            )
+            save(Image.fromarray(labels), folder / split / "masks" / f"{seed}.png")
     weights = ["--model.backbone.pretrained=false"] if "maresunet" in name else []
     return [*flags(data__source=folder, data__img_size=64), *weights]
 

@@ -7,7 +7,7 @@ from torch import nn
 
 import linvit
 from linvit import UserError
-from linvit.optim import parameter_groups
+from linvit.optim import adamw, look_ahead, parameter_groups
 from linvit.schedules import WarmupCosine
 from linvit.tasks.schedule import total_batch_size
 from tests.test_schedules import END, PEAK, START, schedule
@@ -113,6 +113,31 @@ def test_what_is_beside_the_backbone_is_no_body():
     rates = rates_of(model, backbone_lr_scale=0.5)
     assert rates["decoder.weight"] == rates["backbone.head.weight"] == 2
     assert rates["backbone.norm.weight"] == 1
+
+
+def test_look_ahead():
+    """Each second step from the first on, weights go half-way back to where they were two steps ago; so after a load."""
+    weights, unused = ([nn.Parameter(torch.full((3,), x, dtype=torch.float64))] for x in (1.0, 2.0))
+    bare, ahead = ([nn.Parameter(w.detach().clone()) for w in weights + unused] for _ in range(2))
+
+    def made(parameters):
+        return adamw([{"params": parameters}], 0.1, (0.9, 0.999), fused=True)
+
+    plain, wrapped = made(bare), made(ahead)
+    look_ahead(wrapped, 2)
+    slow = None
+    for step in range(5):
+        for optimizer, (weight, _) in ((plain, bare), (wrapped, ahead)):
+            weight.grad = torch.tensor([1.0, -2.0, float(step)], dtype=torch.float64)
+            optimizer.step()
+        if step % 2 == 0:
+            slow = bare[0].detach().clone() if slow is None else (slow + bare[0].detach()) / 2
+            bare[0].data.copy_(slow)
+        assert torch.equal(bare[0], ahead[0])
+        kept, wrapped = wrapped.state_dict(), made(ahead)
+        look_ahead(wrapped, 2)
+        wrapped.load_state_dict(kept)
+    assert torch.equal(ahead[1], unused[0])
 
 
 class TestInATrainer:

@@ -123,6 +123,7 @@ PUBLISHED = {
     "nalaformer_l": ravlt(0.55),
     **{f"pola_pp_b{i}": pola_pp(256, 2e-3, 2e-6, 4e-7, 0.1) for i in range(3)},
     "pola_pp_b3": pola_pp(128, 1e-3, 1e-6, 2e-7, 0.15),
+    "pola_pp_b5": Recipe(64, 2e-5, 5e-7, 5e-6, 1, 300, 5, "step", 1, 1e-8, 0.55, None, 0.99982),
     "pola_pp_b4": flatten(128, 1e-3, 2e-7, 2e-5, 5, 10, 0.4, 1.0, 0.99982),
     "mlla_tiny": flatten(128, 1e-3, 1e-6, 1e-5, 20, 0, 0.2, 5.0, 0.9999, mesa=1.0),
     "mlla_small": flatten(64, 5e-4, 5e-7, 5e-6, 20, 0, 0.3, 5.0, 0.99995, mesa=1.5),

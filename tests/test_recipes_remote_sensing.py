@@ -10,7 +10,7 @@ MARESUNET = {  # epochs, crops and factors of the size of GeoSeg
     "vaihingen": (105, 512, [0.5, 0.75, 1, 1.25, 1.5]),
     "potsdam": (45, 768, [0.75, 1, 1.25, 1.5]),
 }
-MACUNET = ("whdld", "vaihingen", "potsdam")
+MACUNET = ("whdld", "gid", "vaihingen", "potsdam")
 
 
 def recipe(name, folder):
@@ -20,6 +20,7 @@ def recipe(name, folder):
 
 def test_each_network_and_each_set_has_a_configuration():
     expected = {f"maresunet_{name}" for name in MARESUNET} | {f"macunet_{name}" for name in MACUNET}
+    expected |= {f"maresunet_resnet18_{name}" for name in MARESUNET}
     assert {Path(name).stem for name in REMOTE_SENSING} == expected
 
 
@@ -36,6 +37,22 @@ def test_maresunet(name, tmp_path):
     assert (model["loss_average"], model["dice_weight"], model["label_smoothing"]) == ("valid", 0, 0)
     augmentation = {"interpolation": "bicubic", "max_class_ratio": 0.75, "hflip": 0, "photometric": False}
     assert data["augmentation"].items() >= augmentation.items()
+
+
+@pytest.mark.parametrize("name", MARESUNET)
+def test_maresunet_as_geoseg_trains(name, tmp_path):
+    model, data, trainer = recipe(f"maresunet_resnet18_{name}", tmp_path)
+    assert model["backbone"] == {"name": "timm", "model": "resnet18.tv_in1k", "pretrained": True}
+    assert (model["head"], model["lookahead"]) == ("maresunet", 5)
+    assert (model["lr"], model["backbone_lr_scale"] * model["lr"]) == (6e-4, pytest.approx(6e-5))
+    assert (model["weight_decay"], model["no_decay"]) == (0.01, ["bias"])
+    assert data["batch_size"] == model["published_batch_size"] == 8
+    assert (model["loss_average"], model["dice_weight"], model["label_smoothing"]) == ("all", 1, 0.05)
+    letter, letter_data, letter_trainer = recipe(f"maresunet_{name}", tmp_path)
+    same = ("schedule", "cycle_epochs", "cycle_growth", "lr_interval", "warmup_epochs", "min_lr", "exclude_from_mean")
+    assert {key: model[key] for key in same} == {key: letter[key] for key in same}
+    assert (trainer["max_epochs"], data["img_size"]) == (letter_trainer["max_epochs"], letter_data["img_size"])
+    assert data["augmentation"] == letter_data["augmentation"]
 
 
 @pytest.mark.parametrize("name", MACUNET)
@@ -58,8 +75,8 @@ def test_macunet(name, tmp_path):
 def test_the_scores_of_the_papers_are_named_and_clutter_is_left_out_of_means(name, tmp_path):
     stem = Path(name).stem
     model, data, _ = recipe(stem, tmp_path)
-    aerial = "whdld" not in stem
-    assert data["reduce_zero_label"] is not aerial
+    aerial = "whdld" not in stem and "gid" not in stem
+    assert data["reduce_zero_label"] is ("whdld" in stem)
     assert (data["class_names"], model["exclude_from_mean"]) == (("isprs", ["clutter"]) if aerial else (None, []))
     expected = heading(name)["Expected"]
     assert "not yet run" in expected

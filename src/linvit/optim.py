@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from timm.models import group_parameters
 from torch import nn
 from torch.optim import AdamW, Optimizer
@@ -79,3 +80,23 @@ def adamw(groups: list[dict[str, Any]], lr: float, betas: tuple[float, float], f
 
     optimizer.register_load_state_dict_pre_hook(keep_fused)
     return optimizer
+
+
+def look_ahead(optimizer: Optimizer, steps: int) -> None:
+    """Takes weights half-way back to where they last were, after the first step and every so many from there.
+
+    Lookahead (Zhang et al. 2019) as a hook of the optimiser, whose state has the slow weights; GeoSeg begins so, too.
+    """
+
+    @torch.no_grad()
+    def follow(*_: Any) -> None:
+        for group in optimizer.param_groups:
+            taken = group.get("lookahead_step", 0)
+            group["lookahead_step"] = taken + 1
+            for weight in group["params"] if taken % steps == 0 else ():
+                if weight.grad is not None:  # else the optimiser has not begun with it
+                    state = optimizer.state[weight]
+                    state["slow"] = slow = state["slow"].lerp(weight, 0.5) if "slow" in state else weight.clone()
+                    weight.copy_(slow)
+
+    optimizer.register_step_post_hook(follow)

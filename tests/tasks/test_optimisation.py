@@ -11,7 +11,7 @@ BEYOND = {
     "lr": [0, -1e-3],
     **{key: [-1e-3] for key in ("min_lr", "warmup_lr", "weight_decay", "warmup_epochs", "cooldown_epochs")},
     "lr_delay": [-1, 0.5],
-    **{key: [0, 0.5] for key in ("lr_base_batch_size", "published_batch_size")},
+    **{key: [0, 0.5] for key in ("lookahead", "lr_base_batch_size", "published_batch_size")},
     "layer_decay": [0, 1.5],
     "backbone_lr_scale": [0],
 }

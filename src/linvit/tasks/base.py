@@ -24,7 +24,7 @@ from linvit.entries import restrict_imports_to
 from linvit.errors import UserError, quote_first
 from linvit.finite import not_finite
 from linvit.image_size import image_size
-from linvit.optim import adamw, parameter_groups
+from linvit.optim import adamw, look_ahead, parameter_groups
 from linvit.signatures import check_choices
 from linvit.tasks.execution import (
     AttentionMemory,
@@ -124,7 +124,7 @@ class Task(LightningModule):
         {"betas", "no_decay", "schedule", "poly_power", "warmup_steps", "cooldown_epochs", "lr_interval", "lr_delay"}
         | {"lr_base_batch_size", "lr_scaling", "published_batch_size", "backbone_lr_scale", "recompute_attention"}
         | {"attention_kernel", "teacher", "freeze", "new_lr_scale", "float32_matmul_precision", "warmup_lr"}
-        | {"cycle_epochs", "cycle_growth", "decay_epochs", "decay_factor"}
+        | {"cycle_epochs", "cycle_growth", "decay_epochs", "decay_factor", "lookahead"}
     )
     """Options that recipes set and users rarely do: only `--help=all` shows them."""
 
@@ -308,6 +308,8 @@ class Task(LightningModule):
         betas = (settings.betas[0], settings.betas[1])
         fused = self.trainer.strategy.root_device.type in ("cpu", "cuda")
         optimizer = adamw(groups, schedule.peak, betas, fused)
+        if settings.lookahead is not None:
+            look_ahead(optimizer, settings.lookahead)
         if self.ema is not None:
             ema = self.ema
             optimizer.register_step_post_hook(lambda *_: ema.update(self.network))

@@ -20,6 +20,8 @@ class Optimisation:
         no_decay: Which parameters are not decayed: those whose names contain one of these, such as [norm, bias]; none
             for an empty list. null: norms, biases, and what the network names (`no_weight_decay`).
         betas: AdamW's momentum terms.
+        lookahead: After how many steps, again and again, weights go half-way back to where they were the time before
+            (Zhang et al. 2019, "Lookahead Optimizer"), such as 5; null is never.
         schedule: How the learning rate decays: "cosine", over the whole run, or "cosine_after_warmup", over what is
             left of it; "poly"; "steps", by a factor after some epochs; "cosine_restarts", again and again from `lr`
             (torch's CosineAnnealingWarmRestarts); or "cosine_wave", down and up again (torch's CosineAnnealingLR beyond
@@ -44,7 +46,7 @@ class Optimisation:
             warning. null is none.
         layer_decay: Factor on the learning rate per layer down from the last, for fine-tuning; null is none.
         backbone_lr_scale: Factor on `lr` for all parameters but the classifier's, for fine-tuning with a new
-            classifier; `min_lr` stays.
+            classifier, or for a backbone before a head; `min_lr` stays.
         new_lr_scale: Factor on `lr` for the parameters that a student does not have from its `teacher`.
     """
 
@@ -52,6 +54,7 @@ class Optimisation:
     weight_decay: float = 0.05
     no_decay: list[str] | None = None
     betas: tuple[float, float] = (0.9, 0.999)
+    lookahead: int | None = None
     schedule: Literal["cosine", "cosine_after_warmup", "poly", "steps", "cosine_restarts", "cosine_wave"] = "cosine"
     decay_epochs: list[float] = field(default_factory=list)
     decay_factor: float = 0.1
@@ -94,7 +97,8 @@ class Optimisation:
         check_number("decay_factor", self.decay_factor, above=0, below=1)
         check_number("cycle_growth", self.cycle_growth, at_least=1)
         check_number("lr_delay", self.lr_delay, at_least=0, whole=True)
-        for name, least in (("warmup_steps", 0), ("lr_base_batch_size", 1), ("published_batch_size", 1)):
+        least_of = {"lookahead": 1, "warmup_steps": 0, "lr_base_batch_size": 1, "published_batch_size": 1}
+        for name, least in least_of.items():
             if getattr(self, name) is not None:
                 check_number(name, getattr(self, name), at_least=least, whole=True, note=", or null for none")
         if self.layer_decay is not None:
