@@ -116,7 +116,7 @@ def test_what_is_beside_the_backbone_is_no_body():
 
 
 def test_look_ahead():
-    """Each second step from the first on, weights go half-way back to where they were two steps ago; so after a load."""
+    """At each second step from the first on, weights go half-way back; after a load, too."""
     weights, unused = ([nn.Parameter(torch.full((3,), x, dtype=torch.float64))] for x in (1.0, 2.0))
     bare, ahead = ([nn.Parameter(w.detach().clone()) for w in weights + unused] for _ in range(2))
 
