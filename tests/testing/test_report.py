@@ -1,10 +1,8 @@
 """The table."""
 
-import pytest
-
 from linvit import UserError
 from linvit.testing import Line, Report, Verdict
-from linvit.testing.report import Check, at, crash, passed, refusable
+from linvit.testing.report import Check, at, failed
 
 LINES = (
     Line("grids", Verdict.PASS, "7x9", 0.31),
@@ -34,41 +32,36 @@ def test_only_a_failure_counts():
     assert str(report).startswith("mine: passed (1 pass, 1 not declared, 1 not supported) in 0 s\n")
 
 
-def test_a_crash_says_what_and_where():
-    try:
-        with at("7x9"):
-            raise ValueError("first\n  second")
-    except ValueError as error:
-        finding = crash(error)
-    assert finding[1:3] == (Verdict.FAIL, "ValueError: first second (at 7x9)")
+def ended(end: BaseException, refusable: bool = False, advice: str = "") -> Line:
+    """The row of a clause that ends by an exception."""
 
-
-def test_advice_comes_last() -> None:
-    def run(_: object) -> Line:
+    def run(_: object) -> str:
         with at("7x9"), at("scale 2"):
-            raise ValueError("first")
+            raise end
 
-    clause = Check("a", run, advice="take another")
-    assert clause.line(None).note == "ValueError: first (at scale 2, 7x9); take another"
-    assert clause._replace(run=lambda _: passed("all is well")).line(None).note == "all is well"
+    return Check("a", run, refusable=refusable, advice=advice).line(None)
 
 
-def test_an_exit_is_a_crash_with_its_place() -> None:
-    with pytest.raises(SystemExit) as caught, at("7x9"):
-        raise SystemExit(3)
-    assert crash(caught.value)[1:3] == (Verdict.FAIL, "SystemExit: 3 (at 7x9)")
-
-
-def test_a_refusal_is_a_declaration_and_a_crash_is_not() -> None:
-    @refusable
-    def check(error: Exception) -> Line:
-        raise error
-
-    assert check(UserError("at most 1000 tokens"))[1:3] == (Verdict.UNSUPPORTED, "at most 1000 tokens")
-    with pytest.raises(ValueError, match="no reason"):
-        check(ValueError("no reason"))
+def test_a_crash_says_what_and_where():
+    line = ended(ValueError("first\n  second"))
+    assert line[:3] == ("a", Verdict.FAIL, "ValueError: first second (at scale 2, 7x9)")
+    assert isinstance(line.error, ValueError)
+    assert ended(SystemExit(3)).note == "SystemExit: 3 (at scale 2, 7x9)"
 
 
 def test_a_crash_without_words_or_with_too_many():
-    assert crash(KeyError()).note == "KeyError: (no message)"
-    assert len(crash(ValueError("long " * 100)).note) < 220
+    assert ended(KeyError()).note == "KeyError: (no message) (at scale 2, 7x9)"
+    assert len(ended(ValueError("long " * 100)).note) < 240
+
+
+def test_advice_comes_last() -> None:
+    assert ended(ValueError("first"), advice="take another").note.endswith("first (at scale 2, 7x9); take another")
+    assert ended(failed("too few"), advice="take another").note == "too few; take another"
+    assert Check("a", lambda _: "all is well", advice="take another").line(None)[1:3] == (Verdict.PASS, "all is well")
+
+
+def test_a_refusal_is_a_declaration_where_a_clause_allows_it() -> None:
+    refusal = UserError("at most 1000 tokens")
+    assert ended(refusal, refusable=True)[1:3] == (Verdict.UNSUPPORTED, "at most 1000 tokens (at scale 2, 7x9)")
+    assert ended(UserError("at most 1000 tokens")).verdict is Verdict.FAIL
+    assert ended(ValueError("no reason"), refusable=True).verdict is Verdict.FAIL

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from linvit.testing.compile import compiles, exports, onnx
 from linvit.testing.numbers import relative_error, trainable, worst
-from linvit.testing.report import Check, Line, at, failed, judged, passed
+from linvit.testing.report import Check, at, failed, judged, require
 from linvit.testing.subject import Given, Subject
 
 RATE = 1e-2
@@ -20,13 +20,12 @@ LISTED = 8
 UNSET = inspect.Parameter.empty
 
 
-def constructor(subject: Subject) -> Line:
+def constructor(subject: Subject) -> str:
     """Checks arguments, members and defaults, listing at once all that is missing, and what is built."""
     lacking = {name: use for name, use in subject.arguments.items() if not subject.takes(name)}
     own = {name: default for name, default in subject.parameters.items() if name not in subject.arguments}
     bare = [name for name, default in own.items() if default is UNSET and name not in subject.options]
-    if bare and not lacking:
-        return failed(f"no host supplies {', '.join(bare)}: give it a default")
+    require(lacking or not bare, f"no host supplies {', '.join(bare)}: give it a default")
     model = subject.model if all(map(subject.takes, subject.supplied)) else None
     members = dict(subject.methods)
     if model is not None:
@@ -40,21 +39,17 @@ def constructor(subject: Subject) -> Line:
         for what, missing in (("its constructor takes", lacking), ("it has", absent))
         if missing
     ]
-    if said:
-        return failed(f"{'; '.join(said)}. {subject.base} has all members to inherit")
+    require(not said, f"{'; '.join(said)}. {subject.base} has all members to inherit")
     for name, want in subject.defaults.items():
         found = subject.parameters.get(name, want)
-        if found != want:
-            return failed(
-                f"{name} has {'no default' if found is UNSET else f'the default {found!r}'} instead of {want!r}"
-            )
-    wrong = subject.wrong_kind(owner)
-    options = ", ".join(f"{name}={default!r}" for name, default in own.items())
-    return failed(wrong) if wrong else passed(options or "no options")
+        default = "no default" if found is UNSET else f"the default {found!r}"
+        require(found == want, f"{name} has {default} instead of {want!r}")
+    subject.check_kind(owner)
+    return ", ".join(f"{name}={default!r}" for name, default in own.items()) or "no options"
 
 
 @torch.no_grad()
-def determinism(subject: Subject) -> Line:
+def determinism(subject: Subject) -> str:
     """Checks that evaluation draws no random numbers, keeps nothing, and does not write to its inputs.
 
     In training, the same seed must give the same output.
@@ -64,24 +59,18 @@ def determinism(subject: Subject) -> Line:
     before, state, attributes = given.map(torch.clone), copy.deepcopy(model.state_dict()), set(vars(model))
     first = outputs(model, given, 0)
     written = [name for name, tensor in given.named.items() if not torch.equal(tensor, before.named[name])]
-    if written:
-        return failed(f"it writes to its input {', '.join(written)}")
-    second = outputs(model, given, 1)
-    if not _equal(first, second):
-        return failed(f"two calls in evaluation differ by {_difference(second, first):.0e}")
+    require(not written, f"it writes to its input {', '.join(written)}")
+    _require_equal(outputs(model, given, 1), first, "two calls in evaluation differ")
     changed = [name for name, tensor in model.state_dict().items() if not torch.equal(tensor, state[name])]
-    if changed:
-        return failed(f"a call in evaluation changes its state: {', '.join(changed)}")
-    added = set(vars(model)) - attributes
-    if added:
-        return failed(f"a call in evaluation leaves attributes behind: {', '.join(sorted(added))}")
+    require(not changed, f"a call in evaluation changes its state: {', '.join(changed)}")
+    added = sorted(set(vars(model)) - attributes)
+    require(not added, f"a call in evaluation leaves attributes behind: {', '.join(added)}")
     first, second = (in_training(model, given, 0) for _ in range(2))
-    if not _equal(first, second):
-        return failed(f"two calls in training with one seed differ by {_difference(second, first):.0e}")
-    return passed("two calls in evaluation are bit-equal")
+    _require_equal(second, first, "two calls in training with one seed differ")
+    return "two calls in evaluation are bit-equal"
 
 
-def batch_independence(subject: Subject) -> Line:
+def batch_independence(subject: Subject) -> str:
     """Checks that a sample gives the same alone and among others of another scale, in evaluation.
 
     In training, too, where the subject must; one that draws random numbers there is compared at one seed among others.
@@ -114,7 +103,7 @@ def neighbours_effect(model: nn.Module, given: Given, training: bool = False) ->
     return worst(errors)
 
 
-def gradients(subject: Subject) -> Line:
+def gradients(subject: Subject) -> str:
     """Checks that a finite gradient that is not 0 reaches every input and every parameter in training."""
     missing: dict[str, str] = {}
     count = 0
@@ -130,13 +119,13 @@ def gradients(subject: Subject) -> Line:
         if infinite or not missing:
             break
     if not missing:
-        return passed(f"{count} inputs and parameters")
+        return f"{count} inputs and parameters"
     listed = [f"{name} ({why})" for name, why in missing.items()]
     more = f" and {len(listed) - LISTED} more" if len(listed) > LISTED else ""
-    return failed(f"gradient missing: {', '.join(listed[:LISTED])}{more}")
+    raise failed(f"gradient missing: {', '.join(listed[:LISTED])}{more}")
 
 
-def copies(subject: Subject) -> Line:
+def copies(subject: Subject) -> str:
     """Checks that copies (deep copy, pickle, state dict) give the same bits after a step of training."""
     model = subject.build()
     given = subject.inputs(model)
@@ -157,9 +146,8 @@ def copies(subject: Subject) -> Line:
     for name, make in makers.items():
         with at(name):
             got = outputs(make(), given, 0)
-        if not _equal(got, want):
-            return failed(f"{name} differs by {_difference(got, want):.0e}")
-    return passed(f"{', '.join(makers)} ({len(model.state_dict())} tensors) give the same bits after training")
+        _require_equal(got, want, f"{name} differs")
+    return f"{', '.join(makers)} ({len(model.state_dict())} tensors) give the same bits after training"
 
 
 BATCH_INDEPENDENCE = Check("batch independence", batch_independence)
@@ -201,6 +189,11 @@ def _tensors(found: Any) -> list[Tensor]:
 
 def _equal(got: list[Tensor], want: list[Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+def _require_equal(got: list[Tensor], want: list[Tensor], differing: str) -> None:
+    if not _equal(got, want):
+        raise failed(f"{differing} by {_difference(got, want):.0e}")
 
 
 def _difference(got: list[Tensor], want: list[Tensor]) -> float:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from linvit.errors import UserError
 from linvit.testing.numbers import EXACT, gradients_of, relative_error, trainable, worst
 from linvit.testing.onnx import in_onnxruntime, require, to_onnx
-from linvit.testing.report import Line, Verdict, at, judged, message, not_supported
+from linvit.testing.report import at, judged, message, not_supported
 from linvit.testing.subject import Subject, sized
 
 ONNX_EXACT = 1e-5
@@ -19,7 +19,7 @@ ONNX_EXACT = 1e-5
 COMPILERS = ("g++", "clang++", "cl")
 
 
-def compiles(subject: Subject) -> Line:
+def compiles(subject: Subject) -> str:
     """Checks that `torch.compile(fullgraph=True)` gives eager's outputs and gradients, at a second size too.
 
     Inductor's code is compared at one size. The second size, for which torch traces again with symbolic sizes, goes
@@ -42,7 +42,7 @@ def has_compiler() -> bool:
 
 
 @torch.no_grad()
-def exports(subject: Subject) -> Line:
+def exports(subject: Subject) -> str:
     """Checks that `torch.export.export` gives eager's outputs, by one program for any batch and size.
 
     The program is for one size where modules declare `exports_any_size = False`, or where other sizes are refused.
@@ -55,12 +55,12 @@ def exports(subject: Subject) -> Line:
 
 
 @torch.no_grad()
-def onnx(subject: Subject) -> Line:
+def onnx(subject: Subject) -> str:
     """Checks that onnxruntime gives eager's outputs by one ONNX file, in float32; see `exports`."""
     try:
         require("onnx", "onnxscript", "onnxruntime")
     except UserError as error:
-        return not_supported(message(error))
+        raise not_supported(message(error)) from error
 
     def export(model: nn.Module, planes: tuple[Tensor, ...], shapes: Any) -> Any:
         run = in_onnxruntime(to_onnx(model.eval(), planes, shapes).SerializeToString())
@@ -69,7 +69,7 @@ def onnx(subject: Subject) -> Line:
     return _as_program(subject, export, torch.float32, ONNX_EXACT)
 
 
-def _as_program(subject: Subject, export: Callable[..., Any], dtype: torch.dtype, tolerance: float) -> Line:
+def _as_program(subject: Subject, export: Callable[..., Any], dtype: torch.dtype, tolerance: float) -> str:
     model = subject.build(dtype=dtype)
     fixed = sorted({type(part).__name__ for part in model.modules() if not getattr(part, "exports_any_size", True)})
     refused = f"{', '.join(fixed)}: exports_any_size is False" if fixed else ""
@@ -94,10 +94,10 @@ def _as_program(subject: Subject, export: Callable[..., Any], dtype: torch.dtype
         with at(f"a batch of {batch}, {sized(size)}"):
             errors[sized(size)] = relative_error(program(*planes), given(model))
     said = "exported and eager differ by " + ", ".join(f"{error:.0e} ({size})" for size, error in errors.items())
-    found = judged(worst(errors.values()), said, tolerance)
-    if refused and found.verdict is Verdict.PASS:
-        return not_supported(f"other sizes: {refused}; {said}")
-    return found
+    judged(worst(errors.values()), said, tolerance)
+    if refused:
+        raise not_supported(f"other sizes: {refused}; {said}")
+    return said
 
 
 class _OnPlanes(nn.Module):

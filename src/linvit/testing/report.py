@@ -4,21 +4,19 @@ The subject of a clause is the mechanism, the backbone or the head that it tests
 """
 
 import contextlib
-import functools
 import textwrap
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 
 from linvit.errors import UserError
 from linvit.testing.numbers import EXACT
 
-S = TypeVar("S")
 CRASHES = (Exception, SystemExit)
 """Exceptions that count as a failure of the subject: `sys.exit` does, the user's Ctrl-C does not."""
 
@@ -78,13 +76,22 @@ class Report:
         return "\n".join([title, *rows])
 
 
+class ClauseError(Exception):
+    """Ends a clause otherwise than by a pass; the message has the offending numbers, or the reason."""
+
+    def __init__(self, verdict: Verdict, note: str) -> None:
+        super().__init__(note)
+        self.verdict = verdict
+
+
 class Check(NamedTuple):
     """One clause of a contract."""
 
     name: str
-    run: Callable[[Any], Line]
+    run: Callable[[Any], str]  # returns the numbers behind a pass, and raises a `ClauseError` otherwise
     quick: bool = True  # whether a quick run has it
     advice: str = ""  # what the author of a subject that breaks it can do
+    refusable: bool = False  # whether the subject may refuse it by a `UserError`
 
     def line(self, subject: Any, *, first: bool = False) -> Line:
         """Looks at the subject, and leaves random numbers and warning filters as they are.
@@ -92,18 +99,24 @@ class Check(NamedTuple):
         A `UserError` of one of the `first` clauses is the caller's mistake, and raised.
         """
         start = time.perf_counter()
+        verdict, cause = Verdict.PASS, None
         with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
             warnings.simplefilter("ignore")
             torch.manual_seed(0)
             try:
-                found = self.run(subject)
+                note = self.run(subject)
+            except ClauseError as end:
+                verdict, note = end.verdict, str(end)
             except CRASHES as error:
-                if first and isinstance(error, UserError):
+                if isinstance(error, UserError) and first:
                     raise
-                found = crash(error)
-        if self.advice and found.verdict is Verdict.FAIL:
-            found = found._replace(note=f"{found.note}; {self.advice}")
-        return found._replace(name=self.name, seconds=time.perf_counter() - start)
+                if isinstance(error, UserError) and self.refusable:
+                    verdict, note = Verdict.UNSUPPORTED, message(error)
+                else:
+                    verdict, note, cause = Verdict.FAIL, f"{type(error).__name__}: {message(error)}", error
+        if self.advice and verdict is Verdict.FAIL:
+            note += f"; {self.advice}"
+        return Line(self.name, verdict, note, time.perf_counter() - start, cause)
 
 
 class Contract(NamedTuple):
@@ -138,42 +151,31 @@ class Contract(NamedTuple):
         return Report(str(subject), tuple(lines), time.perf_counter() - start)
 
 
-def passed(note: str = "") -> Line:
-    """Reports that the subject keeps a clause."""
-    return Line("", Verdict.PASS, note)
+def failed(note: str) -> ClauseError:
+    """Returns what a clause raises that the subject breaks."""
+    return ClauseError(Verdict.FAIL, note)
 
 
-def failed(note: str) -> Line:
-    """Reports that the subject breaks a clause; the note has the offending numbers."""
-    return Line("", Verdict.FAIL, note)
+def not_declared(note: str) -> ClauseError:
+    """Returns what a clause raises that has no declaration to compare with."""
+    return ClauseError(Verdict.UNDECLARED, note)
 
 
-def judged(error: float, note: str, limit: float = EXACT) -> Line:
-    """Reports that an error is within a limit, or that it is not; NaN is not."""
-    return passed(note) if error <= limit else failed(f"{note} (at most {limit:.0e})")
+def not_supported(note: str) -> ClauseError:
+    """Returns what a clause raises where the subject declares that it cannot do this."""
+    return ClauseError(Verdict.UNSUPPORTED, note)
 
 
-def not_declared(note: str) -> Line:
-    """Reports that there is no declaration to compare with."""
-    return Line("", Verdict.UNDECLARED, note)
+def require(holds: object, note: str) -> None:
+    """Ends a clause as broken unless a condition holds."""
+    if not holds:
+        raise failed(note)
 
 
-def not_supported(note: str) -> Line:
-    """Reports that the subject declares that it cannot do this."""
-    return Line("", Verdict.UNSUPPORTED, note)
-
-
-def refusable(check: Callable[[S], Line]) -> Callable[[S], Line]:
-    """Makes a check end as "not supported" where the subject raises a `UserError`."""
-
-    @functools.wraps(check)
-    def run(subject: S) -> Line:
-        try:
-            return check(subject)
-        except UserError as error:
-            return not_supported(message(error))
-
-    return run
+def judged(error: float, note: str, limit: float = EXACT) -> str:
+    """Returns the note on an error that is within a limit; else, and for NaN, the clause is broken."""
+    require(error <= limit, f"{note} (at most {limit:.0e})")
+    return note
 
 
 @contextlib.contextmanager
@@ -184,11 +186,6 @@ def at(note: str) -> Iterator[None]:
     except CRASHES as error:
         error.add_note(note)
         raise
-
-
-def crash(error: BaseException) -> Line:
-    """Reports a failure by an exception: its message, and where it happened."""
-    return Line("", Verdict.FAIL, f"{type(error).__name__}: {message(error)}", error=error)
 
 
 def message(error: BaseException) -> str:

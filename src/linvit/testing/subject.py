@@ -130,9 +130,8 @@ class Subject(abc.ABC):
         """Returns what the constructor builds of an instance."""
         return model
 
-    def wrong_kind(self, part: Any) -> str:
-        """Says what is wrong with what the constructor builds, if anything."""
-        return ""
+    def check_kind(self, part: Any) -> None:  # noqa: B027
+        """Ends the clause if the constructor builds something of another kind; any will do unless this says so."""
 
 
 def sized(size: Grid | Size) -> str:

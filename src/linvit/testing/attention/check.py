@@ -14,7 +14,7 @@ from linvit.registry import Spec
 from linvit.testing import behaviour
 from linvit.testing.attention import host, matrix, precision, shape
 from linvit.testing.attention.inputs import NOMINAL, AttentionSubject, inputs
-from linvit.testing.report import Check, Contract, Line, Report, at, failed, message, not_declared, passed, refusable
+from linvit.testing.report import Check, Contract, Report, at, failed, message, not_declared, require
 
 PROJECTIONS = ("qkv", "qv", "kv", "qk")
 FLAGS = (
@@ -23,18 +23,18 @@ FLAGS = (
 )
 
 
-def declarations(subject: AttentionSubject) -> Line:
+def declarations(subject: AttentionSubject) -> str:
     """Checks that attributes have allowed values, and that methods return what the contract says."""
     mechanism = subject.build()
     try:
         _check_attributes(mechanism)
         _check_results(mechanism)
     except UserError as error:
-        return failed(message(error))
+        raise failed(message(error)) from error
     flags = [name for name in FLAGS if getattr(mechanism, name)]
     asked = [f"{name} '{getattr(mechanism, name)}'" for name in HOST_OPTIONS if getattr(mechanism, name) != "none"]
     said = [f"projections '{mechanism.projections}'", f"complexity {mechanism.complexity}", *asked, *flags]
-    return passed(", ".join(said))
+    return ", ".join(said)
 
 
 def _check_attributes(mechanism: Attention) -> None:
@@ -72,10 +72,8 @@ def _check_results(mechanism: Attention) -> None:
 
 
 def _check(fits: bool, what: str, allowed: str, given: object) -> None:
-    """Raises a `UserError` unless it fits; numbers and words are sized, of others the type."""
-    if not fits:
-        plain = given is None or isinstance(given, (bool, int, float, str))
-        raise UserError(f"{what} must be {allowed}; got {repr(given) if plain else f'a {type(given).__name__}'}")
+    plain = given is None or isinstance(given, (bool, int, float, str))
+    require(fits, f"{what} must be {allowed}; got {repr(given) if plain else f'a {type(given).__name__}'}")
 
 
 SIDES = (28, 56)  # N = 784, 3136
@@ -84,8 +82,7 @@ COUNTED = {"O(N)": 1.25, "O(N log N)": 1.4, "O(N^1.5)": 1.75, "O(N^2)": 2.25}
 above N, which can hardly be told from it, and a kernel that grows with the nominal grid adds 0.2."""
 
 
-@refusable
-def growth_of_work(subject: AttentionSubject) -> Line:
+def growth_of_work(subject: AttentionSubject) -> str:
     """Checks that operations, and bytes kept for backward, grow as declared.
 
     Each size has an instance of its own, as in a host: parameters and landmarks may depend on the nominal grid.
@@ -106,13 +103,12 @@ def growth_of_work(subject: AttentionSubject) -> Line:
     said = ", ".join(f"{name} ~ N^{power:.2f}" for name, power in exponents.items())
     complexity = mechanism.complexity
     if complexity is None:
-        return not_declared(f"complexity is None; {said}")
+        raise not_declared(f"complexity is None; {said}")
     power, said = max(exponents.values(), default=0), f"declared {complexity}; {said}"
-    if power > COUNTED[complexity]:
-        return failed(f"{said}; at most N^{COUNTED[complexity]:.2f}")
-    if complexity not in ("O(N)", "O(N log N)") and power <= COUNTED["O(N)"]:
-        return failed(f"{said}; that is linear, so declare complexity = 'O(N)'")
-    return passed(said)
+    require(power <= COUNTED[complexity], f"{said}; at most N^{COUNTED[complexity]:.2f}")
+    linear = power <= COUNTED["O(N)"] and complexity not in ("O(N)", "O(N log N)")
+    require(not linear, f"{said}; that is linear, so declare complexity = 'O(N)'")
+    return said
 
 
 TAKE_THE_SIZE = "it works at 14x14, so take the size from grid and not from the number of tokens"
@@ -136,17 +132,17 @@ CONTRACT = Contract(
         Check("shape and dtype", shape.shape),
         Check("grids", shape.grids, advice=TAKE_THE_SIZE),
         Check("another size", shape.another_size, advice=FOLLOW),
-        Check("resizes its tables", shape.resizes_its_tables),
-        Check("prefix tokens", host.prefix_tokens),
-        Check("spatial reduction", host.spatial_reduction, advice=AS_MANY),
-        Check("narrow keys", host.narrow_keys, advice=AS_WIDE),
+        Check("resizes its tables", shape.resizes_its_tables, refusable=True),
+        Check("prefix tokens", host.prefix_tokens, refusable=True),
+        Check("spatial reduction", host.spatial_reduction, advice=AS_MANY, refusable=True),
+        Check("narrow keys", host.narrow_keys, advice=AS_WIDE, refusable=True),
         Check("attention layer", host.attention_layer),
         Check("position bias", host.position_bias),
         Check("masked keys", host.masked_keys),
         behaviour.BATCH_INDEPENDENCE,
         *behaviour.COMMON,
         Check("memory layout", shape.memory_layout),
-        Check("order of tokens", shape.order_of_tokens),
+        Check("order of tokens", shape.order_of_tokens, advice="declare equivariant = False"),
         Check("NaN propagates", shape.nan_propagates),
         Check("equivalent matrix", matrix.equivalent_matrix),
         Check("factors", matrix.factors),
@@ -155,7 +151,7 @@ CONTRACT = Contract(
         Check("rank", matrix.rank_bound),
         *map(_numerics, precision.PRECISIONS),
         Check("numerics on a GPU", precision.numerics_on_a_gpu),
-        Check("growth of work", growth_of_work),
+        Check("growth of work", growth_of_work, refusable=True),
         *behaviour.COMPILER,
         behaviour.ONNX,
     ),

@@ -9,9 +9,9 @@ from linvit.attention.base import Attention, Grid
 from linvit.layers.attention_layer import AttentionLayer
 from linvit.layers.spatial_reduction import reducible
 from linvit.testing.attention.inputs import NOMINAL, AttentionSubject, Inputs, inputs
-from linvit.testing.attention.shape import wrong_output
-from linvit.testing.numbers import EXACT, normal, relative_error
-from linvit.testing.report import Line, at, failed, not_supported, passed, refusable
+from linvit.testing.attention.shape import check_output
+from linvit.testing.numbers import normal, relative_error
+from linvit.testing.report import at, failed, judged, not_supported, require
 from linvit.testing.subject import sized
 
 WITH_PREFIX = (Grid((14, 14), num_prefix=2), Grid((4, 6), num_prefix=5))
@@ -21,79 +21,70 @@ SEEN = 1e-7
 left in float64 when it does not see it is 1e-16."""
 
 
-@refusable
-def prefix_tokens(subject: AttentionSubject) -> Line:
+def prefix_tokens(subject: AttentionSubject) -> str:
     """Checks that every patch sees every prefix token, and every prefix token sees the patches."""
     least = {}
     for grid in WITH_PREFIX:
         mechanism = subject.build(grid)
-        wrong = wrong_output(mechanism, grid)
-        if wrong:
-            return failed(f"{wrong} at {sized(grid)}")
+        check_output(mechanism, grid)
         effects = _prefix_effects(mechanism, grid)
         name = min(effects, key=lambda name: effects[name])
-        if not effects[name] > SEEN:
-            return failed(f"the effect {name} is {effects[name]:.0e} at {sized(grid)}")
+        require(effects[name] > SEEN, f"the effect {name} is {effects[name]:.0e} at {sized(grid)}")
         least[sized(grid)] = effects[name]
-    return passed("least effect " + ", ".join(f"{effect:.0e} at {size}" for size, effect in least.items()))
+    return "least effect " + ", ".join(f"{effect:.0e} at {size}" for size, effect in least.items())
 
 
-@refusable
-def spatial_reduction(subject: AttentionSubject) -> Line:
+def spatial_reduction(subject: AttentionSubject) -> str:
     """Checks that keys may be fewer than queries, where the mechanism declares it."""
     mechanism = subject.build()
     if not reducible(mechanism):
-        reason = f"it projects '{mechanism.projections}'" if mechanism.fewer_keys else "fewer_keys is False"
-        return not_supported(reason)
+        projected = f"it projects '{mechanism.projections}'"
+        raise not_supported(projected if mechanism.fewer_keys else "fewer_keys is False")
     for grid in REDUCED:
-        if wrong := wrong_output(subject.build(grid), grid):
-            return failed(f"{wrong} at {sized(grid)}")
-    return passed(", ".join(map(sized, REDUCED)))
+        check_output(subject.build(grid), grid)
+    return ", ".join(map(sized, REDUCED))
 
 
-@refusable
-def narrow_keys(subject: AttentionSubject) -> Line:
+def narrow_keys(subject: AttentionSubject) -> str:
     """Checks queries and keys of half the width, where the constructor takes `key_dim`."""
     if not subject.takes("key_dim"):
-        return not_supported("the constructor takes no key_dim")
+        raise not_supported("the constructor takes no key_dim")
     if not subject.build().narrow_keys:
-        return not_supported("narrow_keys is False")
+        raise not_supported("narrow_keys is False")
     width = max(1, subject.dim // subject.num_heads // 2)
     with at(f"key_dim={width}"):
         narrow = subject.build(key_dim=width)
-        wrong = wrong_output(narrow, NOMINAL)
-    if not wrong and narrow.key_dim != width:
-        wrong = "the attribute key_dim is another"
-    if wrong:
-        return failed(f"{wrong} with key_dim={width}")
-    return passed(f"key_dim={width}")
+        check_output(narrow, NOMINAL, f" with key_dim={width}")
+    require(narrow.key_dim == width, f"the attribute key_dim is another with key_dim={width}")
+    return f"key_dim={width}"
 
 
-def position_bias(subject: AttentionSubject) -> Line:
+def position_bias(subject: AttentionSubject) -> str:
     """Checks that a bias on the logits changes the output and gets a gradient, where the mechanism takes one."""
     mechanism = subject.build()
     if not mechanism.takes_bias:
         if "bias" in inspect.signature(mechanism.forward).parameters:
-            return failed("forward takes bias, which no host hands to it while takes_bias is False")
-        return not_supported("takes_bias is False")
+            raise failed("forward takes bias, which no host hands to it while takes_bias is False")
+        raise not_supported("takes_bias is False")
     given = inputs(mechanism, NOMINAL)
     bias = normal(1, mechanism.num_heads, NOMINAL.num_queries, NOMINAL.num_keys, seed=5).requires_grad_()
     out = given.replace(bias=bias)(mechanism)
     effect = relative_error(out, given(mechanism))
     (gradient,) = torch.autograd.grad(out, bias, normal(*out.shape, seed=6), allow_unused=True)
-    if gradient is None or not gradient.isfinite().all() or not gradient.any():
-        return failed("no finite gradient reaches the bias")
-    return passed(f"its effect is {effect:.0e}") if effect > SEEN else failed(f"its effect is {effect:.0e}")
+    arrives = gradient is not None and gradient.isfinite().all() and gradient.any()
+    require(arrives, "no finite gradient reaches the bias")
+    require(effect > SEEN, f"its effect is {effect:.0e}")
+    return f"its effect is {effect:.0e}"
 
 
-def masked_keys(subject: AttentionSubject) -> Line:
+def masked_keys(subject: AttentionSubject) -> str:
     """Checks that masked keys and values have no influence, nor a gradient, where a mechanism can leave keys out.
 
     Where no token's place counts either, the tokens that are left must give what they give alone.
     """
     mechanism = subject.build()
     if not mechanism.masks_keys:
-        return not_supported("masked_key is None, and takes_bias is False")
+        raise not_supported("masked_key is None, and takes_bias is False")
     given = inputs(mechanism, NOMINAL)
     mask = torch.arange(NOMINAL.num_keys) < torch.tensor([[NOMINAL.num_keys - 70], [NOMINAL.num_keys]])
     hidden = ~mask[:, None, :, None]
@@ -101,36 +92,32 @@ def masked_keys(subject: AttentionSubject) -> Line:
     extra = given.arguments[1]
     out = mechanism(given["q"], k, v, NOMINAL, mask=mask, **extra)
     change = relative_error(out, mechanism(given["q"], given["k"], given["v"], NOMINAL, mask=mask, **extra))
-    if not change <= EXACT:
-        return failed(f"masked keys and values change the output by {change:.0e} (at most {EXACT:.0e})")
+    judged(change, f"masked keys and values change the output by {change:.0e}")
     found = torch.autograd.grad(out, (k, v), normal(*out.shape, seed=6), allow_unused=True)
     for name, gradient in zip("kv", found, strict=True):
         if gradient is not None and (not gradient.isfinite().all() or gradient.masked_select(hidden).any()):
-            return failed(f"a gradient reaches the masked entries of {name}, or one that is not finite the others")
+            raise failed(f"a gradient reaches the masked entries of {name}, or one that is not finite the others")
     if not mechanism.equivariant:
-        return passed(f"they change the output by {change:.0e}")
+        return f"they change the output by {change:.0e}"
     left = int(mask[0].sum())
     alone = mechanism(given["q"][:1, :, :left], k[:1, :, :left], v[:1, :, :left], Grid((1, left)))
     error = relative_error(out[:1, :, :left], alone)
-    said = f"the tokens that are left differ by {error:.0e} from those alone"
-    return passed(said) if error <= EXACT else failed(f"{said} (at most {EXACT:.0e})")
+    return judged(error, f"the tokens that are left differ by {error:.0e} from those alone")
 
 
-def attention_layer(subject: AttentionSubject) -> Line:
+def attention_layer(subject: AttentionSubject) -> str:
     """Checks that `AttentionLayer` can use the mechanism, and that gradients reach all parameters of the layer."""
     if subject.hosted is None:
-        return not_supported("no package.module:Class leads to this class, so the layer cannot find it")
+        raise not_supported("no package.module:Class leads to this class, so the layer cannot find it")
     layer = AttentionLayer(subject.dim, subject.num_heads, NOMINAL, attention=subject.hosted).double()
     x = normal(2, NOMINAL.num_queries, subject.dim, seed=5).requires_grad_()
     out = layer(x, NOMINAL)
-    if out.shape != x.shape:
-        return failed(f"{tuple(x.shape)} in, {tuple(out.shape)} out")
+    require(out.shape == x.shape, f"{tuple(x.shape)} in, {tuple(out.shape)} out")
     out.backward(normal(*out.shape, seed=6))
     tensors = {"the input": x, **{name: p for name, p in layer.named_parameters() if ".mechanism" not in f".{name}"}}
     without = [name for name, tensor in tensors.items() if tensor.grad is None or not tensor.grad.isfinite().all()]
-    if without:
-        return failed(f"no finite gradient reaches {', '.join(without)}")
-    return passed(f"{tuple(x.shape)}, projections '{layer.mechanism.projections}', out_dim {layer.mechanism.out_dim}")
+    require(not without, f"no finite gradient reaches {', '.join(without)}")
+    return f"{tuple(x.shape)}, projections '{layer.mechanism.projections}', out_dim {layer.mechanism.out_dim}"
 
 
 def _prefix_effects(mechanism: Attention, grid: Grid) -> dict[str, float]:

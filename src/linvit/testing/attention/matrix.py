@@ -13,7 +13,7 @@ from linvit.layers.spatial_reduction import reducible
 from linvit.testing.attention.inputs import NOMINAL, AttentionSubject, Inputs, inputs
 from linvit.testing.behaviour import neighbours_effect
 from linvit.testing.numbers import EXACT, relative_error
-from linvit.testing.report import CRASHES, Line, at, failed, not_declared, not_supported, passed
+from linvit.testing.report import CRASHES, at, failed, judged, not_declared, not_supported, require
 from linvit.testing.subject import sized
 
 SMALL = (Grid((6, 8)), Grid((5, 7), num_prefix=1), Grid((6, 8), (3, 4), num_prefix=1))
@@ -23,31 +23,27 @@ by iteration up to 1e-12, while a mechanism above its bound has singular values 
 ROUNDED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
-Judge = Callable[[Attention, Inputs, Grid], Line | float]
+def at_small_grids(
+    difference: str,
+) -> Callable[[Callable[[Attention, Inputs, Grid], float]], Callable[[AttentionSubject], str]]:
+    """Makes a check of an error at each of the small grids at which the mechanism runs; others report the rest.
 
-
-def at_small_grids(difference: str) -> Callable[[Judge], Callable[[AttentionSubject], Line]]:
-    """Makes a check of what is judged at each of the small grids at which the mechanism runs; others report the rest.
-
-    `difference` says what the number means that the judge returns, an error; it may return another finding instead.
+    `difference` says what the error means.
     """
 
-    def decorate(judge: Judge) -> Callable[[AttentionSubject], Line]:
+    def decorate(error_of: Callable[[Attention, Inputs, Grid], float]) -> Callable[[AttentionSubject], str]:
         @torch.no_grad()
-        def check(subject: AttentionSubject) -> Line:
-            errors: dict[str, float] = {}
+        def check(subject: AttentionSubject) -> str:
+            errors = {}
             for grid, mechanism, given in _small(subject):
                 with at(sized(grid)):
-                    found = judge(mechanism, given, grid)
-                if not isinstance(found, float):
-                    return found
-                errors[sized(grid)] = found
-                if not found <= EXACT:
-                    return failed(f"{difference} by {found:.0e} at {sized(grid)} (at most {EXACT:.0e})")
+                    error = error_of(mechanism, given, grid)
+                errors[sized(grid)] = error
+                judged(error, f"{difference} by {error:.0e} at {sized(grid)}")
             if not errors:
                 tried = ", ".join(map(sized, SMALL))
-                return not_supported(f"it runs at none of {tried}; see 'grids' and 'prefix tokens'")
-            return passed(f"{difference} by {', '.join(f'{error:.0e} at {size}' for size, error in errors.items())}")
+                raise not_supported(f"it runs at none of {tried}; see 'grids' and 'prefix tokens'")
+            return f"{difference} by {', '.join(f'{error:.0e} at {size}' for size, error in errors.items())}"
 
         return check
 
@@ -55,7 +51,7 @@ def at_small_grids(difference: str) -> Callable[[Judge], Callable[[AttentionSubj
 
 
 @at_small_grids("M v + bias differs from the output")
-def equivalent_matrix(mechanism: Attention, given: Inputs, grid: Grid) -> Line | float:
+def equivalent_matrix(mechanism: Attention, given: Inputs, grid: Grid) -> float:
     """Compares the output with M from probing or from `attention_matrix`, as declared."""
     if not mechanism.linear_in_values:
         return _own(mechanism, given, grid)
@@ -63,72 +59,68 @@ def equivalent_matrix(mechanism: Attention, given: Inputs, grid: Grid) -> Line |
     matrix = _matrix(mechanism, given)
     error = relative_error(_mixed(mechanism, matrix, given["v"]) + bias, given(mechanism))
     if not error <= EXACT:
-        return failed(
-            f"M v + bias differs from the output by {error:.0e} (at most {EXACT:.0e}) at {sized(grid)}: "
-            f"{_why(mechanism, given)}"
-        )
+        differs = f"M v + bias differs from the output by {error:.0e} (at most {EXACT:.0e}) at {sized(grid)}"
+        raise failed(f"{differs}: {_why(mechanism, given)}")
     several = mechanism.channelwise and mechanism.head_dim > 1
     if several and relative_error(matrix[:, :, :1].expand_as(matrix), matrix) <= EXACT:
-        return failed("declared channelwise, but all channels have one matrix: leave channelwise out")
+        raise failed("declared channelwise, but all channels have one matrix: leave channelwise out")
     return error
 
 
 @at_small_grids("left @ right.mT differs from the equivalent matrix")
-def factors(mechanism: Attention, given: Inputs, grid: Grid) -> Line | float:
+def factors(mechanism: Attention, given: Inputs, grid: Grid) -> float:
     """Compares the factors with the matrix."""
     found = mechanism.factors(given["q"], given["k"], grid)
     if found is None:
-        return not_declared("factors(q, k, grid) gives None")
+        raise not_declared("factors(q, k, grid) gives None")
     product, matrix = found[0] @ found[1].mT, _matrix(mechanism, given)
-    if product.shape != matrix.shape:
-        return failed(f"left @ right.mT is {tuple(product.shape)}, the equivalent matrix {tuple(matrix.shape)}")
+    shapes = tuple(product.shape), tuple(matrix.shape)
+    require(product.shape == matrix.shape, f"left @ right.mT is {shapes[0]}, the equivalent matrix {shapes[1]}")
     return relative_error(product, matrix)
 
 
 @at_small_grids("the sum of the parts differs from the equivalent matrix")
-def matrix_parts(mechanism: Attention, given: Inputs, grid: Grid) -> Line | float:
+def matrix_parts(mechanism: Attention, given: Inputs, grid: Grid) -> float:
     """Compares the parts with the whole, and the rank of each with its bound."""
     parts = mechanism.matrix_parts()
     if not parts:
-        return not_declared("matrix_parts() gives none")
+        raise not_declared("matrix_parts() gives none")
     matrix = _matrix(mechanism, given)
     own = {name: _matrix(part, given) for name, part in parts.items()}
     for name, part in parts.items():
         found, bound = float(rank(own[name], NEGLIGIBLE).max()), part.rank_bound(grid)
-        if not found <= bound:
-            return failed(f"the part '{name}' has rank {found:g}, declared at most {bound} at {sized(grid)}")
+        require(found <= bound, f"the part '{name}' has rank {found:g}, declared at most {bound} at {sized(grid)}")
     # (B, h, N, M) is the same matrix for each channel of (B, h, d, N, M)
     summed = sum(x if x.ndim == matrix.ndim else x.unsqueeze(2) for x in own.values())
     return relative_error(torch.as_tensor(summed), matrix)
 
 
 @at_small_grids("v A^T differs from the output")
-def channel_matrix(mechanism: Attention, given: Inputs, grid: Grid) -> Line | float:
+def channel_matrix(mechanism: Attention, given: Inputs, grid: Grid) -> float:
     """Compares the output of a mechanism that mixes channels with A from `channel_matrix`."""
     matrix = mechanism.channel_matrix(given["q"], given["k"], grid)
     if matrix is None:
-        return not_declared("channel_matrix(q, k, grid) gives None")
+        raise not_declared("channel_matrix(q, k, grid) gives None")
     if mechanism.linear_in_values or hasattr(mechanism, "attention_matrix"):
-        return failed("tokens are not mixed, so declare linear_in_values = False and have no attention_matrix")
+        raise failed("tokens are not mixed, so declare linear_in_values = False and have no attention_matrix")
     return relative_error(given["v"] @ matrix.mT, given(mechanism))
 
 
-def rank_bound(subject: AttentionSubject) -> Line:
+def rank_bound(subject: AttentionSubject) -> str:
     """Checks that the rank stays within its bound, at several grids and for inputs rounded to every precision."""
     mechanism = subject.build()
     if type(mechanism).rank_bound is Attention.rank_bound and mechanism.max_rank is None:
-        return not_declared(f"rank_bound(grid) is the {mechanism.rank_bound(NOMINAL)} of any matrix")
+        raise not_declared(f"rank_bound(grid) is the {mechanism.rank_bound(NOMINAL)} of any matrix")
     if not mechanism.linear_in_values and not hasattr(mechanism, "attention_matrix"):
-        return not_declared("no attention_matrix to measure")
+        raise not_declared("no attention_matrix to measure")
     for grid, small, given in _small(subject):
         found, bound = _rank(small, given), small.rank_bound(grid)
-        if not found <= bound:
-            return failed(f"measured {found:g}, declared at most {bound} at {sized(grid)}")
-        if bound > min(grid.num_queries, grid.num_keys):
-            return failed(f"the bound {bound} is above the rank of any matrix at {sized(grid)}")
+        require(found <= bound, f"measured {found:g}, declared at most {bound} at {sized(grid)}")
+        highest = min(grid.num_queries, grid.num_keys)
+        require(bound <= highest, f"the bound {bound} is above the rank of any matrix at {sized(grid)}")
     bound, ranks = mechanism.rank_bound(NOMINAL), {}
     if bound == NOMINAL.num_queries:
-        return passed(f"the bound is the {bound} of any matrix")
+        return f"the bound is the {bound} of any matrix"
     for dtype in ROUNDED:
         given = inputs(mechanism, NOMINAL, batch=1).map(lambda x, dtype=dtype: x.to(dtype).double())  # type: ignore[misc]
         name = str(dtype).removeprefix("torch.")
@@ -136,7 +128,8 @@ def rank_bound(subject: AttentionSubject) -> Line:
             ranks[name] = _rank(mechanism, given)
     measured = ", ".join(f"{value:g} ({name})" for name, value in ranks.items())
     said = f"measured {measured}, declared at most {bound}"
-    return passed(said) if all(value <= bound for value in ranks.values()) else failed(said)
+    require(all(value <= bound for value in ranks.values()), said)
+    return said
 
 
 def _small(subject: AttentionSubject) -> Iterator[tuple[Grid, Attention, Inputs]]:
@@ -149,7 +142,7 @@ def _small(subject: AttentionSubject) -> Iterator[tuple[Grid, Attention, Inputs]
             yield grid, mechanism, given
 
 
-def _own(mechanism: Attention, given: Inputs, grid: Grid) -> Line | float:
+def _own(mechanism: Attention, given: Inputs, grid: Grid) -> float:
     """Judges the matrix of a mechanism that cannot be probed.
 
     A mechanism that widens its output has several matrices per head, each on values of its own making: of those, and
@@ -157,20 +150,20 @@ def _own(mechanism: Attention, given: Inputs, grid: Grid) -> Line | float:
     """
     if not hasattr(mechanism, "attention_matrix"):
         why = mechanism.no_matrix or "linear_in_values is False, and there is no attention_matrix(q, k, v, grid)"
-        return not_declared(why)
+        raise not_declared(why)
     matrix = _matrix(mechanism, given)
-    if matrix.shape[0] != len(given["v"]) or matrix.shape[-2:] != (grid.num_queries, grid.num_keys):
-        return failed(f"attention_matrix gives {tuple(matrix.shape)}, which does not end in (N, M) or begin with B")
-    if not matrix.isfinite().all():
-        return failed(f"attention_matrix has {int((~matrix.isfinite()).sum())} entries that are not finite")
+    fits = len(matrix) == len(given["v"]) and matrix.shape[-2:] == (grid.num_queries, grid.num_keys)
+    require(fits, f"attention_matrix gives {tuple(matrix.shape)}, which does not end in (N, M) or begin with B")
+    lost = int((~matrix.isfinite()).sum())
+    require(not lost, f"attention_matrix has {lost} entries that are not finite")
     if mechanism.out_dim != mechanism.dim or not mechanism.matrix_is_exact:
         return 0.0
     error = relative_error(_mixed(mechanism, matrix, given["v"]), given(mechanism))
-    if not error <= EXACT:
-        return failed(
-            f"attention_matrix times v differs from the output by {error:.0e} (at most {EXACT:.0e}); "
-            f"if more is done to the values, declare matrix_is_exact = False"
-        )
+    require(
+        error <= EXACT,
+        f"attention_matrix times v differs from the output by {error:.0e} (at most {EXACT:.0e}); "
+        f"if more is done to the values, declare matrix_is_exact = False",
+    )
     return error
 
 

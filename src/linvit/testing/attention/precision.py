@@ -16,7 +16,7 @@ from linvit.attention.ops import decorators
 from linvit.errors import UserError
 from linvit.testing.attention.inputs import AttentionSubject, Inputs, flat, inputs
 from linvit.testing.numbers import gradients_of, relative_error, sortable, trainable
-from linvit.testing.report import Line, at, failed, message, not_supported, passed
+from linvit.testing.report import at, message, not_supported, require
 
 UNIT = "scale 2^0"
 CASES: dict[str, Callable[[Tensor], Tensor]] = {
@@ -66,7 +66,7 @@ class Outcome(NamedTuple):
     results: dict[str, Tensor]
 
 
-def numerics(precision: Precision) -> Callable[[AttentionSubject], Line]:
+def numerics(precision: Precision) -> Callable[[AttentionSubject], str]:
     """Returns the check that outputs and gradients are finite at every size and scale, and near those of float64.
 
     They need not be finite where the true ones are beyond the dtype's range. They are compared on inputs of unit scale.
@@ -75,7 +75,7 @@ def numerics(precision: Precision) -> Callable[[AttentionSubject], Line]:
     than a few times the effect of that.
     """
 
-    def check(subject: AttentionSubject) -> Line:
+    def check(subject: AttentionSubject) -> str:
         values, refused, notes = 0, set(), []
         sizes = SIDES[:-1] if subject.quick else SIDES
         for side in sizes:
@@ -90,32 +90,30 @@ def numerics(precision: Precision) -> Callable[[AttentionSubject], Line]:
                     wrong, far = _lost(run), ""
                     if not wrong and name == UNIT and side in COMPARED:
                         wrong, far = _far_off(run, precision)
-                if wrong:
-                    return failed(f"{wrong} at {place}")
+                require(not wrong, f"{wrong} at {place}")
                 notes += [f"{far} at N={side * side}"] * bool(far)
                 values += sum(tensor.numel() for tensor in run.results.values())
-        said = (
-            f"{'; '.join([*sorted(refused), *notes])}; goal {precision.goal:.0e}; {values} finite outputs and gradients"
-        )
-        return not_supported(said) if refused else passed(said)
+        notes = [*sorted(refused), *notes, f"goal {precision.goal:.0e}", f"{values} finite outputs and gradients"]
+        if refused:
+            raise not_supported("; ".join(notes))
+        return "; ".join(notes)
 
     return check
 
 
-def numerics_on_a_gpu(subject: AttentionSubject) -> Line:
+def numerics_on_a_gpu(subject: AttentionSubject) -> str:
     """Checks that what a GPU leaves in bfloat16 is at most twice as far from float64 as softmax attention's kernel."""
     autocast = PRECISIONS[3]
     with _bfloat16_stays():
         run = run_at(subject, autocast, COMPARED[0], torch.clone)
     if torch.equal(run.results["output"], run_at(subject, autocast, COMPARED[0], torch.clone).results["output"]):
-        return passed("as on a CPU")
+        return "as on a CPU"
     softmax = AttentionSubject("softmax", subject.dim, subject.num_heads, True)
     kernel = run_at(softmax, autocast, COMPARED[0], torch.clone)
     (own, gradient), (fused, fused_gradient) = _root_mean_square(run), _root_mean_square(kernel)
     said = f"output {own:.1e}, gradients {gradient:.1e}; softmax's kernel {fused:.1e}, {fused_gradient:.1e}"
-    return (
-        passed(said) if own <= 2 * fused and gradient <= 2 * fused_gradient else failed(f"{said}, at most twice that")
-    )
+    require(own <= 2 * fused and gradient <= 2 * fused_gradient, f"{said}, at most twice that")
+    return said
 
 
 @contextlib.contextmanager

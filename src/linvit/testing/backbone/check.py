@@ -9,6 +9,7 @@ import torch
 from timm.models import build_model_with_cfg
 from torch import Tensor, nn
 
+from linvit.analysis.operations import num_parameters
 from linvit.attention.base import Attention
 from linvit.backbones.initialise import classifiers
 from linvit.errors import UserError
@@ -17,7 +18,7 @@ from linvit.testing import behaviour
 from linvit.testing.backbone import numerics
 from linvit.testing.backbone.images import CLASSES, BackboneSubject, images, pyramid
 from linvit.testing.numbers import EXACT, relative_error
-from linvit.testing.report import Check, Contract, Line, Report, at, failed, message, not_supported, passed
+from linvit.testing.report import Check, Contract, Report, at, judged, message, not_supported, require
 from linvit.testing.subject import Size, sized
 
 SEEN = 1e-3
@@ -25,34 +26,35 @@ SEEN = 1e-3
 
 
 @torch.no_grad()
-def shapes(subject: BackboneSubject) -> Line:
+def shapes(subject: BackboneSubject) -> str:
     """Checks logits, features and pooled features against what it announces; and images of 1 and of 5 channels."""
     model, x = subject.model, subject.given
     features, logits = model.forward_features(x), model(x)
     pooled = model.forward_head(features, pre_logits=True)
-    if tuple(logits.shape) != (2, CLASSES):
-        return failed(f"logits {tuple(logits.shape)} instead of {(2, CLASSES)}")
-    if model.num_classes != CLASSES:
-        return failed(f"the attribute num_classes is {model.num_classes} after num_classes={CLASSES}")
-    if tuple(pooled.shape) != (2, model.head_hidden_size):
-        return failed(
-            f"forward_head(pre_logits=True) gives {tuple(pooled.shape)}, head_hidden_size is {model.head_hidden_size}"
-        )
-    if len(features) != 2 or model.num_features not in features.shape[1:]:
-        return failed(f"forward_features gives {tuple(features.shape)}, num_features is {model.num_features}")
+    shape, width = tuple(features.shape), tuple(pooled.shape)
+    _check_logits(logits)
+    classes = model.num_classes
+    require(classes == CLASSES, f"the attribute num_classes is {classes} after num_classes={CLASSES}")
+    hidden = model.head_hidden_size
+    require(width == (2, hidden), f"forward_head(pre_logits=True) gives {width}, head_hidden_size is {hidden}")
+    announced = shape[0] == 2 and model.num_features in shape[1:]
+    require(announced, f"forward_features gives {shape}, num_features is {model.num_features}")
     error = relative_error(model.forward_head(features), logits)
-    if not error <= EXACT:
-        return failed(f"forward_head(forward_features(x)) and forward(x) differ by {error:.0e} (at most {EXACT:.0e})")
+    judged(error, f"forward_head(forward_features(x)) and forward(x) differ by {error:.0e}")
     for in_chans in (1, 5):
         with at(f"in_chans={in_chans}"):
             out = subject.build(in_chans=in_chans)(images(subject.size, in_chans=in_chans))
-        if tuple(out.shape) != (2, CLASSES):
-            return failed(f"logits {tuple(out.shape)} with in_chans={in_chans}")
-    return passed(f"features {tuple(features.shape)}, pooled {tuple(pooled.shape)}, logits {tuple(logits.shape)}")
+        _check_logits(out, f" with in_chans={in_chans}")
+    return f"features {shape}, pooled {width}, logits {tuple(logits.shape)}"
+
+
+def _check_logits(logits: Tensor, where: str = "") -> None:
+    want = (2, CLASSES)
+    require(tuple(logits.shape) == want, f"logits {tuple(logits.shape)} instead of {want}{where}")
 
 
 @torch.no_grad()
-def feature_pyramid(subject: BackboneSubject) -> Line:
+def feature_pyramid(subject: BackboneSubject) -> str:
     """Checks channels and reductions against `feature_info`, also in timm's wrapper for `features_only=True`."""
     model, x = subject.model, subject.given
     features = pyramid(model, x)
@@ -68,58 +70,56 @@ def feature_pyramid(subject: BackboneSubject) -> Line:
     infos = list(
         zip(net.feature_info.module_name(), net.feature_info.channels(), net.feature_info.reduction(), strict=True)
     )
-    if len(infos) != len(features):
-        return failed(f"feature_info announces {len(infos)} features, there are {len(features)}")
+    alike = len(infos) == len(features)
+    require(alike, f"feature_info announces {len(infos)} features, there are {len(features)}")
     for (module, channels, reduction), feature, wrapped in zip(infos, features, net(x), strict=True):
         want = (2, channels, *_reduced(subject.size, reduction))
-        if tuple(feature.shape) != want:
-            return failed(f"{module}: {tuple(feature.shape)}, feature_info announces {want}")
-        if not torch.equal(wrapped, feature):
-            return failed(f"{module}: through timm's wrapper the feature is another")
+        shape = tuple(feature.shape)
+        require(shape == want, f"{module}: {shape}, feature_info announces {want}")
+        require(torch.equal(wrapped, feature), f"{module}: through timm's wrapper the feature is another")
     levels = Counter(f"{channels} at 1/{reduction}" for _, channels, reduction in infos)
-    return passed(", ".join(f"{count} of {level}" if count > 1 else level for level, count in levels.items()))
+    return ", ".join(f"{count} of {level}" if count > 1 else level for level, count in levels.items())
 
 
 @torch.no_grad()
-def intermediates(subject: BackboneSubject) -> Line:
+def intermediates(subject: BackboneSubject) -> str:
     """Checks that `forward_intermediates` counts as timm does, and that its final feature is `forward_features`."""
     model, x = subject.model, subject.given
     final, features = model.forward_intermediates(x)
-    if not relative_error(final, model.forward_features(x)) <= EXACT:
-        return failed("its final feature is not forward_features(x)")
+    alike = relative_error(final, model.forward_features(x)) <= EXACT
+    require(alike, "its final feature is not forward_features(x)")
     last = len(features) - 1
     for indices, want in ((1, [last]), ([-1], [last]), ([0], [0]), ([0, last], [0, last])):
         for stop_early in (False, True):
             said = f"indices={indices}, stop_early={stop_early}"
             with at(said):
                 got = pyramid(model, x, indices=indices, stop_early=stop_early)
-            if len(got) != len(want) or not all(
+            alike = len(got) == len(want) and all(
                 relative_error(a, features[i]) <= EXACT for a, i in zip(got, want, strict=True)
-            ):
-                return failed(f"{said} gives other features than all of them do")
-    return passed(f"{len(features)} features")
+            )
+            require(alike, f"{said} gives other features than all of them do")
+    return f"{len(features)} features"
 
 
 @torch.no_grad()
-def pruning(subject: BackboneSubject) -> Line:
+def pruning(subject: BackboneSubject) -> str:
     """Checks that `prune_intermediate_layers` drops what features do not need, and does not change the features."""
     features = pyramid(subject.model, subject.given)
     model = subject.build()
-    sizes = [_parameters(model)]
+    sizes = [num_parameters(model)]
     for level in sorted({0, max(0, len(features) - 2)}, reverse=True):
         with at(f"level {level}"):
             indices = model.prune_intermediate_layers([level], prune_norm=True)
             (feature,) = pyramid(model, subject.given, indices=indices)
-        if not relative_error(feature, features[level]) <= EXACT:
-            return failed(f"the feature of level {level} is another after pruning")
-        sizes.append(_parameters(model))
-        if sizes[-1] >= sizes[-2]:
-            return failed(f"pruning to level {level} drops no parameter")
-    return passed(f"{' to '.join(map(str, sizes))} parameters")
+        alike = relative_error(feature, features[level]) <= EXACT
+        require(alike, f"the feature of level {level} is another after pruning")
+        sizes.append(num_parameters(model))
+        require(sizes[-1] < sizes[-2], f"pruning to level {level} drops no parameter")
+    return f"{' to '.join(map(str, sizes))} parameters"
 
 
 @torch.no_grad()
-def input_sizes(subject: BackboneSubject) -> Line:
+def input_sizes(subject: BackboneSubject) -> str:
     """Checks one instance of the default size on images of any size: it takes them, or refuses and names the size."""
     model = subject.build(subject.own_size, torch.float32)
     sizes: list[Size] = [(97, 131), (64, 192), (192, 64)]
@@ -131,22 +131,23 @@ def input_sizes(subject: BackboneSubject) -> Line:
             with at(sized(size)):
                 out = model(images(size, batch=1, dtype=torch.float32))
         except UserError as error:
-            if sized(size) not in str(error):
-                return failed(f"{sized(size)} is refused without naming it: {message(error)}")
+            named = sized(size) in str(error)
+            require(named, f"{sized(size)} is refused without naming it: {message(error)}")
             refused.append(f"{sized(size)}: {message(error)}")
             continue
-        if tuple(out.shape) != (1, CLASSES) or not out.isfinite().all():
-            return failed(f"{sized(size)} gives {tuple(out.shape)}, {int((~out.isfinite()).sum())} not finite")
-    if not torch.equal(model(images(subject.own_size, batch=1, dtype=torch.float32)), before):
-        return failed(f"calls at other sizes change the output at {sized(subject.own_size)}")
+        lost = int((~out.isfinite()).sum())
+        fits = tuple(out.shape) == (1, CLASSES) and not lost
+        require(fits, f"{sized(size)} gives {tuple(out.shape)}, {lost} not finite")
+    after = model(images(subject.own_size, batch=1, dtype=torch.float32))
+    require(torch.equal(after, before), f"calls at other sizes change the output at {sized(subject.own_size)}")
     own = f"through an instance for {sized(subject.own_size)}"
     if refused:
-        return not_supported(f"{'; '.join(refused)}; {own}")
-    return passed(f"{', '.join(map(sized, sizes))} {own}")
+        raise not_supported(f"{'; '.join(refused)}; {own}")
+    return f"{', '.join(map(sized, sizes))} {own}"
 
 
 @torch.no_grad()
-def height_and_width(subject: BackboneSubject) -> Line:
+def height_and_width(subject: BackboneSubject) -> str:
     """Checks that height and width are not exchanged: in features, and in the output of a transposed image."""
     wide, high = subject.wide, subject.wide[::-1]
     model = subject.build(wide)
@@ -154,22 +155,17 @@ def height_and_width(subject: BackboneSubject) -> Line:
         with at(f"{sized(size)} through an instance for {sized(wide)}"):
             found = [tuple(feature.shape[2:]) for feature in pyramid(model, images(size, batch=1))]
         want = [_reduced(size, info["reduction"]) for info in model.feature_info]
-        if found != want:
-            return failed(f"features of {sized(size)} are {found} instead of {want}")
+        require(found == want, f"features of {sized(size)} are {found} instead of {want}")
     nearness = min(_nearness(model, size) for size in (wide, high))
-    if not nearness > 1:
-        return failed(f"a change in one corner moves a feature {nearness:.1g} times as much there as elsewhere")
+    require(nearness > 1, f"a change in one corner moves a feature {nearness:.1g} times as much there as elsewhere")
     effect = relative_error(subject.model(subject.given.mT), subject.model(subject.given))
     said = f"transposing a square image moves the output by {effect:.0e}"
-    if not effect > SEEN:
-        return failed(said)
-    return passed(
-        f"{said}; a change in one corner moves features at least {nearness:.1f} times as much there as elsewhere"
-    )
+    require(effect > SEEN, said)
+    return f"{said}; a change in one corner moves features at least {nearness:.1f} times as much there as elsewhere"
 
 
 @torch.no_grad()
-def classifier(subject: BackboneSubject) -> Line:
+def classifier(subject: BackboneSubject) -> str:
     """Checks that `reset_classifier` replaces or removes the classifier, and that `num_classes=0` leaves it out."""
     model, x = subject.build(dtype=torch.float32), images(subject.size, dtype=torch.float32)
     pooled, before = model.forward_head(model.forward_features(x), pre_logits=True), model(x)
@@ -177,49 +173,43 @@ def classifier(subject: BackboneSubject) -> Line:
         with at(f"reset_classifier({classes})"):
             model.reset_classifier(classes)
             out = model(x)
-        width = classes or pooled.shape[1]
-        if tuple(out.shape) != (2, width) or model.num_classes != classes:
-            return failed(f"reset_classifier({classes}) gives {tuple(out.shape)}, num_classes {model.num_classes}")
-        if classes == CLASSES and torch.equal(out, before):
-            return failed(f"reset_classifier({classes}) leaves the classifier as it was")
-    if not torch.equal(out, pooled):
-        return failed("reset_classifier(0) gives another feature than forward_head(pre_logits=True)")
-    if any(True for part in classifiers(model) for _ in part.parameters()):
-        return failed("get_classifier() has parameters after reset_classifier(0)")
+        fits = tuple(out.shape) == (2, classes or pooled.shape[1]) and model.num_classes == classes
+        require(fits, f"reset_classifier({classes}) gives {tuple(out.shape)}, num_classes {model.num_classes}")
+        replaced = classes != CLASSES or not torch.equal(out, before)
+        require(replaced, f"reset_classifier({classes}) leaves the classifier as it was")
+    alike = torch.equal(out, pooled)
+    require(alike, "reset_classifier(0) gives another feature than forward_head(pre_logits=True)")
+    left = [name for part in classifiers(model) for name, _ in part.named_parameters()]
+    require(not left, "get_classifier() has parameters after reset_classifier(0)")
     bare = subject.build(num_classes=0, dtype=torch.float32)(x)
-    if bare.shape != pooled.shape:
-        return failed(f"num_classes=0 gives {tuple(bare.shape)} instead of {tuple(pooled.shape)}")
-    return passed(f"{CLASSES}, 5, 0 classes")
+    alike = bare.shape == pooled.shape
+    require(alike, f"num_classes=0 gives {tuple(bare.shape)} instead of {tuple(pooled.shape)}")
+    return f"{CLASSES}, 5, 0 classes"
 
 
 @torch.no_grad()
-def another_attention(subject: BackboneSubject) -> Line:
+def another_attention(subject: BackboneSubject) -> str:
     """Checks that `attention=` reaches every layer, where the constructor takes it."""
     if "attention" not in subject.parameters:
-        return not_supported("the constructor takes no attention")
+        raise not_supported("the constructor takes no attention")
     for name in ("linear", "softmax"):
         try:
             model = subject.build(attention=name)
         except UserError as error:
-            return not_supported(message(error))
+            raise not_supported(message(error)) from error
         found = [type(module) for module in model.modules() if isinstance(module, Attention)]
         others = {kind.__name__ for kind in found if kind is not attentions.get(name)}
-        if others or not found:
-            return failed(f"attention='{name}' builds {', '.join(sorted(others)) or 'no linvit.Attention'}")
+        built = ", ".join(sorted(others)) or "no linvit.Attention"
+        require(found and not others, f"attention='{name}' builds {built}")
         with at(name):
             lost = int((~model(subject.given).isfinite()).sum())
-        if lost:
-            return failed(f"{lost} logits not finite with attention='{name}'")
-    return passed(f"{len(found)} layers")
+        require(not lost, f"{lost} logits not finite with attention='{name}'")
+    return f"{len(found)} layers"
 
 
 def _reduced(size: Size, reduction: int) -> Size:
     """Returns the sides of a feature at a reduction, rounded up: other sides are padded."""
     return -(-size[0] // reduction), -(-size[1] // reduction)
-
-
-def _parameters(model: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def _nearness(model: nn.Module, size: Size) -> float:

@@ -15,7 +15,7 @@ from linvit.backbones.initialise import classifiers
 from linvit.errors import UserError
 from linvit.testing.backbone.images import CLASSES, BackboneSubject, images
 from linvit.testing.numbers import EXACT, gradients_of, relative_error, trainable
-from linvit.testing.report import Check, Line, at, failed, judged, message, not_supported, passed
+from linvit.testing.report import Check, at, judged, message, not_supported, require
 
 SCALES = {f"images of scale 2^{power}": 2.0**power for power in (-10, 0, 6)}
 FLOAT32 = 1e-3
@@ -24,70 +24,59 @@ a normaliser near 0 in a few of dozens of blocks costs four digits."""
 
 
 @torch.no_grad()
-def float32_and_float64(subject: BackboneSubject) -> Line:
+def float32_and_float64(subject: BackboneSubject) -> str:
     """Checks that both run, each in its own precision, and agree."""
     exact = subject.model(subject.given)
     model = subject.build(dtype=torch.float32)
     out = model(subject.given.float())
     for dtype, given in ((torch.float64, exact), (torch.float32, out)):
-        if given.dtype != dtype:
-            return failed(f"{dtype} images give {given.dtype} logits".replace("torch.", ""))
+        require(given.dtype == dtype, f"{dtype} images give {given.dtype} logits".replace("torch.", ""))
     error = relative_error(out, exact)
     return judged(error, f"they differ by {error:.0e}", FLOAT32)
 
 
-def autocast(dtype: torch.dtype) -> Callable[[BackboneSubject], Line]:
+def autocast(dtype: torch.dtype) -> Callable[[BackboneSubject], str]:
     """Returns the check that autocast gives finite logits at any scale of images and, in bfloat16, finite gradients.
 
     Gradients in float16 are left out: they need the loss scaling that only a training loop has.
     """
 
-    def check(subject: BackboneSubject) -> Line:
+    def check(subject: BackboneSubject) -> str:
         model = subject.build(dtype=torch.float32).train()
         for name, scale in SCALES.items():
             with at(name), torch.autocast("cpu", dtype):
                 out = model(scale * images(subject.size, dtype=torch.float32))
-            if not out.isfinite().all():
-                return failed(f"{int((~out.isfinite()).sum())} of {out.numel()} logits not finite, {name}")
+            require(out.isfinite().all(), f"{int((~out.isfinite()).sum())} of {out.numel()} logits not finite, {name}")
             if dtype == torch.bfloat16:
-                model.zero_grad()
-                out.float().square().mean().backward()
-                lost = [
-                    name for name, p in model.named_parameters() if p.grad is not None and not p.grad.isfinite().all()
-                ]
-                if lost:
-                    return failed(f"gradients of {', '.join(lost[:8])} not finite, {name}")
-        return passed(", ".join(SCALES))
+                weights = trainable(model)
+                found = torch.autograd.grad(out.float().square().mean(), list(weights.values()), allow_unused=True)
+                pairs = zip(weights, found, strict=True)
+                lost = [weight for weight, x in pairs if x is not None and not x.isfinite().all()]
+                require(not lost, f"gradients of {', '.join(lost[:8])} not finite, {name}")
+        return ", ".join(SCALES)
 
     return check
 
 
 @torch.no_grad()
-def devices(subject: BackboneSubject) -> Line:
+def devices(subject: BackboneSubject) -> str:
     """Checks that the model can be built on the meta device and runs there, and that `.to` moves every tensor."""
     outside = [name for module in subject.model.modules() for name in _strays(module)]
-    if outside:
-        return failed(f"tensors that are neither parameters nor buffers: {', '.join(outside)}")
+    require(not outside, f"tensors that are neither parameters nor buffers: {', '.join(outside)}")
     with torch.device("meta"):
-        built = subject.create()
+        model = subject.create().eval()
         x = torch.empty(2, 3, *subject.size)
-    model = built.eval()
     tensors = [*model.named_parameters(), *model.named_buffers()]
     elsewhere = [name for name, tensor in tensors if not tensor.is_meta]
-    if elsewhere:
-        return failed(f"built under torch.device('meta'), on another device: {', '.join(elsewhere[:8])}")
+    require(not elsewhere, f"built under torch.device('meta'), on another device: {', '.join(elsewhere[:8])}")
     with at("on the meta device"):
         out = model(x)
-    if not out.is_meta or out.shape != subject.model(subject.given).shape:
-        return failed(f"the meta device gives {tuple(out.shape)} on {out.device}")
-    wrong = [
-        name
-        for name, tensor in [*subject.model.named_parameters(), *subject.model.named_buffers()]
-        if tensor.is_floating_point() and tensor.dtype != torch.float64
-    ]
-    if wrong:
-        return failed(f"not in float64 after .to(torch.float64): {', '.join(wrong)}")
-    return passed(f"{len(tensors)} parameters and buffers")
+    fits = out.is_meta and out.shape == subject.model(subject.given).shape
+    require(fits, f"the meta device gives {tuple(out.shape)} on {out.device}")
+    moved = [*subject.model.named_parameters(), *subject.model.named_buffers()]
+    wrong = [name for name, tensor in moved if tensor.is_floating_point() and tensor.dtype != torch.float64]
+    require(not wrong, f"not in float64 after .to(torch.float64): {', '.join(wrong)}")
+    return f"{len(tensors)} parameters and buffers"
 
 
 NUMERICS = (
@@ -111,7 +100,7 @@ def _strays(module: nn.Module) -> list[str]:
 DECAY = 0.5
 
 
-def checkpointing(subject: BackboneSubject) -> Line:
+def checkpointing(subject: BackboneSubject) -> str:
     """Checks that `set_grad_checkpointing` keeps fewer activations and changes no gradient."""
     model = subject.build().train()
     plain, kept = _gradients(model, subject.given), kept_for_backward(lambda: model(subject.given), model)
@@ -119,58 +108,52 @@ def checkpointing(subject: BackboneSubject) -> Line:
     again, fewer = _gradients(model, subject.given), kept_for_backward(lambda: model(subject.given), model)
     errors = {name: _difference(again[name], gradient) for name, gradient in plain.items()}
     worst = max(errors, key=lambda name: errors[name])
-    if not errors[worst] <= EXACT:
-        return failed(f"the gradient of {worst} differs by {errors[worst]:.0e} (at most {EXACT:.0e})")
+    judged(errors[worst], f"the gradient of {worst} differs by {errors[worst]:.0e}")
     said = f"{fewer / 2**20:.1f} MB instead of {kept / 2**20:.1f} MB kept for the backward pass"
-    if not fewer < kept:
-        return failed(said)
+    require(fewer < kept, said)
     model.set_grad_checkpointing(False)
-    if kept_for_backward(lambda: model(subject.given), model) != kept:
-        return failed("set_grad_checkpointing(False) does not switch it off")
-    return passed(f"{said}, gradients differ by {errors[worst]:.0e}")
+    as_before = kept_for_backward(lambda: model(subject.given), model) == kept
+    require(as_before, "set_grad_checkpointing(False) does not switch it off")
+    return f"{said}, gradients differ by {errors[worst]:.0e}"
 
 
 @torch.no_grad()
-def stochastic_depth(subject: BackboneSubject) -> Line:
+def stochastic_depth(subject: BackboneSubject) -> str:
     """Checks that `drop_path_rate` acts in training and not in evaluation, and that a batch of one image trains."""
     try:
         model = subject.build(drop_path_rate=0.5)
     except UserError as refusal:  # there is no residual branch
-        return not_supported(message(refusal))
+        raise not_supported(message(refusal)) from refusal
     error = relative_error(model(subject.given), subject.model(subject.given))
-    if not error <= EXACT:
-        return failed(f"drop_path_rate=0.5 changes the output in evaluation by {error:.0e}")
+    require(error <= EXACT, f"drop_path_rate=0.5 changes the output in evaluation by {error:.0e}")
     model.train()
     x = images(subject.size, batch=8)
     outs = [model(x) for _ in range(2)]
-    if torch.equal(*outs):
-        return failed("two calls in training with drop_path_rate=0.5 are equal")
+    require(not torch.equal(*outs), "two calls in training with drop_path_rate=0.5 are equal")
     alone = model(x[:1])
-    if tuple(alone.shape) != (1, CLASSES) or not alone.isfinite().all():
-        return failed(f"one image in training gives {tuple(alone.shape)}, {int((~alone.isfinite()).sum())} not finite")
-    return passed(f"two calls in training differ by {relative_error(*outs):.0e}")
+    lost = int((~alone.isfinite()).sum())
+    fits = tuple(alone.shape) == (1, CLASSES) and not lost
+    require(fits, f"one image in training gives {tuple(alone.shape)}, {lost} not finite")
+    return f"two calls in training differ by {relative_error(*outs):.0e}"
 
 
 @torch.no_grad()
-def parameter_groups(subject: BackboneSubject) -> Line:
+def parameter_groups(subject: BackboneSubject) -> str:
     """Checks the names without weight decay, and timm's layer-wise rates: from the first module on, they never fall."""
     model = subject.model
     without_decay = set(model.no_weight_decay()) if hasattr(model, "no_weight_decay") else set()
-    if missing := without_decay - {name for name, _ in model.named_parameters()}:
-        return failed(f"no parameter is called {', '.join(sorted(missing))}, of which no_weight_decay() speaks")
+    missing = sorted(without_decay - {name for name, _ in model.named_parameters()})
+    require(not missing, f"no parameter is called {', '.join(missing)}, of which no_weight_decay() speaks")
     groups = timm.optim.param_groups_layer_decay(model, layer_decay=DECAY)
     scales = {id(parameter): group["lr_scale"] for group in groups for parameter in group["params"]}
     ordered = [(name, scales[id(p)]) for name, p in _in_order_of_use(model, subject.given) if id(p) in scales]
     for (before, high), (name, low) in itertools.pairwise(ordered):
-        if low < high:
-            return failed(f"{name} has the rate {low:g} after {before} with {high:g}")
+        require(low >= high, f"{name} has the rate {low:g} after {before} with {high:g}")
     head = [scales[id(parameter)] for part in classifiers(model) for parameter in part.parameters()]
-    if not head or min(head) != 1:
-        return failed(f"the classifier's rates are {head}")
+    require(head and min(head) == 1, f"the classifier's rates are {head}")
     rates = sorted({scale for _, scale in ordered})
-    if len(rates) <= 2:
-        return failed(f"only the rates {rates}")
-    return passed(f"{len(rates)} rates from {rates[0]:.1g} to 1; {len(without_decay)} names without weight decay")
+    require(len(rates) > 2, f"only the rates {rates}")
+    return f"{len(rates)} rates from {rates[0]:.1g} to 1; {len(without_decay)} names without weight decay"
 
 
 def _gradients(model: nn.Module, x: Tensor) -> dict[str, Tensor | None]:

@@ -14,6 +14,7 @@ from linvit.heads.segmentation.segmentor import Segmentor
 from linvit.registry import Spec, heads
 from linvit.testing.backbone.images import CLASSES, BackboneSubject, images
 from linvit.testing.numbers import gradients_of, normal, trainable
+from linvit.testing.report import require
 from linvit.testing.subject import Given, Size
 
 CHANNELS = (16, 24, 32, 40)
@@ -70,14 +71,13 @@ class HeadSubject(BackboneSubject):
         """Returns the head of a network."""
         return model.head
 
-    def wrong_kind(self, part: Any) -> str:
-        """Says whether a head is for another task, or forgets its classes."""
-        if not isinstance(part, self.kind):
-            hint = "; its kind is 'detection_head'" if isinstance(part, DetectionHead) else ""
-            return f"it builds a {type(part).__name__}, which is not a {self.base}{hint}"
-        if part.num_classes != CLASSES:
-            return f"the attribute num_classes is {part.num_classes} after num_classes={CLASSES}"
-        return ""
+    def check_kind(self, part: Any) -> None:
+        """Ends the clause if a head is for another task, or forgets its classes."""
+        hint = "; its kind is 'detection_head'" if isinstance(part, DetectionHead) else ""
+        another = f"it builds a {type(part).__name__}, which is not a {self.base}{hint}"
+        require(isinstance(part, self.kind), another)
+        classes = part.num_classes
+        require(classes == CLASSES, f"the attribute num_classes is {classes} after num_classes={CLASSES}")
 
     def maps(self, size: Size | None = None) -> list[Tensor]:
         """Returns the feature maps of two images that the head gets, in float64 and without gradients."""
