@@ -8,16 +8,18 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
 import triton
+from torch.utils._pytree import tree_leaves
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
-from linvit.attention.kernels import Formula, linear, linear_attention, programs
+from linvit.attention.kernels import Formula, linear, linear_attention
 
 ARCHITECTURES = {80: "A100", 90: "H100", 100: "B200"}
 TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16"}
@@ -29,7 +31,9 @@ CASES = {
     "softmax": Formula("softmax"),
     "focused": Formula("focused", eps=1e-6, relu_eps=1e-6, power=3.0),
 }
-LAYER = 64, 3136, 3, 32  # images, tokens, heads, channels of a head: docs/gpu.md
+WINDOWS = ", windows of 49 tokens"
+LAYERS = {"": (64, 3136, 3, 32), WINDOWS: (4096, 49, 3, 32)}  # images, tokens, heads, channels of one
+STEPS = ("focus", "FIRST", "focus", "SECOND", "focus")  # of programs.run, in the order of its arguments
 Launch = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
 
@@ -38,7 +42,7 @@ def step(case: str, batch: int, tokens: int, heads: int, width: int, dtype: torc
     found: list[list[Launch]] = [[], []]
     passed = 0
 
-    def record(program: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+    def record(program: Any, grid: tuple[int, ...], device: Any, *arguments: Any, **constants: Any) -> None:
         found[passed].append((program, arguments, constants))
 
     def total(x: torch.Tensor, *given: Any, **options: Any) -> torch.Tensor:
@@ -46,54 +50,53 @@ def step(case: str, batch: int, tokens: int, heads: int, width: int, dtype: torc
         found[passed].append((torch.sum, (x, out), {}))
         return out
 
-    q, k, v = (torch.zeros(batch, tokens, heads, width, dtype=dtype).transpose(1, 2).requires_grad_() for _ in range(3))
+    q, k, v = (torch.empty(batch, tokens, heads, width, dtype=dtype).transpose(1, 2).requires_grad_() for _ in range(3))
     formula = CASES[case]
     if "rotary" in case:
         formula = formula._replace(turns=(torch.zeros(tokens, width // 2, 2),) * 2)
     if case == "focused":
         tables = [torch.ones(size).requires_grad_() for size in ((tokens, heads * width), (heads * width,))]
         formula = formula._replace(shift=tables[0], factor=tables[1])
-    with mock.patch.object(linear, "launch", record), mock.patch.object(torch.Tensor, "sum", total):
+    accepted = mock.patch("linvit.attention.kernels.formula.INTERPRETED", True)
+    with accepted, mock.patch.object(linear, "launch", record), mock.patch.object(torch.Tensor, "sum", total):
         out = linear_attention(q, k, v, formula)
         passed = 1
         out.backward(torch.zeros_like(out))
     return found
 
 
-def traffic(case: str) -> str:
-    """Launches and bytes of a layer's size, each tensor of a launch once, one that is changed in place twice."""
-    batch, tokens, heads, width = LAYER
-    passes = step(case, *LAYER, torch.bfloat16)
+def traffic(case: str, layer: str) -> str:
+    """Launches and bytes of a layer's size, each tensor of a launch once: what it reads again lies in the cache."""
+    batch, tokens, heads, width = LAYERS[layer]
+    passes = step(case, *LAYERS[layer], torch.bfloat16)
     bound = 2 * batch * tokens * heads * width  # of q
     moved = []
     for launches in passes:
-        tensors = [(program, x) for program, arguments, _ in launches for x in arguments if torch.is_tensor(x)]
-        changed = [x for program, x in tensors if program is programs.focus and x.dtype == torch.bfloat16][2:]
-        moved.append(sum(x.nbytes for _, x in tensors) + sum(x.nbytes for x in changed))
+        given = ({id(x): x for x in tree_leaves(arguments)}.values() for _, arguments, _ in launches)
+        moved.append(sum(x.nbytes for leaves in given for x in leaves if torch.is_tensor(x)))
     counts, gigabytes = " + ".join(str(len(one)) for one in passes), " + ".join(f"{n / 1e9:.2f}" for n in moved)
-    return f"| {case} | {counts} | {gigabytes} | {moved[0] / bound / 4:.2f} / {moved[1] / bound / 7:.2f} |"
+    return f"| {case}{layer} | {counts} | {gigabytes} | {moved[0] / bound / 4:.2f} / {moved[1] / bound / 7:.2f} |"
 
 
 def usage(launch: Launch, architecture: int) -> str:
     """Registers, spilled bytes per thread, and KiB of shared memory per program."""
     program, arguments, constants = launch
     names = program.arg_names
-    options = {name: constants[name] for name in ("num_warps", "num_stages") if name in constants}
+    options = {name: constants[name] for name in ("num_warps", "num_stages")}
+    fixed, attributes = {}, {}
+
+    def kind(value: Any, *path: int) -> Any:
+        if isinstance(value, tuple):
+            return tuple(kind(part, *path, place) for place, part in enumerate(value))
+        if value is None or names[path[0]] in constants or (isinstance(value, int) and value == 1):
+            fixed[path] = value
+            return "constexpr"
+        if isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0):
+            attributes[path] = [["tt.divisibility", 16]]
+        return TYPES[value.dtype] if isinstance(value, torch.Tensor) else "fp32" if isinstance(value, float) else "i32"
+
     values = dict(zip(names, arguments, strict=False)) | constants
-    signature, fixed, attributes = {}, {}, {}
-    for place, name in enumerate(names):
-        value = values[name]
-        if isinstance(value, torch.Tensor):
-            signature[name] = TYPES[value.dtype]
-            attributes[(place,)] = [["tt.divisibility", 16]]
-        elif name in constants or value is None or (value == 1 and isinstance(value, int)):
-            signature[name], fixed[name] = "constexpr", value
-        elif isinstance(value, float):
-            signature[name] = "fp32"
-        else:
-            signature[name] = "i32"
-            if value % 16 == 0:
-                attributes[(place,)] = [["tt.divisibility", 16]]
+    signature = {name: kind(values[name], place) for place, name in enumerate(names)}
     compiled = compile(
         ASTSource(program, signature, fixed, attributes), target=GPUTarget("cuda", architecture, 32), options=options
     )
@@ -105,25 +108,34 @@ def usage(launch: Launch, architecture: int) -> str:
     return f"{found['REG']} / {found['STACK'] + found['LOCAL']} / {compiled.metadata.shared / 1024:.0f}"
 
 
+def steps(launch: Launch) -> str:
+    """The steps of a launch."""
+    _, arguments, constants = launch
+    given = (name for name, argument in zip(STEPS, arguments[1:], strict=True) if argument is not None)
+    return ", ".join(f"`{constants[name].fn.__name__ if name in constants else name}`" for name in given)
+
+
 def rows() -> Iterator[list[str]]:
     """A row of each program."""
-    half = [(case, 32, torch.bfloat16) for case in CASES] + [("elu", 64, torch.bfloat16), ("elu", 128, torch.bfloat16)]
-    for case, width, dtype in (*half, *(("elu", width, torch.float32) for width in (32, 64, 128))):
-        for name, launches in zip(("forward", "backward"), step(case, 1, 4096, 2, width, dtype), strict=True):
+    half, single = torch.bfloat16, torch.float32
+    wanted = [(case, "", 32, half) for case in CASES] + [(case, WINDOWS, 32, half) for case in ("elu", "focused")]
+    wanted += [("elu", "", width, half) for width in (64, 128)] + [
+        ("elu", "", width, single) for width in (32, 64, 128)
+    ]
+    for case, layer, width, dtype in wanted:
+        for name, launches in zip(("forward", "backward"), step(case, *LAYERS[layer][:3], width, dtype), strict=True):
             for launch in launches:
                 if launch[0] is not torch.sum:
                     figures = [usage(launch, architecture) for architecture in ARCHITECTURES]
-                    yield [case, str(width), str(dtype)[6:], name, f"`{launch[0].fn.__name__}`", *figures]
+                    yield [case + layer, str(width), str(dtype)[6:], name, steps(launch), *figures]
 
 
 if __name__ == "__main__":
     print("| phi | launches | GB | over the fused bound |\n|---|---|---|---|")
-    for case in CASES:
-        print(traffic(case), flush=True)
+    for layer, case in product(LAYERS, CASES):
+        print(traffic(case, layer), flush=True)
     print()
-    print(
-        "| phi | d | dtype | pass | program | " + " | ".join(f"sm_{a} ({n})" for a, n in ARCHITECTURES.items()) + " |"
-    )
+    print("| phi | d | dtype | pass | steps | " + " | ".join(f"sm_{a} ({n})" for a, n in ARCHITECTURES.items()) + " |")
     print("|---" * (5 + len(ARCHITECTURES)) + "|")
     for row in rows():
         print("| " + " | ".join(row) + " |", flush=True)

@@ -33,6 +33,8 @@ CASES = {  # queries, keys, channels of keys and of values, dtype
     "elu 20 97 8 8 float32 masked": {"phi": "elu"},
     "focused 70 49 24 24 float32": {"phi": "focused", "eps": EPS, "power": 3.0, "shift": True, "factor": True},
     "focused 49 49 32 8 bfloat16": {"phi": "focused", "eps": EPS, "power": 3.0, "relu_eps": EPS, "factor": True},
+    "focused 33 20 8 8 float32 whole": {"phi": "focused", "eps": EPS, "power": 3.0, "shift": True, "factor": True},
+    "focused 150 70 8 8 bfloat16 whole": {"phi": "focused", "eps": EPS, "power": 3.0, "shift": True, "factor": True},
     "focused 20 70 8 8 float32": {"phi": "focused", "eps": EPS, "power": 2.5, "relu_eps": EPS, "all_heads": False},
 }
 MECHANISMS: dict[str, dict[str, Any]] = {
@@ -93,12 +95,12 @@ def angles(tokens: int, width: int, kind: str) -> Tensor:
 
 def case(name: str) -> tuple[list[Tensor], list[Tensor], Callable[[Any, list[Tensor]], Tensor]]:
     """Queries, keys and values; other tensors with a gradient; and a function of both and of what computes."""
-    _, queries, keys, width, value_width, dtype, *masked = name.split()
+    _, queries, keys, width, value_width, dtype, *_ = name.split()
     options = dict(CASES[name])
     tokens = ((int(queries), int(width)), (int(keys), int(width)), (int(keys), int(value_width)))
     # as a host's projections give them, (B, N, h, d) in memory
     own = [torch.randn(1, count, HEADS, wide).transpose(1, 2).to(getattr(torch, dtype)) for count, wide in tokens]
-    if masked:  # the first chunk of keys whole
+    if "masked" in name:  # the first chunk of keys whole
         own[1][:, :, :70] = -math.inf
     if "turns" in options:
         kind = options.pop("turns")
@@ -131,7 +133,9 @@ def formulas() -> Iterator[dict[str, Any]]:
         torch.manual_seed(0)
         own, extras, compute = case(name)
         results, launches = [], []
-        with mock.patch.object(linear, "launch", wraps=linear.launch) as launch:
+        programs = 1 if "whole" in name else linear.PROGRAMS  # of which fewer would fill a device
+        counting = mock.patch.object(linear, "launch", wraps=linear.launch)
+        with mock.patch.object(linear, "PROGRAMS", programs), counting as launch:
             for function, dtype in ((linear_attention, None), (plain, torch.float64)):
                 leaves = [x.detach().to(dtype or x.dtype).requires_grad_() for x in (*own, *extras)]
                 out = compute(function, leaves)
@@ -201,9 +205,17 @@ def not_a_number() -> dict[str, Any]:
     return {"name": "nan", "errors": wrong}
 
 
+def far_apart() -> dict[str, Any]:
+    """Three tokens of which the last lies behind 2**31 numbers, as in slices of a large map."""
+    there = torch.empty(2**31 + 8, dtype=torch.float16).as_strided((1, 1, 3, 8), (0, 0, 2**30, 1))
+    here = there.copy_(torch.randn(3, 8)).clone()
+    found = [linear_attention(x, x, x, Formula("elu")) for x in (there, here)]
+    return {"name": "far apart", "errors": errors(found[:1], found[1:])}
+
+
 def main() -> None:
     """Prints all."""
-    for found in (*formulas(), *mechanisms(), compiled(), not_a_number()):
+    for found in (*formulas(), *mechanisms(), compiled(), not_a_number(), far_apart()):
         print(json.dumps(found), flush=True)
 
 

@@ -10,9 +10,10 @@ from unittest import mock
 import pytest
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from linvit.attention.base import Grid, create_attention
-from linvit.attention.kernels import choice
+from linvit.attention.kernels import Formula, choice, linear_attention
 from linvit.attention.kernels.choice import set_attention_kernel
 from linvit.errors import UserError
 from tests.attention.kernel_cases import CASES, MECHANISMS
@@ -31,7 +32,7 @@ def interpreted():
 
 
 @needs_triton
-@pytest.mark.parametrize("name", [*CASES, *MECHANISMS, "compiled", "nan"])
+@pytest.mark.parametrize("name", [*CASES, *MECHANISMS, "compiled", "nan", "far apart"])
 def test_values_and_gradients_are_those_of_float64(interpreted, name):
     dtype = next((dtype for dtype in name.split() if dtype in TOLERANCE), "float32")
     assert max(interpreted[name]["errors"]) < TOLERANCE[dtype]
@@ -45,35 +46,57 @@ def test_launches(interpreted, name):
     assert backward <= (5 if "focused" in name else 3)
 
 
+@pytest.fixture
+def launches(monkeypatch):
+    """The launches of the kernels on CPU tensors, of which none runs."""
+    from linvit.attention.kernels import linear
+
+    monkeypatch.setattr("linvit.attention.kernels.formula.INTERPRETED", True)
+    monkeypatch.setattr(linear, "launch", launch := mock.Mock())
+    return launch.call_args_list
+
+
 @needs_triton
-@pytest.mark.parametrize(("batch", "tokens"), [(64, 3136), (1, 3136), (1, 12544), (64, 196), (64, 784)])
-def test_bytes_of_the_forward_pass(batch, tokens):
+@pytest.mark.parametrize(
+    ("phi", "batch", "tokens"),
+    [
+        *(("elu", *size) for size in [(64, 3136), (1, 3136), (1, 12544), (64, 196), (64, 784), (4096, 49)]),
+        *(("focused", *size) for size in [(64, 3136), (256, 196), (4096, 49)]),
+    ],
+)
+def test_bytes_of_the_forward_pass(launches, phi, batch, tokens):
     """At most 1.5 times those of q, k, v and the output, if each launch moves each of its tensors once."""
-    from linvit.attention.kernels import Formula, linear, linear_attention
-
-    moved = []
-
-    def count(program, grid, *arguments, **constants):
-        moved.extend(x.nbytes for x in arguments if isinstance(x, torch.Tensor))
-
     q, k, v = (torch.empty(batch, tokens, 3, 32, dtype=torch.bfloat16).transpose(1, 2) for _ in range(3))
-    with mock.patch.object(linear, "launch", count):
-        linear_attention(q, k, v, Formula("elu"))
-    assert sum(moved) < 1.5 * 4 * q.nbytes
+    linear_attention(q, k, v, Formula(phi, power=3.0))
+    tensors = [{id(x): x for x in tree_leaves(call.args) if isinstance(x, torch.Tensor)} for call in launches]
+    assert 4 * q.nbytes < sum(x.nbytes for given in tensors for x in given.values()) < 1.5 * 4 * q.nbytes
 
 
 @needs_triton
 @pytest.mark.parametrize("phi", ["elu", "focused"])
-def test_many_windows_fit_into_a_grid(phi):
+def test_many_windows_fit_into_a_grid(launches, phi):
     """Of which CUDA allows 65,535 programs along all axes but the first."""
-    from linvit.attention.kernels import Formula, linear, linear_attention
-
     q = torch.zeros(30_000, 3, 1, 8, requires_grad=True)
-    with mock.patch.object(linear, "launch") as launch:
-        linear_attention(q, q, q, Formula(phi, all_heads=False)).backward(torch.zeros_like(q))
-    grids = [call.args[1] for call in launch.call_args_list]
-    assert len(grids) >= 4
+    linear_attention(q, q, q, Formula(phi, all_heads=False)).backward(torch.zeros_like(q))
+    grids = [call.args[1] for call in launches]
+    assert len(grids) == 2
     assert all(max(grid[1:]) < 2**16 <= grid[0] for grid in grids)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "width", "dtype", "interpreted", "sentence"),
+    [
+        (3, 8, torch.float32, False, "tensors of a CUDA device, not of cpu"),
+        (3, 8, torch.float64, True, "float32, bfloat16 and float16, not float64"),
+        (3, 136, torch.float32, True, "heads of at most 128 channels, not 136"),
+        (0, 8, torch.float32, True, "at least one image, query and key"),
+    ],
+)
+def test_what_kernels_do_not_take_is_refused(monkeypatch, tokens, width, dtype, interpreted, sentence):
+    monkeypatch.setattr("linvit.attention.kernels.formula.INTERPRETED", interpreted)
+    q, k = torch.zeros(1, 2, 5, width, dtype=dtype), torch.zeros(1, 2, tokens, width, dtype=dtype)
+    with pytest.raises(UserError, match=sentence):
+        linear_attention(q, k, k, Formula("elu"))
 
 
 def test_a_cpu_computes_without_triton():

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from linvit.attention.kernels.formula import linear_attention
+from linvit.attention.kernels.formula import INTERPRETED, kernel_lacks, linear_attention
 from linvit.attention.ops.decorators import takes_function
 from linvit.errors import UserError
 
@@ -19,10 +19,6 @@ if TYPE_CHECKING:
     from linvit.attention.base import Attention, Grid
 
 Kernel = Literal["auto", "triton", "torch"]
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-"""Whether Triton runs its programs on the CPU, as numpy does, to test them."""
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-WIDEST = 128  # channels of a head
 
 
 def with_kernel(core: Callable[[Any, Tensor, Tensor, Tensor, "Grid"], Tensor]) -> Callable[..., Tensor]:
@@ -35,7 +31,7 @@ def with_kernel(core: Callable[[Any, Tensor, Tensor, Tensor, "Grid"], Tensor]) -
 
     @functools.wraps(core)
     def run(self: "Attention", q: Tensor, k: Tensor, v: Tensor, grid: "Grid") -> Tensor:
-        if (v.is_cuda or INTERPRETED) and _chosen(self, q, v):
+        if (v.is_cuda or INTERPRETED) and _chosen(self, q, k, v):
             formula = self.formula(q, k, grid)
             if formula is not None:
                 return linear_attention(q, k, v, formula)
@@ -70,10 +66,10 @@ def set_attention_kernel(network: nn.Module, kernel: Kernel) -> None:
         module.attention_kernel = kernel  # type: ignore[assignment]
 
 
-def _chosen(mechanism: "Attention", q: Tensor, v: Tensor) -> bool:
+def _chosen(mechanism: "Attention", q: Tensor, k: Tensor, v: Tensor) -> bool:
     if mechanism.attention_kernel == "torch" or not has_kernel(mechanism) or not takes_function(v):
         return False
-    if v.dtype not in DTYPES or max(q.shape[-1], v.shape[-1]) > WIDEST or not v.numel():
+    if kernel_lacks(q, k, v) is not None:
         return False
     if mechanism.attention_kernel == "triton":
         return True

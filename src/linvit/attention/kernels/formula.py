@@ -1,8 +1,17 @@
 """What the kernels of linear attention compute."""
 
+import os
 from typing import Literal, NamedTuple
 
+import torch
 from torch import Tensor
+
+from linvit.errors import UserError
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+"""Whether Triton runs its programs on the CPU, as numpy does, to test them."""
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+WIDEST = 128  # channels of a head
 
 
 class Formula(NamedTuple):
@@ -35,15 +44,33 @@ class Formula(NamedTuple):
     difference: float = 0.0
 
 
+def kernel_lacks(q: Tensor, k: Tensor, v: Tensor) -> str | None:
+    """What the kernels take, where they do not take q, k and v of (B, h, N, d)."""
+    if not (v.is_cuda or INTERPRETED):
+        return f"tensors of a CUDA device, not of {v.device}"
+    if v.dtype not in DTYPES:
+        return f"float32, bfloat16 and float16, not {str(v.dtype).removeprefix('torch.')}"
+    if max(q.shape[-1], v.shape[-1]) > WIDEST:
+        return f"heads of at most {WIDEST} channels, not {max(q.shape[-1], v.shape[-1])}"
+    if not (q.numel() and k.numel() and v.numel()):
+        return f"at least one image, query and key, not shapes {[*q.shape]} and {[*k.shape]}"
+    return None
+
+
 def linear_attention(q: Tensor, k: Tensor, v: Tensor, formula: Formula) -> Tensor:
     """The formula by Triton on a GPU: (B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d) in v's dtype.
 
     float32, bfloat16 or float16, dk and d up to 128. Features, products and sums are float32, of half precision with
     factors in TensorFloat-32. For the backward pass it keeps q, k, v, and `dk (d + 1)` sums of each head. There are no
     second derivatives.
+
+    Raises:
+        UserError: For what `kernel_lacks` names.
     """
     from linvit.attention.kernels.linear import attention
 
+    if (lack := kernel_lacks(q, k, v)) is not None:
+        raise UserError(f"the kernels of linear attention take {lack}; compute the formula by torch's operators")
     q, k, v = (x.to(v.dtype) for x in (q, k, v))
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     extras = (*formula.turns, formula.weights, formula.shift, formula.factor)

@@ -22,7 +22,7 @@ class _Call:
     """What the operators were given, and of it what the programs take: grids, arguments, constants."""
 
     tile: int
-    chunk_at_least: int
+    least: int
 
     def __init__(self, *given: Any) -> None:
         self.q, self.k, self.v, self.q_turns, self.k_turns, self.weights, self.shift, self.factor, phi, numbers = given
@@ -30,57 +30,76 @@ class _Call:
         self.batch, self.heads, self.queries, d = self.q.shape
         self.keys, e = self.v.shape[2:]
         self.groups, self.focused = int(groups), phi == "focused"
+        self.group = self.heads // self.groups
         self.scales = eps, difference / self.keys if difference else 1.0, 1 / self.keys
         wide, value_wide = (max(16, triton.next_power_of_2(n)) for n in (d, e))  # products take 16 channels or more
         largest, single = max(wide, value_wide), self.v.dtype == torch.float32
         # as many tokens as leave S, z and a tile in registers: benchmarks/kernels.py
         self.tile = max(16, min(64, 2048 // largest) // (2 if single else 1))
-        self.chunk_at_least = 8 * max(d, e)  # of which S and z are a small part
+        self.least = 8 * max(d, e)  # tokens of a chunk, of which S and z are a small part
+        # One program takes all heads whose norm is one, and finds their tokens in the cache, where enough remain.
+        chunks = min(CHUNKS, -(-self.keys // self.least))
+        self.whole = not self.focused or 4 * self.batch * self.groups * chunks >= PROGRAMS
+        self.members = self.group if self.focused and self.whole else 1
         third = "peak" if phi in ("exp", "softmax") else "values" if difference else ""
-        self.grad_size = wide * value_wide + wide + (value_wide if difference else 0)
-        self.size = self.grad_size + (wide if third == "peak" else 0)
-        self.focus_grid = self.batch * self.groups, -(-max(self.queries, self.keys) // self.tile), 2
-        self.focus = {"D": d, "KD": wide, "T": self.tile, "POWER": int(power) if power == int(power) else power}
-        self.products = self.focus | {"E": e, "VD": value_wide, "SIZE": self.size, "PHI": phi}
-        self.products |= {"THIRD": third, "PRECISION": "ieee" if single else "tf32"}
-        self.products |= {"num_warps": 4 if largest <= 64 else 8, "num_stages": 2 if largest <= 64 else 1}
-
-    def grid(self, tokens: int) -> tuple[int, int]:
-        """Programs for a number of tokens: heads of images, of which there may be more than 65,535, and chunks."""
-        return self.batch * self.heads, -(-tokens // self.chunk(tokens))
+        grad_size = wide * value_wide + wide + (value_wide if difference else 0)
+        size = grad_size + (wide if third == "peak" else 0)
+        self.constants = {"D": d, "E": e, "KD": wide, "VD": value_wide, "SIZE": size, "GRAD_SIZE": grad_size}
+        self.constants |= {"T": self.tile, "PHI": phi, "POWER": int(power) if power == int(power) else power}
+        self.constants |= {"THIRD": third, "PRECISION": "ieee" if single else "tf32"}
+        self.constants |= {"num_warps": 4 if largest <= 64 else 8, "num_stages": 2 if largest <= 64 else 1}
 
     def chunk(self, tokens: int) -> int:
         """Tokens of a program, a multiple of a tile; so few that all heads together fill the device."""
-        chunks = min(CHUNKS, max(1, PROGRAMS // (self.batch * self.heads)))
-        tokens = max(self.chunk_at_least, -(-tokens // chunks))
+        filling = CHUNKS if self.members > 1 else max(1, PROGRAMS // (self.batch * self.heads))
+        tokens = max(self.least, -(-tokens // min(CHUNKS, filling)))
         return -(-tokens // self.tile) * self.tile
 
+    def chunks(self, tokens: int) -> int:
+        """The programs that share a number of tokens."""
+        return -(-tokens // self.chunk(tokens))
+
     def of_tokens(self, x: Tensor, other: Tensor, turns: Tensor | None) -> tuple[float, ...]:
-        """Arguments of programs over the tokens of x."""
+        """Arguments of steps over the tokens of x."""
         tokens, per_head = x.shape[2], int(turns is not None and turns.ndim == 4)
         strides = *x.stride()[:3], *other.stride()[:3]
-        return *strides, self.heads, tokens, self.chunk(tokens), per_head, self.heads // self.groups, self.relu_eps
+        return *strides, self.heads, tokens, self.chunk(tokens), per_head, self.group, self.relu_eps
 
     def of_queries(self, rows: Tensor, other: Tensor) -> tuple[Any, ...]:
         """Arguments of `queries`."""
-        last = *self.scales, self.grid(self.keys)[1]
+        last = *self.scales, self.chunks(self.keys)
         return self.q_turns, rows, self.factor, *self.of_tokens(self.q, other, self.q_turns), *last
 
     def of_keys(self, rows: Tensor) -> tuple[Any, ...]:
-        """Arguments of the programs over keys."""
+        """Arguments of the steps over keys."""
         tables = self.k_turns, self.weights, rows, self.shift, self.factor
         return *tables, *self.of_tokens(self.k, self.v, self.k_turns)
 
-    def run_focus(self, q_rows: Tensor, k_rows: Tensor, *gradients: Tensor | None) -> None:
-        """Starts `focus`."""
-        strides = *self.q.stride()[:3], *self.k.stride()[:3]
-        last = *strides, self.heads, self.queries, self.keys, self.groups, self.relu_eps
-        given = self.q, self.k, q_rows, k_rows, *gradients, self.shift, self.factor, *last
-        launch(programs.focus, self.focus_grid, *given, **self.focus)
+    def focus(self, x: Tensor, rows: Tensor, *gradients: Tensor | None) -> tuple[Any, ...] | None:
+        """Arguments of `focus`; None where there is nothing to focus."""
+        tokens, shift = x.shape[2], self.shift if x is self.k else None
+        last = *x.stride()[:3], self.heads, tokens, self.chunk(tokens), self.group, self.relu_eps
+        return (x, rows, *gradients, shift, self.factor, *last) if self.focused else None
+
+    def run(self, backward: bool, *given: tuple[Any, ...] | None) -> None:
+        """Starts the steps of `programs.run`, in as few programs as their order allows."""
+        q, k = self.chunks(self.queries), self.chunks(self.keys)
+        first, second = (programs.queries, programs.grad_keys) if backward else (programs.sum_keys, programs.queries)
+        if self.whole and q == k == 1:
+            plan = [(1, {0, 1, 2, 3, 4})]
+        elif self.whole:
+            plan = [(q, {1, 2}), (k, {3, 4})] if backward else [(k, {0, 1}), (q, {2, 3})]
+        else:
+            plan = [(q, {1}), (k, {3}), (max(q, k), {2, 4})] if backward else [(max(q, k), {0, 2}), (k, {1}), (q, {3})]
+        for chunks, chosen in plan:
+            members = self.members if chosen & {1, 3} else self.group
+            arguments = (x if place in chosen else None for place, x in enumerate(given))
+            grid = self.batch * self.heads // members, chunks
+            launch(programs.run, grid, self.q.device, members, *arguments, FIRST=first, SECOND=second, **self.constants)
 
     def outputs(self) -> tuple[Tensor, ...]:
         """What `attention` returns, empty."""
-        sums = self.sums(self.keys, self.size)
+        sums = self.sums(self.keys, "SIZE")
         sizes = (self.batch * self.groups * tokens * self.focused for tokens in (self.queries, self.keys))
         return _like_tokens(self.q, self.v.shape[3]), sums, *(sums.new_empty(size) for size in sizes)
 
@@ -90,16 +109,17 @@ class _Call:
         own = (self.q.new_empty(0 if x is None else x.shape, dtype=torch.float32) for x in extras)
         return *(_like_tokens(x, x.shape[3]) for x in (self.q, self.k, self.v)), *own
 
-    def sums(self, tokens: int, size: int) -> Tensor:
+    def sums(self, tokens: int, size: str) -> Tensor:
         """Room for the sums over chunks of tokens."""
-        room: Tensor = self.q.new_empty(*self.grid(tokens), size, dtype=torch.float32)
+        shape = self.batch * self.heads, self.chunks(tokens), self.constants[size]
+        room: Tensor = self.q.new_empty(shape, dtype=torch.float32)
         return room
 
 
-def launch(program: Any, grid: tuple[int, ...], first: Tensor, *arguments: Any, **constants: Any) -> None:
-    """Starts a program on the device of its first argument."""
-    with torch.cuda.device(first.device if first.is_cuda else -1):
-        program[grid](first, *arguments, **constants)
+def launch(program: Any, grid: tuple[int, ...], device: torch.device, *arguments: Any, **constants: Any) -> None:
+    """Starts a program."""
+    with torch.cuda.device(device if device.type == "cuda" else -1):
+        program[grid](*arguments, **constants)
 
 
 def _like_tokens(x: Tensor, width: int) -> Tensor:
@@ -115,11 +135,9 @@ def attention(*given: Any) -> tuple[Tensor, ...]:
     """The output (B, h, N, e), and for the backward pass S and z of each head, and the rows of focused q and k."""
     call = _Call(*given)
     out, sums, q_rows, k_rows = call.outputs()
-    if call.focused:
-        call.run_focus(q_rows, k_rows, None, None, None)
-    launch(programs.sum_keys, call.grid(call.keys), call.k, call.v, sums, *call.of_keys(k_rows), **call.products)
-    arguments = call.q, sums, out, None, None, *call.of_queries(q_rows, call.q)
-    launch(programs.queries, call.grid(call.queries), *arguments, GRAD_SIZE=0, **call.products)
+    keys = call.k, call.v, sums, *call.of_keys(k_rows)
+    queries = call.q, sums, out, None, None, *call.of_queries(q_rows, call.q)
+    call.run(False, call.focus(call.k, k_rows, None, None), keys, call.focus(call.q, q_rows, None, None), queries, None)
     return out, sums, q_rows, k_rows
 
 
@@ -133,18 +151,15 @@ def attention_backward(gradient: Tensor, sums: Tensor, q_rows: Tensor, k_rows: T
     """Gradients of q, k, v, weights, shift and factor; those of what is not there are empty."""
     call = _Call(*given)
     dq, dk, dv, of_weights, of_shift, of_factor = call.gradients()
-    parts = call.sums(call.queries, call.grad_size)
-    constants = call.products | {"GRAD_SIZE": call.grad_size}
-    arguments = call.q, sums, parts, gradient, dq, *call.of_queries(q_rows, gradient)
-    launch(programs.queries, call.grid(call.queries), *arguments, **constants)
-    arguments = call.k, call.v, sums, parts, dk, dv, of_weights, *call.of_keys(k_rows), parts.shape[1]
-    launch(programs.grad_keys, call.grid(call.keys), *arguments, **constants)
-    if call.focused:
-        _, tiles, both = call.focus_grid
-        of_tiles = of_factor.new_empty(both * tiles * call.batch, *of_factor.shape)
-        call.run_focus(q_rows, k_rows, dq, dk, of_tiles)
-        if call.factor is not None:
-            of_factor = of_tiles.sum(0)
+    parts = call.sums(call.queries, "GRAD_SIZE")
+    tiles = [call.batch * -(-tokens // call.tile) for tokens in (call.queries, call.keys)]
+    of_tiles = of_factor.new_empty(sum(tiles), *of_factor.shape)
+    of_q, of_k = of_tiles.split(tiles)
+    queries = call.q, sums, parts, gradient, dq, *call.of_queries(q_rows, gradient)
+    keys = call.k, call.v, sums, parts, dk, dv, of_weights, *call.of_keys(k_rows), parts.shape[1]
+    call.run(True, None, queries, call.focus(call.q, q_rows, dq, of_q), keys, call.focus(call.k, k_rows, dk, of_k))
+    if call.factor is not None:
+        of_factor = of_tiles.sum(0)
     if call.shift is not None:
         of_shift = dk.transpose(1, 2).flatten(2).sum(0, dtype=torch.float32)
     return dq, dk, dv, of_weights, of_shift, of_factor

@@ -1,6 +1,6 @@
-"""Linear attention as Triton programs, each for some tokens of one head of an image, in tiles (T, channels).
+"""Linear attention as a Triton program, `run`, each for some tokens of heads of an image, in tiles (T, channels).
 
-| program | computes | reads | writes |
+| step | computes | reads | writes |
 |---|---|---|---|
 | `sum_keys` | `S = sum_m R_m v_m^T`, `z = sum_m F_m` | k, v | S, z of each chunk of keys |
 | `queries` | `o = R S / (F z + eps)` | q | o |
@@ -9,7 +9,7 @@
 | `focus` | what f_p multiplies tokens by; with gradients of f_p: those of q and k | q, k; dq, dk | rows; dq, dk |
 
 F = phi(x) are features of q or k, and R the same turned by their positions. What is loaded becomes float32, and so is
-every sum; S and z of a head stay in registers. Each program that needs S and z adds up those of all chunks. Channels
+every sum; S and z of a head stay in registers. What needs S and z adds up those of all chunks. Channels
 are padded to powers of two, KD and VD, with zeros in F. Behind S and z lies a third row: the largest key of each
 channel for exponentials, or the sum of the values for MALA's difference.
 """
@@ -155,13 +155,13 @@ def _store_sums(sums, context, total, KD: tl.constexpr, VD: tl.constexpr):
 
 @triton.jit
 def sum_keys(
-    k, v, sums, turns, weights, rows, shift, factor, k_batch, k_head, k_token, v_batch, v_head, v_token,
-    heads, count, chunk, per_head, per_row, relu_eps,
-    D: tl.constexpr, E: tl.constexpr, KD: tl.constexpr, VD: tl.constexpr, SIZE: tl.constexpr, T: tl.constexpr,
-    PHI: tl.constexpr, POWER: tl.constexpr, THIRD: tl.constexpr, PRECISION: tl.constexpr,
+    pair, k, v, sums, turns, weights, rows, shift, factor, k_batch, k_head, k_token, v_batch, v_head, v_token, heads,
+    count, chunk, per_head, per_row, relu_eps,
+    D: tl.constexpr, E: tl.constexpr, KD: tl.constexpr, VD: tl.constexpr, SIZE: tl.constexpr, GRAD_SIZE: tl.constexpr,
+    T: tl.constexpr, PHI: tl.constexpr, POWER: tl.constexpr, THIRD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """S, z and the third row of a chunk of keys. Exponentials are kept relative to the largest key so far."""
-    pair, part, channels, values = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, KD), tl.arange(0, VD)
+    part, channels, values = tl.program_id(1), tl.arange(0, KD), tl.arange(0, VD)
     batch, head = pair // heads, pair % heads
     turns, rows, shift, factor = _of_head(turns, rows, shift, factor, head, pair, count, per_head, per_row, D)
     k += batch * k_batch + head * k_head
@@ -172,7 +172,7 @@ def sum_keys(
     value_sum = tl.zeros((VD,), tl.float32)
     peak = tl.full((KD,), -float("inf"), tl.float32)
     for first in range(part * chunk, tl.minimum(count, (part + 1) * chunk), T):
-        tokens = first + tl.arange(0, T)
+        tokens = first + tl.arange(0, T).to(tl.int64)
         here = (tokens < count)[:, None]
         inside = here & (channels < D)[None, :]
         x = _load(k, shift, tokens, channels, inside, k_token, heads * D)
@@ -201,8 +201,8 @@ def sum_keys(
 
 @triton.jit
 def queries(
-    q, sums, out, gradient, dq, turns, rows, factor, q_batch, q_head, q_token, g_batch, g_head, g_token,
-    heads, count, chunk, per_head, per_row, relu_eps, eps, scale, share, key_chunks,
+    pair, q, sums, out, gradient, dq, turns, rows, factor, q_batch, q_head, q_token, g_batch, g_head, g_token, heads,
+    count, chunk, per_head, per_row, relu_eps, eps, scale, share, key_chunks,
     D: tl.constexpr, E: tl.constexpr, KD: tl.constexpr, VD: tl.constexpr, SIZE: tl.constexpr, GRAD_SIZE: tl.constexpr,
     T: tl.constexpr, PHI: tl.constexpr, POWER: tl.constexpr, THIRD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -212,7 +212,7 @@ def queries(
     row. The quotient is `o = R S / w` with `w = F z + eps`, the difference `o = scale (1 + 1 / w) R S - y mean(v)` with
     `w = y + eps`, `y = scale F z`; `scale` is s / M and `share` 1 / M.
     """
-    pair, part, channels, values = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, KD), tl.arange(0, VD)
+    part, channels, values = tl.program_id(1), tl.arange(0, KD), tl.arange(0, VD)
     batch, head = pair // heads, pair % heads
     turns, rows, _, factor = _of_head(turns, rows, None, factor, head, pair, count, per_head, per_row, D)
     q += batch * q_batch + head * q_head
@@ -232,7 +232,7 @@ def queries(
         dq += (batch * count * heads + head) * D
         out += (pair * tl.num_programs(1) + part) * GRAD_SIZE
     for first in range(part * chunk, tl.minimum(count, (part + 1) * chunk), T):
-        tokens = first + tl.arange(0, T)
+        tokens = first + tl.arange(0, T).to(tl.int64)
         here = (tokens < count)[:, None]
         inside, there = here & (channels < D)[None, :], here & (values < E)[None, :]
         x = _load(q, None, tokens, channels, inside, q_token, 0)
@@ -271,13 +271,13 @@ def queries(
 
 @triton.jit
 def grad_keys(
-    k, v, sums, of_sums, dk, dv, of_weights, turns, weights, rows, shift, factor,
+    pair, k, v, sums, of_sums, dk, dv, of_weights, turns, weights, rows, shift, factor,
     k_batch, k_head, k_token, v_batch, v_head, v_token, heads, count, chunk, per_head, per_row, relu_eps, chunks,
     D: tl.constexpr, E: tl.constexpr, KD: tl.constexpr, VD: tl.constexpr, SIZE: tl.constexpr, GRAD_SIZE: tl.constexpr,
     T: tl.constexpr, PHI: tl.constexpr, POWER: tl.constexpr, THIRD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Gradients (B, M, h, D) and (B, M, h, E) of a chunk of keys and values, (B, h, M) of weights of the keys."""
-    pair, part, channels, values = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, KD), tl.arange(0, VD)
+    part, channels, values = tl.program_id(1), tl.arange(0, KD), tl.arange(0, VD)
     batch, head = pair // heads, pair % heads
     turns, rows, shift, factor = _of_head(turns, rows, shift, factor, head, pair, count, per_head, per_row, D)
     k += batch * k_batch + head * k_head
@@ -300,7 +300,7 @@ def grad_keys(
             peak = tl.full((KD,), tl.max(tl.where(channels < D, peak, -float("inf")), 0), tl.float32)
             divisor = tl.full((KD,), 1.0, tl.float32)
     for first in range(part * chunk, tl.minimum(count, (part + 1) * chunk), T):
-        tokens = first + tl.arange(0, T)
+        tokens = first + tl.arange(0, T).to(tl.int64)
         here = (tokens < count)[:, None]
         inside, there = here & (channels < D)[None, :], here & (values < E)[None, :]
         x = _load(k, shift, tokens, channels, inside, k_token, heads * D)
@@ -324,75 +324,88 @@ def grad_keys(
 
 
 @triton.jit
-def _focus(
-    x, rows, dx, of_factor, shift, factor, x_batch, x_head, x_token, heads, count, groups, relu_eps,
-    D: tl.constexpr, KD: tl.constexpr, T: tl.constexpr, POWER: tl.constexpr,
+def focus(
+    pair, x, rows, dx, of_factor, shift, factor, x_batch, x_head, x_token, heads, count, chunk, members, relu_eps,
+    D: tl.constexpr, E: tl.constexpr, KD: tl.constexpr, VD: tl.constexpr, SIZE: tl.constexpr, GRAD_SIZE: tl.constexpr,
+    T: tl.constexpr, PHI: tl.constexpr, POWER: tl.constexpr, THIRD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    """Rows c of a chunk of x: `f_p(u) = (c u)^p` with `c^p = ||u|| / ||u^p||`, norms over `members` heads from a pair.
+
+    With the gradient of f_p in `dx`: that of x in its place, and what each tile adds to the factor's.
+    """
     TINY: tl.constexpr = 1.1754943508222875e-38
-    pair, channels, members = tl.program_id(0).to(tl.int64), tl.arange(0, KD), heads // groups
-    tokens = tl.program_id(1) * T + tl.arange(0, T)
-    here = (tokens < count)[:, None]
-    inside = here & (channels < D)[None, :]
-    batch, batches = pair // groups, tl.num_programs(0) // groups
-    rows += pair * count + tokens[:, None]
-    unit = tl.full((T, 1), TINY, tl.float32)  # the largest entry
-    squares = tl.zeros((T, 1), tl.float32)
-    powers = tl.zeros((T, 1), tl.float32)
-    row = unit
+    part, channels = tl.program_id(1), tl.arange(0, KD)
+    batch, begin = pair // heads, pair % heads
+    rows += (pair // members) * count
+    x += batch * x_batch
     if dx is not None:
-        row = tl.load(rows, mask=here, other=0.0)
         dx += batch * count * heads * D
-    for step in tl.static_range(2):
-        for i in range(members):
-            head = pair % groups * members + i
-            _, _, of_head, scales = _of_head(None, None, shift, factor, head, pair, count, 0, 1, D)
-            tile = _load(x + batch * x_batch + head * x_head, of_head, tokens, channels, inside, x_token, heads * D)
-            u = tl.where(inside, _relu(tile, scales, channels, relu_eps, D), 0.0)
-            if dx is None:
-                if step == 0:
-                    unit = tl.maximum(unit, tl.max(u, 1)[:, None])
+    for first in range(part * chunk, tl.minimum(count, (part + 1) * chunk), T):
+        tokens = first + tl.arange(0, T).to(tl.int64)
+        here = (tokens < count)[:, None]
+        inside = here & (channels < D)[None, :]
+        unit = tl.full((T, 1), TINY, tl.float32)  # the largest entry
+        squares = tl.zeros((T, 1), tl.float32)
+        powers = tl.zeros((T, 1), tl.float32)
+        row = unit
+        if dx is not None:
+            row = tl.load(rows + tokens[:, None], mask=here, other=0.0)
+        for step in tl.static_range(2):
+            for head in range(begin, begin + members):
+                _, _, of_head, scales = _of_head(None, None, shift, factor, head, pair, count, 0, 1, D)
+                tile = _load(x + head * x_head, of_head, tokens, channels, inside, x_token, heads * D)
+                u = tl.where(inside, _relu(tile, scales, channels, relu_eps, D), 0.0)
+                if dx is None:
+                    if step == 0:
+                        unit = tl.maximum(unit, tl.max(u, 1)[:, None])
+                    else:
+                        squares += tl.sum((u / unit) * (u / unit), 1)[:, None]
+                        powered = _power(u / unit, POWER)
+                        powers += tl.sum(powered * powered, 1)[:, None]
                 else:
-                    squares += tl.sum((u / unit) * (u / unit), 1)[:, None]
-                    powered = _power(u / unit, POWER)
-                    powers += tl.sum(powered * powered, 1)[:, None]
-            else:
-                target = dx + tokens[:, None] * heads * D + head * D + channels[None, :]
-                given, focused = tl.load(target, mask=inside, other=0.0).to(tl.float32), _power(u * row, POWER)
-                if step == 0:  # `powers` are here products of y = f_p(u) and its gradient g
-                    squares += tl.sum(u * u, 1)[:, None]
-                    powers += tl.sum(given * focused, 1)[:, None]
-                else:  # p y / u (g - y (g y) / ||u||^2) + u (g y) / ||u||^2
-                    along = powers / tl.maximum(squares, TINY)
-                    found = u * along + (given - focused * along) * focused / tl.maximum(u, TINY) * POWER
-                    if factor is not None:
-                        scale = tl.load(scales + channels, mask=channels < D, other=1.0)
-                        part = (tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)) * batches + batch
-                        part = of_factor + (part * heads + head) * D + channels
-                        tl.store(part, tl.sum(found * u, 0) / scale, mask=channels < D)
-                        found *= scale[None, :]
-                    tl.store(target, tl.where(tile > 0, found, 0.0).to(dx.dtype.element_ty), mask=inside)
-    if dx is None:
-        ratio = unit * tl.sqrt(squares) / tl.maximum(tl.sqrt(powers), TINY)
-        tl.store(rows, tl.exp2(tl.log2(ratio) / POWER) / unit, mask=here)
+                    target = dx + tokens[:, None] * heads * D + head * D + channels[None, :]
+                    given, focused = tl.load(target, mask=inside, other=0.0).to(tl.float32), _power(u * row, POWER)
+                    if step == 0:  # `powers` are here products of y = f_p(u) and its gradient g
+                        squares += tl.sum(u * u, 1)[:, None]
+                        powers += tl.sum(given * focused, 1)[:, None]
+                    else:  # p y / u (g - y (g y) / ||u||^2) + u (g y) / ||u||^2
+                        along = powers / tl.maximum(squares, TINY)
+                        found = u * along + (given - focused * along) * focused / tl.maximum(u, TINY) * POWER
+                        if factor is not None:
+                            scale = tl.load(scales + channels, mask=channels < D, other=1.0)
+                            place = of_factor + ((batch * tl.cdiv(count, T) + first // T) * heads + head) * D
+                            tl.store(place + channels, tl.sum(found * u, 0) / scale, mask=channels < D)
+                            found *= scale[None, :]
+                        tl.store(target, tl.where(tile > 0, found, 0.0).to(dx.dtype.element_ty), mask=inside)
+        if dx is None:
+            ratio = unit * tl.sqrt(squares) / tl.maximum(tl.sqrt(powers), TINY)
+            tl.store(rows + tokens[:, None], tl.exp2(tl.log2(ratio) / POWER) / unit, mask=here)
 
 
 @triton.jit
-def focus(
-    q, k, q_rows, k_rows, dq, dk, of_factor, shift, factor, q_batch, q_head, q_token, k_batch, k_head, k_token,
-    heads, queries, keys, groups, relu_eps,
-    D: tl.constexpr, KD: tl.constexpr, T: tl.constexpr, POWER: tl.constexpr,
+def run(
+    members, before, first, between, second, behind, FIRST: tl.constexpr, SECOND: tl.constexpr,
+    D: tl.constexpr, E: tl.constexpr, KD: tl.constexpr, VD: tl.constexpr, SIZE: tl.constexpr, GRAD_SIZE: tl.constexpr,
+    T: tl.constexpr, PHI: tl.constexpr, POWER: tl.constexpr, THIRD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Rows c of T queries or keys: `f_p(u) = (c u)^p` with `c^p = ||u|| / ||u^p||`, norms over the heads of a group.
+    """`focus`, FIRST, `focus`, SECOND, `focus` for some tokens of `members` heads, those whose arguments are given.
 
-    With gradients of f_p in `dq` and `dk`: those of q and k in their place, and what the tile adds to the factor's.
+    Each finds in the cache what those before it have read and written of these tokens.
     """
-    if tl.program_id(2) == 0:
-        _focus(
-            q, q_rows, dq, of_factor, None, factor, q_batch, q_head, q_token, heads, queries, groups, relu_eps,
-            D, KD, T, POWER,
-        )  # fmt: skip
-    else:
-        _focus(
-            k, k_rows, dk, of_factor, shift, factor, k_batch, k_head, k_token, heads, keys, groups, relu_eps,
-            D, KD, T, POWER,
-        )  # fmt: skip
+    begin = tl.program_id(0).to(tl.int64) * members
+    if before is not None:
+        focus(begin, *before, D, E, KD, VD, SIZE, GRAD_SIZE, T, PHI, POWER, THIRD, PRECISION)
+        tl.debug_barrier()
+    if first is not None:
+        for pair in range(begin, begin + members):
+            FIRST(pair, *first, D, E, KD, VD, SIZE, GRAD_SIZE, T, PHI, POWER, THIRD, PRECISION)
+        tl.debug_barrier()
+    if between is not None:
+        focus(begin, *between, D, E, KD, VD, SIZE, GRAD_SIZE, T, PHI, POWER, THIRD, PRECISION)
+        tl.debug_barrier()
+    if second is not None:
+        for pair in range(begin, begin + members):
+            SECOND(pair, *second, D, E, KD, VD, SIZE, GRAD_SIZE, T, PHI, POWER, THIRD, PRECISION)
+        tl.debug_barrier()
+    if behind is not None:
+        focus(begin, *behind, D, E, KD, VD, SIZE, GRAD_SIZE, T, PHI, POWER, THIRD, PRECISION)

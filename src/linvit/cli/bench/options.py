@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from linvit.attention.kernels.choice import INTERPRETED
+from linvit.attention.kernels.formula import INTERPRETED
 from linvit.cli.spec import usable_device
 from linvit.errors import UserError, check_number
 from linvit.experiments.bench.costs import Cost
