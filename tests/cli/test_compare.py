@@ -1,5 +1,6 @@
 """`linvit compare`: both forms of a grid, its checks before the first cell, and reports of runs that exist."""
 
+import math
 import signal
 
 import pytest
@@ -147,21 +148,37 @@ def test_a_dry_run_lists_the_cells_and_writes_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_tuning_is_resumed_and_the_best_value_is_run_with_the_seeds(tmp_path, monkeypatch):
-    best, started = {"softmax": 0.002, "linear": 0.004}, []
+@pytest.fixture
+def tuned(tmp_path, monkeypatch):
+    """Runs a comparison that tunes in place of training: a score by learning rate, and a signal before the fourth."""
+    started = []
 
-    def train(waiting, configs, args, progress):
-        for run in waiting:
-            if len(started) == 3:
-                STOP.received = signal.SIGTERM
-                started.append("stopped")
-                return False
-            started.append(run.name)
-            model = configs[run.variant]["model"]["init_args"]
-            score = 0.5 + 0.1 * (model["lr"] == best[model["attention"]])
-            write_run(run.folder / "version_0", run.seed, (0.1, score), attention=model["attention"], lr=model["lr"])
-            run.ended(0, 1.0)
-        return True
+    def make(score, *options):
+        def train(waiting, configs, args, watch):
+            for run in waiting:
+                if len(started) == 3:
+                    STOP.received = signal.SIGTERM
+                    started.append("stopped")
+                    return False
+                started.append(run.name)
+                model = configs[run.variant]["model"]["init_args"]
+                attention, lr = model["attention"], model["lr"]
+                scores = (0.1, score(attention, lr))
+                write_run(run.folder / "version_0", run.seed, scores, attention=attention, lr=lr)
+                run.ended(0, 1.0)
+            return True
+
+        monkeypatch.setattr("linvit.cli.compare.run._run", train)
+        command = ["compare", "quickstart", "--model.attention=softmax,linear", "--seeds=2", "--skip_costs", *options]
+        assert linvit(*command, cwd=tmp_path).code == 143
+        done = linvit(*command, cwd=tmp_path)
+        assert done.code == 0, done.err
+        again = linvit(
+            "compare", "--report", "checkpoints/compare/quickstart-attention-tuned", "--skip_costs", cwd=tmp_path
+        )
+        tables = [[line for line in one.out.splitlines() if "|" in line] for one in (done, again)]
+        assert tables[0] == tables[1]
+        return done.out, started
 
     def settings(grid):
         given = {
@@ -170,22 +187,40 @@ def test_tuning_is_resumed_and_the_best_value_is_run_with_the_seeds(tmp_path, mo
         return {name: {"trainer": {}, "model": {"init_args": {"lr": 0.1, **own}}} for name, own in given.items()}
 
     monkeypatch.setattr("linvit.cli.compare.run.resolve", settings)
-    monkeypatch.setattr("linvit.cli.compare.run._run", train)
-    command = ["compare", "quickstart", "--model.attention=softmax,linear", "--tune", "model.lr=0.001,0.002,0.004"]
-    command += ["--seeds=2", "--skip_costs"]
-    assert linvit(*command, cwd=tmp_path).code == 143
-    done = linvit(*command, cwd=tmp_path)
-    assert done.code == 0, done.err
-    assert "| linear | 0.004 | 0.6000 ± 0.0000 |" in done.out
-    assert "beyond which a better value may lie: linear." in " ".join(done.out.split())
-    tuning = [f"{name}-lr{lr}-seed1000" for name in best for lr in (0.001, 0.002, 0.004)]
-    assert started == [*tuning[:3], "stopped", *tuning[3:], *(f"{name}-seed{seed}" for seed in (0, 1) for name in best)]
-    again = linvit(
-        "compare", "--report", "checkpoints/compare/quickstart-attention-tuned", "--skip_costs", cwd=tmp_path
+    return make
+
+
+def test_tuning_is_resumed_and_the_best_value_is_run_with_the_seeds(tuned):
+    best = {"softmax": 0.002, "linear": 0.004}
+    out, started = tuned(
+        lambda attention, lr: 0.5 + 0.1 * (lr == best[attention]), "--tune", "model.lr=0.001,0.002,0.004"
     )
-    assert [line for line in again.out.splitlines() if "|" in line] == [
-        line for line in done.out.splitlines() if "|" in line
-    ]
+    assert "| linear | 0.004 | 0.6000 ± 0.0000 |" in out
+    assert "beyond which a better value may lie: linear." in " ".join(out.split())
+    tuning = [f"{name}-lr{lr}-seed1000" for name in best for lr in (0.001, 0.002, 0.004)]
+    found = [f"{name}-lr{lr}-seed{seed}" for seed in (0, 1) for name, lr in best.items()]  # other values are other runs
+    assert started == [*tuning[:3], "stopped", *tuning[3:], *found]
+
+
+def test_a_study_is_resumed_and_its_best_value_is_run_with_the_seeds(tuned, tmp_path):
+    optuna = pytest.importorskip("optuna")
+    given = ("--tune", "model.lr=1e-4..1e-1", "--search=optuna", "--trials=4", "--jobs=2")
+    out, started = tuned(lambda attention, lr: 1 - abs(math.log10(lr) + 2.5), *given)
+    folder = tmp_path / "checkpoints/compare/quickstart-attention-tuned"
+    tuning = [f"{name}-trial{number}-seed1000" for number in range(4) for name in ("softmax", "linear")]
+    assert started[:9] == [*tuning[:3], "stopped", *tuning[3:]]  # no trial is lost, and none is run again
+    assert "Optuna has tried 4 values" in " ".join(out.split())
+    storage = optuna.storages.JournalStorage(
+        optuna.storages.journal.JournalFileBackend(str(folder / "tuning/optuna.log"))
+    )
+    for name in ("softmax", "linear"):
+        trials = optuna.load_study(study_name=name, storage=storage).trials
+        assert [trial.state.name for trial in trials] == ["COMPLETE"] * 4
+        values = [trial.params["model.lr"] for trial in trials]
+        assert len({*values}) == 4  # nor are values drawn again
+        best = float(f"{max(trials, key=lambda trial: trial.value).params['model.lr']:.3g}")
+        assert f"| {name} | {best} |" in out
+        assert {f"{name}-lr{best}-seed{seed}" for seed in (0, 1)} <= {*started}
 
 
 def test_a_report_of_a_run_that_exists(run, tmp_path):

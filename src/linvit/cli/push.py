@@ -53,4 +53,4 @@ def compared(run: RunFolder) -> list[list[str]]:
     results = experiment.results()
     titles, *rows = tables.rows(results)
     pairs = zip(results.variants, rows, strict=True)
-    return [titles, *(row for each, row in pairs if folder.name.startswith(f"{each.name}-seed"))]
+    return [titles, *(row for each, row in pairs if folder in [one.folder.parent for one in each.runs.values()])]

@@ -57,7 +57,7 @@ def test_named_variants_and_varied_options_are_combined():
 def test_each_variant_takes_its_best_values_and_is_tuned_with_a_seed_of_its_own():
     tune = {"model.lr": [1, 2, 3], "model.weight_decay": [0]}
     found = grid(vary={"model.attention": ["softmax", "linear"]}, set={"model.lr": 9}, tune=tune, seeds=[0, 1000])
-    trials = found.trials()
+    trials = found.all_trials()
     assert list(trials.variants)[:2] == ["softmax-lr1-weight_decay0", "softmax-lr2-weight_decay0"]
     assert (len(trials.variants), trials.seeds, trials.set) == (6, [1001], {})
     scores = dict(zip(trials.variants, (0.5, 0.9, 0.7, 1.0, 1.0, 1.0), strict=True))
@@ -110,6 +110,9 @@ def test_names_are_those_of_folders_and_differ():
         ({"budget": "time"}, "budget must be one of epochs, cpu_time, macs; got 'time'"),
         ({"level": "high"}, r"\"level\":(.|\n)*Given value: high"),
         ({"tune": {"model.lr": 1}}, r"\"tune\":\s+Expected a <class 'list'>. Got value: 1"),
+        ({"tune": {"model.lr": ["1e-4..1e-2"]}}, "'model.lr' has a range, 1e-4..1e-2, in which --search=optuna"),
+        ({"tune": {"model.lr": ["2..1"]}, "search": "optuna"}, "the smaller one first.*got 2..1"),
+        ({"search": "optuna"}, "needs options to tune"),
         (
             {"vary": {"model.lr": [1, 2]}, "tune": {"model.lr": [1]}},
             "'model.lr' is tuned for each variant, so it cannot",

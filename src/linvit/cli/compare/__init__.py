@@ -9,7 +9,7 @@ from typing import Any
 
 from linvit import yaml_text
 from linvit.errors import UserError, check_number
-from linvit.experiments.compare.grid import BUDGETS, UNSAFE, Sweep, expand_names, split, without_convolution
+from linvit.experiments.compare.grid import BUDGETS, SEARCHES, UNSAFE, Sweep, expand_names, split, without_convolution
 from linvit.model_info import CONFIGS
 from linvit.runs.configs import config_file, find, text
 from linvit.terminal import argument_parser
@@ -28,6 +28,8 @@ examples:
   linvit compare linearize/quickstart --seeds 3 --model.attention='*'
   linvit compare diagnostics/recall --model.attention='*' --data.pairs=8,32 \\
     --tune model.lr=1e-3,2e-3,4e-3 --seeds 3
+  linvit compare quickstart --model.attention=softmax,linear --seeds 3 \\
+    --tune model.lr=1e-4..1e-2 --search optuna --trials 30
   linvit compare ablations/flatten_table_4 --engine ray --address auto
   linvit compare ablations/flatten_table_4 --engine slurm --partition gpu
   linvit compare --report checkpoints/compare/flatten_table_4
@@ -83,6 +85,12 @@ OPTIONS: dict[tuple[str, ...], dict[str, Any]] = {
         "help": "of these, each variant takes the value with the best score in a run with another seed; several times "
         "for all combinations",
     },
+    ("--search",): {
+        "choices": [*SEARCHES],
+        "help": "how --tune finds the best: of all values (grid), or by a study of Optuna for each variant, to which "
+        "values may be ranges, such as model.lr=1e-4..1e-2",
+    },
+    ("--trials",): {"type": int, "metavar": "N", "help": "of each study (default: 20); --jobs of them at a time"},
     ("--budget",): {
         "choices": [*BUDGETS],
         "help": "what is equal of all variants (default: epochs); processor time and MACs of a step of training set "
@@ -127,7 +135,7 @@ def main(argv: list[str]) -> int:
     """Runs `linvit compare`; returns 0, or 1 if runs are incomplete, or the exit code of the signal that ended it."""
     own, options = _sorted(argv)
     args = _parser().parse_args(own)
-    for name in ("jobs", "gpus_per_run", "cpus_per_run", "minutes"):
+    for name in ("jobs", "gpus_per_run", "cpus_per_run", "minutes", "trials"):
         if getattr(args, name) is not None:
             check_number(f"--{name}", getattr(args, name), at_least=1, whole=True)
     for name, engine in (("address", "ray"), ("partition", "slurm")):
@@ -213,6 +221,7 @@ def _spec(args: argparse.Namespace, options: Sequence[str]) -> tuple[Sweep, str]
     spec.baseline = args.baseline or spec.baseline
     spec.score = args.score or spec.score
     spec.budget, spec.level = args.budget or spec.budget, args.level or spec.level
+    spec.search, spec.trials = args.search or spec.search, args.trials or spec.trials
     plain = "-without_convolution" * args.without_convolution + "-tuned" * bool(spec.tune)
     plain += f"-{spec.budget}" * (spec.budget != "epochs")
     if args.grid is not None:

@@ -34,6 +34,7 @@ from linvit.experiments.compare.results import (
     with_published,
     with_teachers,
 )
+from linvit.experiments.compare.search import Search
 from linvit.files import replacing
 from linvit.runs.folder import TUNING, check_writable, find, flat, shown
 from linvit.runs.parser import build_task
@@ -62,7 +63,9 @@ def run(spec: Sweep, title: str, args: argparse.Namespace, command: str) -> int:
     check_writable(root)
     root = root.absolute()
     if args.dry_run:
-        parts = [grid.trials(), grid] if grid.tune else [grid]
+        if grid.search == "optuna":
+            print(f"{grid.trials} trials of each variant, {_words(grid.tune)}, and then with the best:")
+        parts = [grid.all_trials(), grid] if grid.tune and grid.search == "grid" else [grid]
         runs = [(run, part.variants[run.variant]) for part in parts for run in Experiment(root, part).runs]
         print("\n".join(table([("run", "what differs"), *((f"  {run.name}", _words(given)) for run, given in runs)])))
         return 0
@@ -76,13 +79,10 @@ def run(spec: Sweep, title: str, args: argparse.Namespace, command: str) -> int:
             grid = _budgeted(grid, configs, root)
             configs = resolve(grid)
         if grid.tune:
-            tuning = Experiment(root / TUNING, grid.trials())
-            if not _complete(tuning, resolve(tuning.grid), args):
-                return _stopped(tuning, command)
-            results = tuning.results()
-            scores = {variant.name: results.sign * results.summary(variant)[0] for variant in results.variants}
-            grid = grid.tuned({name: score for name, score in scores.items() if not math.isnan(score)})
-            configs = resolve(grid)
+            tuned = _tuned(grid, root / TUNING, args)
+            if isinstance(tuned, Experiment):
+                return _stopped(tuned, command)
+            grid, configs = tuned, resolve(tuned)
         experiment = Experiment(root, grid)
         if not _complete(experiment, configs, args):
             return _stopped(experiment, command)
@@ -103,6 +103,23 @@ def _budgeted(grid: Sweep, configs: dict[str, Config], root: Path) -> Sweep:
     options = {name: flat(config) for name, config in configs.items()}
     baseline = grid.baseline if grid.baseline in options else next(iter(options))
     return grid.budgeted(configs, known, references(options, options, baseline, grid.keys))
+
+
+def _tuned(grid: Sweep, folder: Path, args: argparse.Namespace) -> Sweep | Experiment:
+    """The grid with the best values of the options that are tuned; of tuning that a signal has ended the runs."""
+    search = Search(folder, grid) if grid.search == "optuna" else None
+    at_a_time = max(1, (args.jobs or 1) // len(grid.variants))
+    while (trials := grid.all_trials() if search is None else search.ask(at_a_time)).variants:
+        tuning = Experiment(folder, trials)
+        if not _complete(tuning, resolve(trials), args):
+            return tuning
+        results = tuning.results()
+        if search is None:
+            scores = {variant.name: results.sign * results.summary(variant)[0] for variant in results.variants}
+            return grid.tuned({name: score for name, score in scores.items() if not math.isnan(score)})
+        search.tell(results)
+    assert search is not None
+    return search.best()
 
 
 def _complete(experiment: Experiment, configs: dict[str, Config], args: argparse.Namespace) -> bool:

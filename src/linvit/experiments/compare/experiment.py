@@ -11,7 +11,7 @@ from typing import Any, Literal
 import yaml
 
 from linvit.errors import UserError
-from linvit.experiments.compare.grid import Sweep
+from linvit.experiments.compare.grid import UNSAFE, Sweep, value_label
 from linvit.experiments.compare.results import Results, Variant, differing, with_teachers
 from linvit.files import lock, replacing, unlock
 from linvit.runs.folder import OUTCOME, RunFolder, flat, newest, read_yaml
@@ -30,11 +30,12 @@ class SweepRun:
     root: Path
     variant: str
     seed: int
+    tuned: str = ""  # the values that tuning has found, `-lr0.002`, so that others make runs of their own
 
     @property
     def name(self) -> str:
         """The name of its folder, which is that of its curves in TensorBoard, too."""
-        return f"{self.variant}-seed{self.seed}"
+        return f"{self.variant}{self.tuned}-seed{self.seed}"
 
     @property
     def folder(self) -> Path:
@@ -135,7 +136,13 @@ class Experiment:
     @property
     def runs(self) -> list[SweepRun]:
         """All runs, those of one seed together, so that a comparison over few seeds is there early."""
-        return [SweepRun(self.root, variant, seed) for seed in self.grid.all_seeds for variant in self.grid.variants]
+        return [self.run(variant, seed) for seed in self.grid.all_seeds for variant in self.grid.variants]
+
+    def run(self, variant: str, seed: int) -> SweepRun:
+        """The run of a variant with a seed."""
+        settings = self.grid.variants[variant]
+        found = "".join(f"-{value_label(key, settings[key])}" for key in self.grid.tune if key in settings)
+        return SweepRun(self.root, variant, seed, UNSAFE.sub("-", found))
 
     def prepare(self, configs: Mapping[str, dict[str, Any]]) -> None:
         """Writes the grid and the complete configuration of each variant; keeps other processes out meanwhile."""
@@ -148,6 +155,10 @@ class Experiment:
             begun = run.newest
             if begun is not None and run.state != "finished":
                 _check_free(run, begun.folder / "checkpoints")
+        self.save()
+
+    def save(self) -> None:
+        """Writes the grid."""
         with replacing(self.root / FILE) as file:
             content = {key: value for key, value in asdict(self.grid).items() if value not in (None, {})}
             file.write(yaml.safe_dump(content, sort_keys=False).encode())
@@ -159,7 +170,7 @@ class Experiment:
         for variant in variants:
             variant.published = published.get("scores", {}).get(variant.name)
             for seed in self.grid.all_seeds:
-                run = SweepRun(self.root, variant.name, seed)
+                run = self.run(variant.name, seed)
                 begun, state = run.newest, run.state
                 if begun is not None:
                     variant.runs[seed] = begun
@@ -169,7 +180,15 @@ class Experiment:
                     variant.trouble[seed] = "it has not begun" if begun is None else begun.progress
         grid, source = self.grid, str(published.get("source", ""))
         given = Results(self.root.name, variants, grid.baseline or "", grid.score, grid.keys, source)
-        return with_teachers(replace(given, tuned=grid.tune, budget=grid.budget, level=grid.level))
+        return with_teachers(
+            replace(
+                given,
+                tuned=grid.tune,
+                budget=grid.budget,
+                level=grid.level,
+                trials=grid.trials if grid.search == "optuna" else None,
+            )
+        )
 
 
 def _check_free(run: SweepRun, folder: Path) -> None:

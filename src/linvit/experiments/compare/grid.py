@@ -25,6 +25,7 @@ TEACHER = "teacher"
 TUNING_SEED = 1000
 BUDGETS = {"epochs": "equal epochs", "cpu_time": "equal processor time", "macs": "equal multiply-accumulates"}
 """What is equal of all variants that are compared, in words."""
+SEARCHES = ("grid", "optuna")
 LENGTHS = ("trainer.max_epochs", "trainer.max_steps")
 """The options by which a budget sets how long a variant is trained."""
 LONGEST = 80  # characters of a variant's name, which names folders
@@ -42,6 +43,8 @@ class Sweep:
     baseline: str | None = None  # a variant or "teacher"; None: the teacher of the runs, or else the first variant
     score: str | None = None  # the curve that is compared; None: of the weights that the task predicts with
     tune: dict[str, list[Any]] = field(default_factory=dict)  # options of which each variant has the best values
+    search: str = "grid"  # of all values of `tune`, or "optuna", which takes ranges, too: ["1e-4..1e-2"]
+    trials: int = 20  # of each variant, by Optuna
     budget: str = "epochs"  # one of `BUDGETS`
     level: float | None = None  # a score; the table says when it is reached
     published: dict[str, Any] = field(default_factory=dict)  # of a paper: `source`, and `scores` by variant
@@ -84,6 +87,15 @@ class Sweep:
         if twice := [key for key in self.tune if key in self.vary]:
             raise UserError(f"'{twice[0]}' is tuned for each variant, so it cannot be varied as well")
         check_choice("budget", self.budget, BUDGETS)
+        check_choice("search", self.search, SEARCHES)
+        check_number("trials", self.trials, at_least=1, whole=True)
+        if self.search == "optuna" and not self.tune:
+            raise UserError("--search=optuna needs options to tune, such as --tune model.lr=1e-4..1e-2")
+        for key, values in self.tune.items():
+            if range_of(values) and self.search == "grid":
+                raise UserError(
+                    f"'{key}' has a range, {values[0]}, in which --search=optuna finds a value; or name some"
+                )
         variants = self._variants()
         if fixed := [key for key in self.set if any(key in settings for settings in variants.values())]:
             raise UserError(f"'{fixed[0]}' differs between the variants, so it cannot be set for all of them")
@@ -108,15 +120,19 @@ class Sweep:
         common = {key: value for key, value in self.set.items() if key not in LENGTHS}
         return replace(self, set=common, variants=found)
 
-    def trials(self) -> "Sweep":
-        """The grid of the runs that tune: each variant with all values of `tune`, and a seed that no other run has."""
+    def tuning(self) -> "Sweep":
+        """The grid of the runs that tune, without the values that they try: with a seed that no other run has."""
         seed = next(seed for seed in itertools.count(TUNING_SEED) if seed not in self.all_seeds)
         common = {key: value for key, value in self.set.items() if key not in self.tune}
-        return replace(self, set=common, vary=self.tune, tune={}, seeds=[seed], baseline=None, published={}).grid()
+        return replace(self, set=common, tune={}, search="grid", seeds=[seed], baseline=None, published={})
+
+    def all_trials(self) -> "Sweep":
+        """The runs that tune: each variant with all values of `tune`."""
+        return replace(self.tuning(), vary=self.tune).grid()
 
     def tuned(self, scores: Mapping[str, float]) -> "Sweep":
         """The same with the values of `tune` that score best, by name of trial; of equals an inner one."""
-        trials, chosen = self.trials(), {}
+        trials, chosen = self.all_trials(), {}
         for name, settings in self.variants.items():
             own = [
                 trial
@@ -219,6 +235,20 @@ def value_label(key: str, value: Any) -> str:
             return "-".join(f"{count}{name}" if count > 1 else name for name, count in runs)
         case _:
             return f"{key.rpartition('.')[2]}{_plain(value)}"
+
+
+def range_of(values: Sequence[Any]) -> tuple[float, float] | None:
+    """The ends of a range, `1e-4..1e-2`, where that is the only value of an option; whole numbers as such."""
+    match = re.fullmatch(r"(.+?)\.\.(.+)", values[0]) if [*map(type, values)] == [str] else None
+    if match is None:
+        return None
+    try:
+        low, high = (int(end) if end.isdigit() else float(end) for end in match.groups())
+    except ValueError:
+        low = high = 0
+    if not low < high:
+        raise UserError(f"a range must be two numbers, the smaller one first, such as 1e-4..1e-2; got {values[0]}")
+    return low, high
 
 
 def split(text: str) -> list[str]:

@@ -73,6 +73,8 @@ def notes(results: Results) -> list[str]:
         found.append(
             f"{key} was tuned: of {', '.join(map(str, values))} each variant has the value with the best {results.tag} "
             f"in one run with a seed that is not among those of the table."
+            + f" Optuna has tried {results.trials} values, and pruned runs that were poor."
+            * bool(results.trials)
         )
         if edges := [one.name for one in results.variants if results.best_value(one, key)[1]]:
             found[-1] += f" At the edge of these, beyond which a better value may lie: {', '.join(edges)}."
