@@ -42,9 +42,9 @@ def test_the_damaged_set(root, expected, tmp_path, capsys, workers):
     assert lines[0] == f"{root}: 27 images, 2 classes"
     assert "  train               24 images, 11 to 13 of each class" in lines
     assert "  val                  3 images, 1 to 2 of each class" in lines
-    formats = next(line for line in lines if line.startswith("  formats   JPEG RGB "))
-    assert all(kind in formats for kind in ("PNG RGBA 1", "JPEG CMYK 1", "turned by EXIF 1", "of several frames 1"))
-    assert "  height    56 to 56, median 56" in lines
+    formats = next(line for line in lines if line.startswith("  formats   JPEG of 3 x uint8 "))
+    assert all(kind in formats for kind in ("PNG of 3 x uint8", "GIF of 3 x uint8", "turned by EXIF 1"))
+    assert "  height    48 to 56, median 56" in lines  # one is turned
     assert "  10 BAD IMAGES" in lines
     assert sum(line.startswith(f"    {root}/train/ant/") for line in lines) == 10
     assert "  WARNING: images in two splits: 1" in lines

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, get_args
 
@@ -13,20 +12,17 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torchvision.utils import draw_bounding_boxes
 
 from linvit.data.base import CLASS_NAMES_OPTION, ImageData, TargetReport
-from linvit.data.sources.coco import find_coco, load_coco
+from linvit.data.sources.coco import find_coco
 from linvit.data.sources.images import Sample, Target, wrong_size
 from linvit.data.sources.labels import Classes, features_of, read_names
 from linvit.data.sources.object_source import ObjectSource
 from linvit.data.sources.objects import (
     OBJECT_COLUMNS,
     BoxFormat,
-    ObjectAudit,
     absent_classes,
     annotation_name,
-    audit_lines,
     class_table,
     describe_findings,
-    object_targets,
 )
 from linvit.data.sources.scan import ImageFinding, ScanResult
 from linvit.data.sources.scenes import Scenes, SceneSource
@@ -58,8 +54,6 @@ class DetectionData(ImageData):
         masks: Whether objects have masks, as instance segmentation needs them.
         class_names: The classes that are used, a list or a file with a name per line; null is all. Labels count them
             in the order of their ids. Of numbered categories without names, all names.
-        annotation_files: COCO's files of train, val and test, if they are not found.
-        image_folders: Likewise, the folders of their images.
         object_column: Column of the objects in a table; null finds it.
         box_format: Of the boxes: xywh, the upper left corner and the size, as COCO has them, or xyxy, two corners.
         resize_limits: Longest long side and longest short side of a resized image, which keeps its aspect, such as
@@ -79,7 +73,7 @@ class DetectionData(ImageData):
     list_keys: ClassVar[tuple[str, ...]] = ("image", "masks", "size", "image_id")
     cpu_keys: ClassVar[tuple[str, ...]] = ("boxes", "labels", "iscrowd", "area", "rles")
     advanced_options: ClassVar[frozenset[str]] = ImageData.advanced_options | {
-        *("object_column", "box_format", "annotation_files", "image_folders", "streaming"),
+        *("object_column", "box_format", "streaming"),
     }
 
     check_options: ClassVar[dict[str, dict[str, Any]]] = {
@@ -94,8 +88,6 @@ class DetectionData(ImageData):
         img_size: int | Sequence[int] = 224,
         masks: bool = False,
         class_names: list[str] | str | None = None,
-        annotation_files: dict[str, str] | None = None,
-        image_folders: dict[str, str] | None = None,
         object_column: str | None = None,
         box_format: BoxFormat = "xywh",
         resize_limits: tuple[int, int] | None = None,
@@ -118,8 +110,8 @@ class DetectionData(ImageData):
             self.data_source = SceneSource(self.images, scenes, self.size)
             return
         names = read_names(class_names) if isinstance(class_names, str) else class_names
-        found = (annotation_files, image_folders, object_column, box_format, names, masks)
-        self.data_source = ObjectSource(source, self.images, data.get("image_column"), self.val_fraction, *found)
+        found = (data.get("image_column"), self.val_fraction, object_column, box_format, names, masks)
+        self.data_source = ObjectSource(source, self.images, *found)
 
     @property
     def classes(self) -> Classes:
@@ -161,7 +153,8 @@ class DetectionData(ImageData):
                 f"the {split} split of data source '{source.name}' has no objects, so it can only be predicted (linvit "
                 f"predict): put COCO's annotations beside the images, or name the column with --data.object_column"
             )
-        return object_targets(source.column, features)
+        known = [name for name in ("height", "width", "image_id") if name in features]
+        return {"objects": Target(source.column.name)} | {name: Target(name) for name in known}
 
     def predicted_targets(self) -> Mapping[str, Target]:
         """COCO's numbers of the images, which its results need."""
@@ -172,34 +165,26 @@ class DetectionData(ImageData):
     @cache  # noqa: B019 (a data module lives as long as its run)
     def counts(self, source: ObjectSource, split: str) -> np.ndarray:
         """How many objects each class has in a split, int (K,), once it is known that few enough are malformed."""
-        found = source.audit(split)
-        self._check_malformed(found, source, split)
+        found, name = source.audit(split), partial(source.name_of, split)
+        bad, allowed = len(found.malformed), self.bad_images.allowed_of(found.total)
+        said = f"{bad:,} of the {found.total:,} annotations in the {split} split of '{self.source}' are malformed: "
+        said += "; ".join(describe_findings(found.malformed, name))
+        if bad and self.skip_bad_annotations and bad <= allowed:
+            self.skipped += [(split, annotation_name(one, name), one.reason, one.detail) for one in found.malformed]
+            rank_zero_warn(f"{said}. They are left out; bad_annotations.csv in the folder of a training run lists them")
+        elif bad:
+            way = "--data.skip_bad_annotations=true"
+            if bad > allowed:
+                way += f" --data.max_bad_fraction={math.ceil(1000 * bad / found.total) / 1000:g}"
+            if self.masks and any("segmentation" in finding.reason for finding in found.malformed):
+                way += ", or train without masks by --data.masks=false --model.head=faster_rcnn"
+            raise UserError(f"{said}. Repair or remove them (linvit data check lists all), or leave them out by {way}")
         if found.wrong_format is not None:
             raise UserError(f"the {split} split of '{self.source}': {found.wrong_format}")
         if found.untrained and split == "train":
-            which = "; ".join(describe_findings(found.untrained, partial(source.name_of, split)))
+            which = "; ".join(describe_findings(found.untrained, name))
             rank_zero_warn(f"{len(found.untrained)} objects of '{self.source}' are left out of training: {which}")
-        return found.counts
-
-    def _check_malformed(self, found: ObjectAudit, source: ObjectSource, split: str) -> None:
-        if not found.malformed:
-            return
-        bad, allowed = len(found.malformed), self.bad_images.allowed_of(found.total)
-        name = partial(source.name_of, split)
-        which = "; ".join(describe_findings(found.malformed, name))
-        said = (
-            f"{bad:,} of the {found.total:,} annotations in the {split} split of '{self.source}' are malformed: {which}"
-        )
-        if self.skip_bad_annotations and bad <= allowed:
-            self.skipped += [(split, annotation_name(one, name), one.reason, one.detail) for one in found.malformed]
-            rank_zero_warn(f"{said}. They are left out; bad_annotations.csv in the folder of a training run lists them")
-            return
-        way = "--data.skip_bad_annotations=true"
-        if bad > allowed:
-            way += f" --data.max_bad_fraction={math.ceil(1000 * bad / found.total) / 1000:g}"
-        if self.masks and any("segmentation" in finding.reason for finding in found.malformed):
-            way += ", or train without masks by --data.masks=false --model.head=faster_rcnn"
-        raise UserError(f"{said}. Repair or remove them (linvit data check lists all), or leave them out by {way}")
+        return found.per_class
 
     def check_training(self) -> None:
         """Shows the classes and how many objects each has, and warns of those without a training object."""
@@ -244,23 +229,27 @@ class DetectionData(ImageData):
                 lines.append(f"  {split:<10}no objects")
                 continue
             audit, name = source.audit(split), partial(source.name_of, split)
-            counts[split] = audit.counts
-            lines += audit_lines(audit, split, len(rows), name)
-            malformed += [
-                ImageFinding(split, annotation_name(one, name), ": ".join(filter(None, (one.reason, one.detail))))
-                for one in audit.malformed
-            ]
-            unasked = source.coco_files and not self.masks and find_spec("faster_coco_eval")
-            unread = load_coco(source.coco_files, True).malformed[split] if unasked else []
-            if masks := [one for one in unread if "segmentation" in one.reason]:
-                lines.append(f"  {split:<10}WARNING: {len(masks):,} objects have no usable mask, for --data.masks=true")
-                lines += [f"    {line}" for line in describe_findings(masks, name)]
+            counts[split] = audit.per_class
+            empty, objects = int((audit.per_image == 0).sum()), int(audit.per_image.sum())
+            lines.append(
+                f"  {split:<10}{len(rows):>12,} images, {empty:,} of them without objects; {objects:,} objects, "
+                f"{audit.crowds:,} of them crowds"
+            )
+            for findings, what in (
+                (audit.malformed, f"OF {audit.total:,} ANNOTATIONS ARE MALFORMED"),
+                (audit.untrained, "objects are left out of training"),
+            ):
+                if findings:
+                    lines += [f"  {split:<10}WARNING: {len(findings):,} {what}"]
+                    lines += [f"    {line}" for line in describe_findings(findings, name)]
+            for one in audit.malformed:
+                reason = ": ".join(filter(None, (one.reason, one.detail)))
+                malformed.append(ImageFinding(split, annotation_name(one, name), reason))
             if audit.wrong_format is not None:
                 bad.append(ImageFinding(split, "boxes", audit.wrong_format))
-            stored, said = source.header_sizes(split), source.sizes(split)
-            for row in np.flatnonzero((stored.min(1) > 0) & (stored != said).any(1)).tolist():
-                reason = wrong_size("its annotations are for", said[row], stored[row])
-                bad.append(ImageFinding(split, name(row), reason))
+            for row, (stored, said) in enumerate(zip(found.sizes[split], source.sizes(split).tolist(), strict=True)):
+                if any(stored) and [*stored] != said:
+                    bad.append(ImageFinding(split, name(row), wrong_size("its annotations are for", said, stored)))
         lines += [f"  {line}" for line in class_table(self.class_names, self.classes.ids, counts)]
         if "train" in counts and (warning := absent_classes(self.class_names, counts["train"])):
             lines.append(f"  WARNING: {warning}")

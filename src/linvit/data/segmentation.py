@@ -11,7 +11,7 @@ from linvit.data.base import CLASS_NAMES_OPTION, ImageData, TargetReport
 from linvit.data.sources.data_source import Splits
 from linvit.data.sources.images import Target
 from linvit.data.sources.labels import as_images, features_of, find_column, read_names
-from linvit.data.sources.masks import MaskReader, Masks, as_value, check_masks, describe_masks
+from linvit.data.sources.masks import MaskReader, Masks, as_value
 from linvit.data.sources.pairs import has_masks, load_pairs
 from linvit.data.sources.scan import ScanResult
 from linvit.data.sources.scenes import CLASSES, Scenes, SceneSource
@@ -165,7 +165,7 @@ class SegmentationData(ImageData):
             )
         reader = self.mask_reader
         if table in self.splits and not self.data_source.streaming and not isinstance(self.data_source, SceneSource):
-            check_masks(self.masks(self.splits[table]), self.class_names, table, self.source)
+            self.masks(self.splits[table]).check(self.class_names, table, self.source)
         return {"mask": Target(mask, reader)}
 
     def masks(self, rows: datasets.Dataset) -> Masks:
@@ -199,7 +199,7 @@ class SegmentationData(ImageData):
             if self.mask_column not in rows.features:
                 lines.append(f"  {split:<10}no masks")
                 continue
-            described, findings = describe_masks(self.masks(rows), split, names, workers)
+            described, findings = self.masks(rows).describe(split, names, workers)
             lines += described
             bad += findings
         return TargetReport(lines, bad)

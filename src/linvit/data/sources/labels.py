@@ -38,6 +38,14 @@ def find_column(
     return next(iter(usual + typed), None)
 
 
+def undecoded(rows: datasets.Dataset, *images: str) -> datasets.Dataset:
+    """Some columns of images of a table, as their bytes and paths."""
+    rows = rows.select_columns([*images])
+    for name in images:
+        rows = rows.cast_column(name, datasets.Image(decode=False))
+    return rows
+
+
 def as_images(splits: dict[str, datasets.Dataset], image: str, source: str) -> dict[str, datasets.Dataset]:
     """Rows whose images are bytes or paths, as images; others stay, and splits without the column."""
     plain = {
@@ -83,7 +91,7 @@ def check_labels(rows: datasets.Dataset, image: str, label: str, num_classes: in
     wrong = np.flatnonzero(~known.to_numpy())
     if not len(wrong):
         return
-    paths = rows.select_columns([image]).cast_column(image, datasets.Image(decode=False))
+    paths = undecoded(rows, image)
     first = ", ".join(
         f"{name_of(paths[row][image], f'row {row}')} has {column[row].as_py()}" for row in wrong[:SHOWN].tolist()
     )

@@ -11,12 +11,12 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from linvit.data.sources.images import wrong_size
+from linvit.data.sources.labels import undecoded
 from linvit.data.sources.read import BadImageError, ImageReader, Stored, name_of, reason_of
-from linvit.data.sources.scan import ImageFinding
+from linvit.data.sources.scan import ImageFinding, look_at
 from linvit.data.transforms.decode import open_image
 from linvit.errors import UserError, quote_first
 from linvit.ignore_index import IGNORE_INDEX
@@ -27,6 +27,10 @@ NUMBER_VALUES = 2**16  # values of masks of numbers
 COLOUR_VALUES = 2**24
 Value = int | tuple[int, int, int]
 """What a pixel of a mask says: a number, or a colour (red, green, blue)."""
+
+
+class MaskValueError(BadImageError):
+    """A mask that can be read, but has values that are no classes."""
 
 
 class MaskReader:
@@ -75,12 +79,12 @@ class MaskReader:
         raw = self.raw(stored, label)
         mask = self.classify(raw)
         if (mask == UNKNOWN).any():
-            raise BadImageError(label, self.complaint(self.unknown(np.unique(raw).tolist())))
+            raise MaskValueError(label, self._complaint(np.unique(raw[mask == UNKNOWN]).tolist()))
         return torch.from_numpy(mask)
 
     def classify(self, raw: np.ndarray) -> np.ndarray:
         """Values of pixels, as `raw` has them, to classes, 8-bit; `UNKNOWN` where they are none."""
-        return table(self.meaning, self.coloured).take(raw)
+        return table(self.meaning, COLOUR_VALUES if self.coloured else NUMBER_VALUES).take(raw)
 
     def raw(self, stored: Stored, label: str) -> np.ndarray:
         """The values of the pixels of a mask (h, w): numbers below 65,536, or colours as 24-bit numbers."""
@@ -99,15 +103,11 @@ class MaskReader:
         except Exception as error:  # decoders raise nearly anything on damaged files
             raise BadImageError(label, reason_of(error)) from error
 
-    def unknown(self, found: Iterable[int]) -> list[int]:
-        """Those of some values, as `raw` has them, that are neither classes nor ignored; sorted."""
-        meaning = dict(self.meaning)
-        return sorted(value for value in found if self.value(value) not in meaning)
-
-    def complaint(self, unknown: list[int]) -> str:
+    def _complaint(self, unknown: list[int]) -> str:
         """What is wrong with a mask that has these values, as `raw` has them."""
         kind = "colours" if self.coloured else "values"
-        listed = ", ".join(str(self.value(value)) for value in unknown[:5]) + (", ..." if len(unknown) > 5 else "")
+        values = [(raw >> 16, raw >> 8 & 255, raw & 255) if self.coloured else raw for raw in unknown[:5]]
+        listed = ", ".join(map(str, values)) + (", ..." if len(unknown) > 5 else "")
         first, *_, last = 2 * [*self.classes]
         shown = ", ".join(map(str, self.classes)) if self.given else f"{first} to {last}"
         ignored = f"; ignored: {', '.join(map(str, self.without))}" if self.without else ""
@@ -115,10 +115,6 @@ class MaskReader:
         if unknown == [self.num_classes] and not self.given:
             way += ", or --data.reduce_zero_label=true if classes count from 1 and 0 is for pixels without a class"
         return f"its {kind} {listed} are not classes ({self.num_classes} classes: {shown}{ignored}). {way}"
-
-    def value(self, raw: int) -> Value:
-        """A value as masks and options state it."""
-        return (raw >> 16, raw >> 8 & 255, raw & 255) if self.coloured else raw
 
     def _numbers(self, picture: Image.Image) -> np.ndarray:
         if picture.mode in ("L", "P"):
@@ -156,9 +152,9 @@ def as_value(value: Any) -> Value:
 
 
 @cache
-def table(meaning: tuple[tuple[Value, int], ...], coloured: bool) -> np.ndarray:
+def table(meaning: tuple[tuple[Value, int], ...], length: int) -> np.ndarray:
     """The class of each value of a raw mask, 8-bit; `UNKNOWN` for values that are none."""
-    classes = np.full(COLOUR_VALUES if coloured else NUMBER_VALUES, UNKNOWN, np.uint8)
+    classes = np.full(length, UNKNOWN, np.uint8)
     for value, index in meaning:
         classes[value if isinstance(value, int) else value[0] << 16 | value[1] << 8 | value[2]] = index
     return classes
@@ -178,83 +174,68 @@ class MaskFinding(NamedTuple):
     pixels: Mapping[int, int] = {}
 
 
-class Masks(Dataset[MaskFinding]):
-    """The masks of a split, in a column beside that of images; one is examined when its row is read."""
+class Masks(NamedTuple):
+    """The masks of a split, in a column beside that of images."""
 
-    def __init__(self, rows: datasets.Dataset, image: str, mask: str, reader: MaskReader) -> None:
-        self.image, self.mask = image, mask
-        self.rows = rows.select_columns([image, mask])
-        for column in (image, mask):
-            self.rows = self.rows.cast_column(column, datasets.Image(decode=False))
-        self.reader = reader
+    rows: datasets.Dataset
+    image: str
+    mask: str
+    reader: MaskReader
 
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> MaskFinding:
-        row, reader = self.rows[index], self.reader
-        name = name_of(row[self.mask], f"the mask of {name_of(row[self.image], f'row {index}')}")
+    def look(self, row: Mapping[str, Any], number: int) -> MaskFinding:
+        """Examines the mask of a row."""
+        image = name_of(row[self.image], f"row {number}")
         try:
-            raw = reader.raw(row[self.mask], name)
+            classes = self.reader(row[self.mask], image)
         except BadImageError as error:
-            return MaskFinding(name, error.reason, readable=False)
-        found = dict(zip(*(part.tolist() for part in np.unique(raw, return_counts=True)), strict=True))
-        if unknown := reader.unknown(found):
-            return MaskFinding(name, reader.complaint(unknown))
-        size = reader.images.size(row[self.image])
-        if size is not None and size != raw.shape:
-            return MaskFinding(name, wrong_size("it has", raw.shape, size))
-        meaning, pixels = dict(reader.meaning), Counter[int]()
-        for value, count in found.items():
-            pixels[meaning[reader.value(value)]] += count
-        return MaskFinding(name, pixels=pixels)
+            return MaskFinding(error.name, error.reason, isinstance(error, MaskValueError))
+        size, name = self.reader.images.size(row[self.image]), name_of(row[self.mask], f"the mask of {image}")
+        if size not in (None, classes.shape):
+            return MaskFinding(name, wrong_size("it has", classes.shape, size))
+        return MaskFinding(name, pixels=dict(zip(*map(Tensor.tolist, classes.unique(return_counts=True)), strict=True)))
+
+    def check(self, names: list[str] | None, split: str, source: str) -> None:
+        """Holds masks to the classes and to the sizes of their images, and says how frequent the classes are.
+
+        Single files that cannot be read are left to training, which skips them or not.
+        """
+        rows, reader = undecoded(self.rows, self.image, self.mask), self.reader
+        chosen = np.linspace(0, len(rows) - 1, min(len(rows), LOOKED_AT)).astype(int).tolist()
+        pixels, bad = _sums(self.look(rows[number], number) for number in chosen)
+        for found in bad:
+            if found.readable:
+                raise UserError(f"{found.name} in '{source}': {found.reason}")
+        if len(bad) == len(chosen):
+            raise UserError(f"none of {len(bad)} masks of '{source}' can be read; {bad[0].name}: {bad[0].reason}")
+        as_they_are = not reader.given and not reader.reduce_zero_label
+        if as_they_are and reader.num_classes > 1 and pixels.keys() == {0, IGNORE_INDEX}:
+            raise UserError(
+                f"the masks of '{source}' hold 0 and 255 only, and 255 is the label of ignored pixels; if they are "
+                f"black and white for two classes, set --data.mask_values=[0,255]"
+            )
+        if pixels.keys() == {IGNORE_INDEX}:
+            raise UserError(
+                f"no pixel of {len(chosen)} {split} masks of '{source}' has a class: all are ignored. Are they the "
+                f"right masks, and do they count classes as --data.reduce_zero_label and --data.ignored_values say?"
+            )
+        names = names or [str(index) for index in range(reader.num_classes)]
+        where = f"{len(chosen)} of the {len(rows)} {split} masks of '{source}'"
+        rank_zero_info(f"{where}: {_shares(pixels, names, SHOWN)}")
+        absent = [name for index, name in enumerate(names) if index not in pixels]
+        if absent and split == "train" and len(chosen) == len(rows):
+            rank_zero_warn(f"{where}: no pixel is of the classes {quote_first(absent)}")
+
+    def describe(self, split: str, names: list[str], workers: int) -> tuple[list[str], list[ImageFinding]]:
+        """Examines all masks in several processes: lines about the classes, and the bad masks."""
+        found = look_at(undecoded(self.rows, self.image, self.mask), self.look, workers)
+        pixels, bad = _sums(tqdm(found, total=len(self.rows), unit=" masks"))
+        lines = [f"  {split:<10}{len(self.rows):>12,} masks: {_shares(pixels, names, SHOWN_BY_CHECK)}"]
+        if absent := [name for index, name in enumerate(names) if index not in pixels]:
+            lines.append(f"  {split:<10}WARNING: {len(absent)} classes have no pixel: {quote_first(absent)}")
+        return lines, [ImageFinding("mask", one.name, one.reason) for one in bad]
 
 
-def check_masks(masks: Masks, names: list[str] | None, split: str, source: str) -> None:
-    """Holds masks to the classes and to the sizes of their images, and says how frequent the classes are.
-
-    Single files that cannot be read are left to training, which skips them or not.
-    """
-    chosen = np.linspace(0, len(masks) - 1, min(len(masks), LOOKED_AT)).astype(int).tolist()
-    reader = masks.reader
-    names = names or [str(index) for index in range(reader.num_classes)]
-    pixels, bad = _examine(masks[number] for number in chosen)
-    for found in bad:
-        if found.readable:
-            raise UserError(f"{found.name} in '{source}': {found.reason}")
-    if len(bad) == len(chosen):
-        raise UserError(f"none of {len(bad)} masks of '{source}' can be read; {bad[0].name}: {bad[0].reason}")
-    as_they_are = not reader.given and not reader.reduce_zero_label
-    if as_they_are and reader.num_classes > 1 and pixels.keys() == {0, IGNORE_INDEX}:
-        raise UserError(
-            f"the masks of '{source}' hold 0 and 255 only, and 255 is the label of ignored pixels; if they are black "
-            f"and white for two classes, set --data.mask_values=[0,255]"
-        )
-    if pixels.keys() == {IGNORE_INDEX}:
-        without = ", ".join(map(str, reader.without))
-        raise UserError(
-            f"no pixel of {len(chosen)} {split} masks of '{source}' has a class: all are ignored ({without}). Are they "
-            f"the right masks, and do they count classes as --data.reduce_zero_label and --data.ignored_values say?"
-        )
-    where = f"{len(chosen)} of the {len(masks)} {split} masks of '{source}'"
-    rank_zero_info(f"{where}: {_shares(pixels, names, SHOWN)}")
-    absent = [name for index, name in enumerate(names) if index not in pixels]
-    if absent and split == "train" and len(chosen) == len(masks):
-        rank_zero_warn(f"{where}: no pixel is of the classes {quote_first(absent)}")
-
-
-def describe_masks(masks: Masks, split: str, names: list[str], workers: int) -> tuple[list[str], list[ImageFinding]]:
-    """Examines all masks of a split in several processes: lines about the classes, and the bad masks."""
-    pixels, bad = _examine(tqdm(DataLoader(masks, None, num_workers=workers), unit=" masks"))
-    lines = [f"  {split:<10}{len(masks):>12,} masks: {_shares(pixels, names, SHOWN_BY_CHECK)}"]
-    absent = [name for index, name in enumerate(names) if index not in pixels]
-    if absent:
-        listed = ", ".join(absent[:SHOWN_BY_CHECK])
-        lines.append(f"  {split:<10}WARNING: {len(absent)} classes have no pixel: {listed}")
-    return lines, [ImageFinding("mask", found.name, found.reason) for found in bad]
-
-
-def _examine(masks: Iterable[MaskFinding]) -> tuple[Counter[int], list[MaskFinding]]:
+def _sums(masks: Iterable[MaskFinding]) -> tuple[Counter[int], list[MaskFinding]]:
     """The pixels of each class in all good masks, and the bad ones."""
     pixels, bad = Counter[int](), []
     for found in masks:

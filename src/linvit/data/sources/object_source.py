@@ -6,24 +6,16 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-import datasets
 import numpy as np
 import pyarrow.compute
 from lightning.pytorch.utilities import rank_zero_info
 from tqdm import tqdm
 
-from linvit.data.sources.coco import CocoFiles, CocoTables, find_coco, load_coco
+from linvit.data.sources.coco import CocoTables, find_coco, load_coco
 from linvit.data.sources.data_source import DataSource, Splits
 from linvit.data.sources.images import Reader, Target, Transform
-from linvit.data.sources.labels import Classes, features_of
-from linvit.data.sources.objects import (
-    ObjectAudit,
-    ObjectColumn,
-    ObjectReader,
-    audit_objects,
-    flat_objects,
-    object_column,
-)
+from linvit.data.sources.labels import Classes, features_of, undecoded
+from linvit.data.sources.objects import ObjectAudit, ObjectColumn, ObjectReader, audit_objects, object_column
 from linvit.data.sources.read import ImageReader, name_of
 from linvit.data.sources.splits import HUB, load_splits
 from linvit.errors import UserError, did_you_mean
@@ -41,37 +33,23 @@ class ObjectSource(DataSource):
         images: ImageReader,
         image_column: str | None,
         val_fraction: float,
-        annotation_files: Mapping[str, str] | None,
-        image_folders: Mapping[str, str] | None,
         column: str | None,
         box_format: str,
         class_names: list[str] | None,
         masks: bool,
     ) -> None:
         super().__init__(name, images, image_column, val_fraction)
-        self.annotation_files = annotation_files
-        self.image_folders = image_folders
         self.given_column = column
         self.box_format = box_format
         self.given_names = class_names
         self.masks = masks
 
     @cached_property
-    def coco_files(self) -> dict[str, CocoFiles]:
-        """COCO's files by split, if it has such."""
-        path = Path(self.name).expanduser()
-        if self.annotation_files or (not self.name.startswith(HUB) and path.is_dir()):
-            files = find_coco(path, self.annotation_files, self.image_folders)
-            if files:
-                return files
-        if self.image_folders:
-            raise UserError(f"--data.image_folders needs annotation files of COCO; there are none in '{self.name}'")
-        return {}
-
-    @cached_property
     def coco(self) -> CocoTables | None:
         """The tables of COCO's files, if it has such."""
-        return load_coco(self.coco_files, self.masks) if self.coco_files else None
+        path = Path(self.name).expanduser()
+        files = find_coco(path) if not self.name.startswith(HUB) and path.is_dir() else {}
+        return load_coco(path, files, self.masks) if files else None
 
     @cached_property
     def tables(self) -> Splits:
@@ -82,9 +60,9 @@ class ObjectSource(DataSource):
     def audit(self, split: str) -> ObjectAudit:
         """What there is to say about all objects of a split."""
         assert self.column is not None
-        flat, subset = flat_objects(self.splits[split], self.column), self.given_names is not None
         unread = [] if self.coco is None else self.coco.malformed[split]
-        return audit_objects(flat, self.sizes(split), self.classes.labels, subset, self.column.box_format, unread)
+        subset, labels = self.given_names is not None, self.classes.labels
+        return audit_objects(self.splits[split], self.column, self.sizes(split), labels, subset, unread)
 
     @cached_property
     def column(self) -> ObjectColumn | None:
@@ -100,61 +78,52 @@ class ObjectSource(DataSource):
     @cached_property
     def classes(self) -> Classes:
         """The classes, in the order of their ids."""
-        column = self.column
+        column, given = self.column, self.given_names
         if column is None:
             raise UserError(f"data source '{self.name}' has no objects; it has: {', '.join(features_of(self.tables))}")
         if self.coco is not None:
-            found: dict[Any, str] = dict(sorted(self.coco.categories.items()))
+            found: dict[Any, str] = dict(self.coco.categories)
         elif column.names is not None:
             found = dict(enumerate(column.names))
         else:
             rows = self.splits.get("train", next(iter(self.splits.values())))
-            ids = sorted(set(flat_objects(rows, column).categories.tolist()) - {None})
-            numbered = self.given_names is not None and not isinstance(next(iter(ids), ""), str)
-            if numbered and len(self.given_names or ()) != len(ids):
-                raise UserError(
-                    f"class_names has {len(self.given_names or ())} names, but the objects of '{self.name}' are of "
-                    f"{len(ids)} categories, {ids[:10]}, which it names in this order"
-                )
-            found = dict(zip(ids, self.given_names if numbered and self.given_names else map(str, ids), strict=True))
+            lists = [column.lists(cell, f"row {row}") for row, cell in enumerate(rows[column.name])]
+            ids = sorted({key for own in lists for key in own["category"]} - {None})
+            found = {key: str(key) for key in ids}
+            if given is not None and not isinstance(next(iter(ids), ""), str):  # which it names in this order
+                if len(given) != len(ids):
+                    raise UserError(
+                        f"class_names has {len(given)} names, but the objects of '{self.name}' are of {len(ids)} "
+                        f"categories, {ids[:10]}"
+                    )
+                found = dict(zip(ids, given, strict=True))
         if not found:
             raise UserError(f"data source '{self.name}' has no categories")
-        unknown = [name for name in self.given_names or () if name not in found.values()]
-        if unknown:
-            raise UserError(
-                f"'{self.name}' has no class '{unknown[0]}' (--data.class_names)."
-                f"{did_you_mean(unknown[0], found.values())}"
-            )
-        used = {key: name for key, name in found.items() if self.given_names is None or name in self.given_names}
+        if unknown := [name for name in given or () if name not in found.values()]:
+            hint = did_you_mean(unknown[0], found.values())
+            raise UserError(f"'{self.name}' has no class '{unknown[0]}' (--data.class_names).{hint}")
+        used = {key: name for key, name in found.items() if given is None or name in given}
         return Classes([*used.values()], [*used])
 
     @cache  # noqa: B019
     def sizes(self, split: str) -> np.ndarray:
-        """(H, W) of all images of a split, int (n, 2): as the table says, or else by `header_sizes`."""
+        """(H, W) of all images, int (n, 2): as the table says, or by the headers of files; 0 where none can be read."""
         rows = self.splits[split]
         if {"height", "width"} <= rows.features.keys():
             table = rows.select_columns(["height", "width"]).with_format("arrow")[:]
             sides = [pyarrow.compute.fill_null(table[side], 0).to_numpy() for side in ("height", "width")]
             return np.stack(sides, 1).astype(np.int64)
-        return self.header_sizes(split)
-
-    def header_sizes(self, split: str) -> np.ndarray:
-        """(H, W) of all images of a split, int (n, 2), 0 where an image cannot be read, by the headers of the files."""
-        images = self._stored(split)
-
-        def size(row: int) -> tuple[int, int]:
-            return self.images.size(images[row][self.image_column]) or (0, 0)
-
+        images = undecoded(rows, self.image_column)
         with ThreadPoolExecutor(THREADS) as pool:
-            found = pool.map(size, range(len(images)))
+            found = pool.map(lambda row: self.images.size(images[row][self.image_column]) or (0, 0), range(len(images)))
             return np.array([*tqdm(found, f"sizes of {split} images", len(images), delay=5)], np.int64).reshape(-1, 2)
 
     def trained_rows(self, chosen: np.ndarray | None) -> np.ndarray:
         """Numbers of the training rows without those that have no annotation, or a side of less than `MIN_SIDE`."""
-        shorter, found = self.sizes("train").min(1), self.audit("train")
+        shorter = self.sizes("train").min(1)
         chosen = np.arange(len(shorter)) if chosen is None else chosen
         kept = (shorter >= MIN_SIDE) | (shorter == 0)  # 0 cannot be read: met, and counted, when it is used
-        kept &= np.bincount(found.flat.rows[found.used], minlength=len(shorter)) > 0
+        kept &= self.audit("train").per_image > 0
         used: np.ndarray = chosen[kept[chosen]]
         if not len(used):
             raise UserError(f"all {len(chosen)} training images of '{self.name}' are without objects or too small")
@@ -173,12 +142,7 @@ class ObjectSource(DataSource):
 
     def name_of(self, split: str, row: int) -> str:
         """What messages call the image of a row."""
-        return name_of(self._stored(split)[row][self.image_column], f"row {row}")
-
-    def _stored(self, split: str) -> datasets.Dataset:
-        """The images of a split, undecoded."""
-        images = self.splits[split].select_columns([self.image_column])
-        return images.cast_column(self.image_column, datasets.Image(decode=False))
+        return name_of(undecoded(self.splits[split], self.image_column)[row][self.image_column], f"row {row}")
 
     def reader(self, targets: Mapping[str, Target], transform: Transform) -> Reader:
         """What makes samples of rows; see `DataSource.reader`."""

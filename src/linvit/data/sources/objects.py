@@ -3,15 +3,14 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Literal, NamedTuple, get_args
 
 import datasets
 import numpy as np
-import pyarrow
-import pyarrow.compute
 
 from linvit.data.sources.coco import AnnotationFinding, rle_counts
-from linvit.data.sources.images import Sample, SampleReader, Target, check_target_sizes
+from linvit.data.sources.images import Sample, SampleReader, check_target_sizes
 from linvit.data.sources.labels import find_column
 from linvit.data.sources.read import BadImageError
 from linvit.data.transforms.detection import Objects, trainable, usable
@@ -32,9 +31,26 @@ class ObjectColumn(NamedTuple):
     names: list[str] | None
     box_format: str
 
-    def corners(self, boxes: np.ndarray) -> np.ndarray:
-        """Boxes (n, 4) as x1, y1, x2, y2."""
-        return boxes if self.box_format == "xyxy" else np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], 1)
+    def lists(self, cell: Any, place: str) -> dict[str, list[Any]]:
+        """The values of each field of the objects in a cell."""
+        of_lists = cell or {}
+        found = {
+            field: [one[field] for one in cell] if isinstance(cell, list) else of_lists.get(field) or []
+            for field in self.fields
+        }
+        if len({len(values) for values in found.values()}) > 1:
+            counts = ", ".join(f"{len(values)} of {field}" for field, values in found.items())
+            raise UserError(f"{place} of column '{self.name}' has {counts}; each object needs one of each")
+        return found
+
+    def objects(self, lists: Mapping[str, list[Any]]) -> dict[str, np.ndarray]:
+        """Arrays of the boxes and the other fields of n objects; boxes that are not four numbers are NaN."""
+        boxes = [box if box is not None and len(box) == 4 else [np.nan] * 4 for box in lists["bbox"]]
+        corners = np.array(boxes, np.float64).reshape(-1, 4)
+        if self.box_format == "xywh":
+            corners[:, 2:] += corners[:, :2]
+        kinds = {"iscrowd": bool, "ignore": bool, "area": np.float64}
+        return {"boxes": corners} | {name: np.array(lists[name], kind) for name, kind in kinds.items() if name in lists}
 
 
 def object_column(features: Mapping[str, Any], given: str | None, box_format: str, source: str) -> ObjectColumn | None:
@@ -44,61 +60,11 @@ def object_column(features: Mapping[str, Any], given: str | None, box_format: st
     if name is None:
         return None
     kinds = getattr(features[name], "feature", features[name])  # of a list of structs, or of a struct of lists
-    if not isinstance(kinds, dict):
-        raise UserError(f"column '{name}' of data source '{source}' holds no objects, but {features[name]}")
-    for field in ("bbox", "category"):
-        if field not in kinds:
-            raise UserError(
-                f"column '{name}' of data source '{source}' has no field '{field}'; it has: {', '.join(kinds)}"
-            )
+    if not isinstance(kinds, dict) or not {"bbox", "category"} <= kinds.keys():
+        raise UserError(f"column '{name}' of data source '{source}' holds no objects (bbox, category), but {kinds}")
     kind = kinds["category"]
     names = getattr(getattr(kind, "feature", kind), "names", None)
     return ObjectColumn(name, [field for field in FIELDS if field in kinds], names, box_format)
-
-
-class FlatObjects(NamedTuple):
-    """The objects of all rows of a table, one after another, without masks.
-
-    Row, id and stored category of each (n,), and `objects`: boxes, iscrowd, ignore and area.
-    """
-
-    rows: np.ndarray
-    ids: np.ndarray
-    categories: np.ndarray
-    objects: dict[str, np.ndarray]
-
-
-def flat_objects(rows: datasets.Dataset, column: ObjectColumn) -> FlatObjects:
-    """Reads all objects of a table at once; a table of COCO's size takes a second. Boxes that are not four are NaN."""
-    cells = rows.select_columns([column.name]).with_format("arrow")[:][column.name]
-    cells = cells.combine_chunks() if isinstance(cells, pyarrow.ChunkedArray) else cells
-    compute, of_lists = pyarrow.compute, pyarrow.types.is_struct(cells.type)
-    lists = {field: compute.struct_field(cells, field) if of_lists else cells for field in column.fields}
-    lengths = {field: compute.list_value_length(own).fill_null(0).to_numpy() for field, own in lists.items()}
-    for field, own in lengths.items():
-        if differ := np.flatnonzero(own != lengths["bbox"]).tolist():
-            raise UserError(
-                f"row {differ[0]} of column '{column.name}' has {lengths['bbox'][differ[0]]} of bbox and "
-                f"{own[differ[0]]} of {field}; each object needs one of each"
-            )
-
-    def values(field: str) -> pyarrow.Array:
-        flat = compute.list_flatten(lists[field])
-        return flat if of_lists else compute.struct_field(flat, field)
-
-    where, boxes = np.repeat(np.arange(len(cells)), lengths["bbox"]), values("bbox")
-    four = np.equal(compute.list_value_length(boxes).fill_null(0).to_numpy(zero_copy_only=False), 4)
-    flat = compute.list_flatten(boxes.filter(four)).cast(pyarrow.float64()).fill_null(np.nan)
-    corners = np.full((len(four), 4), np.nan)
-    corners[four] = flat.to_numpy(zero_copy_only=False).reshape(-1, 4)
-    found = {"boxes": column.corners(corners)}
-    for field in ("iscrowd", "ignore"):
-        if field in column.fields:
-            found[field] = values(field).fill_null(False).to_numpy(zero_copy_only=False).astype(bool)
-    if "area" in column.fields:
-        found["area"] = values("area").cast(pyarrow.float64()).to_numpy(zero_copy_only=False)
-    ids = values("id").to_numpy(zero_copy_only=False) if "id" in column.fields else np.arange(len(where))
-    return FlatObjects(where, ids, values("category").to_numpy(zero_copy_only=False), found)
 
 
 @dataclass
@@ -123,44 +89,28 @@ class ObjectReader(SampleReader):
     def _objects(self, cell: Any, size: tuple[int, int]) -> Objects:
         assert self.column is not None
         assert self.labels is not None
-        fields, cell = self.column.fields, cell or {}
-        lists = cell if isinstance(cell, dict) else {field: [one[field] for one in cell] for field in fields}
-        found = {field: lists.get(field) or [] for field in fields}
-        kept = [i for i, category in enumerate(found["category"]) if category in self.labels]
-        stored = [found["bbox"][i] or () for i in kept]
-        boxes = np.array([box if len(box) == 4 else [np.nan] * 4 for box in stored], np.float64).reshape(-1, 4)
-        objects: dict[str, Any] = {
-            "boxes": self.column.corners(boxes),
-            "labels": np.array([self.labels[found["category"][i]] for i in kept], np.int64),
-        }
-        for field, kind in (("iscrowd", bool), ("ignore", bool), ("area", np.float64)):
-            if field in fields:
-                objects[field] = np.array([found[field][i] for i in kept], kind)
-        sound = usable(objects, (size[0], size[1]))  # the others were refused, or are skipped
-        objects = {name: values[sound] for name, values in objects.items()}
+        lists = self.column.lists(cell, "a row")
+        objects: dict[str, Any] = self.column.objects(lists)
+        objects["labels"] = np.array([self.labels.get(category, -1) for category in lists["category"]], np.int64)
+        kept = usable(objects, size) & (objects["labels"] >= 0)  # the others were refused, or are skipped
+        objects = {name: values[kept] for name, values in objects.items()}
         if self.masks:
-            stored = [found["segmentation"][i] for i, good in zip(kept, sound, strict=True) if good]
+            stored = [lists["segmentation"][i] for i in np.flatnonzero(kept)]
             counts = [one if isinstance(one, str) else rle_counts(one, size) for one in stored]  # COCO's table has text
             objects["rles"] = [{"size": list(size), "counts": one} for one in counts]
         return objects
 
 
-def object_targets(column: ObjectColumn, features: Mapping[str, Any]) -> dict[str, Target]:
-    """What is read of a row: objects, and where the table says them the size and COCO's number of the image."""
-    known = [name for name in ("height", "width", "image_id") if name in features]
-    return {"objects": Target(column.name), **{name: Target(name) for name in known}}
-
-
 class ObjectAudit(NamedTuple):
-    """The objects of a split: which are of a class and sound, bool (n,), and how many each class has, int (K,).
+    """The objects of a split: how many that are sound and of a class each image and each class has, int (rows,), (K,).
 
     `total` counts malformed annotations, too; `untrained` are left out of training though the data do not say so.
     `wrong_format` says if the boxes seem to be stored in another format.
     """
 
-    flat: FlatObjects
-    used: np.ndarray
-    counts: np.ndarray
+    per_image: np.ndarray
+    per_class: np.ndarray
+    crowds: int
     total: int
     malformed: list[AnnotationFinding]
     untrained: list[AnnotationFinding]
@@ -168,28 +118,33 @@ class ObjectAudit(NamedTuple):
 
 
 def audit_objects(
-    flat: FlatObjects,
+    rows: datasets.Dataset,
+    column: ObjectColumn,
     sizes: np.ndarray,
     labels: Mapping[Any, int],
     subset: bool,
-    box_format: str,
     unread: Sequence[AnnotationFinding] = (),
 ) -> ObjectAudit:
     """Looks at all objects of a split, given (H, W) of each image, int (rows, 2), 0 of one that cannot be read.
 
     With a `subset` of the categories, others are left out on purpose; `unread` are malformed and not among the objects.
     """
-    objects, boxes, categories = flat.objects, flat.objects["boxes"], flat.categories.tolist()
-    size = tuple(np.where(sizes > 0, sizes, np.inf)[flat.rows].T)  # infinite where it is not known
+    cells = rows.select_columns([column.name]).with_format("arrow")[:][column.name].to_pylist()
+    each = [column.lists(cell, f"row {row}") for row, cell in enumerate(cells)]
+    lists = {field: [*chain.from_iterable(own[field] for own in each)] for field in column.fields}
+    objects, categories = column.objects(lists), lists["category"]
+    where = np.repeat(np.arange(len(each)), [len(own["bbox"]) for own in each])
+    size = tuple(np.where(sizes > 0, sizes, np.inf)[where].T)  # infinite where it is not known
     sound, kept = usable(objects, size), trainable(objects, size)
     known = np.array([category in labels for category in categories], bool)
     meant = np.logical_or.reduce([~sound, *(objects[flag] for flag in ("iscrowd", "ignore") if flag in objects)])
 
     def findings(which: np.ndarray, reason: str, details: Sequence[Any]) -> list[AnnotationFinding]:
+        ids = lists.get("id") or range(len(where))
         places = np.flatnonzero(which).tolist()
-        return [AnnotationFinding(int(flat.rows[i]), str(flat.ids[i]), reason, str(details[i])) for i in places]
+        return [AnnotationFinding(int(where[i]), str(ids[i]), reason, str(details[i])) for i in places]
 
-    corners = boxes.tolist()
+    corners, used = objects["boxes"].tolist(), sound & known
     unsound = "a box that is not four finite numbers, or is far outside of its image, or an infinite area"
     malformed = [
         *unread,
@@ -197,10 +152,15 @@ def audit_objects(
         *findings(sound & ~known & (not subset), "a category that is none of the classes", categories),
     ]
     untrained = findings(~kept & ~meant, "a box outside of its image or thinner than a pixel, or an area of 0", corners)
-    used = sound & known
-    counts = np.bincount([labels[categories[i]] for i in np.flatnonzero(used)], minlength=len(labels))
-    total, wrong = len(flat.rows) + len(unread), _wrong_format(boxes, size, box_format)
-    return ObjectAudit(flat, used, counts, total, malformed, untrained, wrong)
+    return ObjectAudit(
+        np.bincount(where[used], minlength=len(cells)),
+        np.bincount([labels[categories[i]] for i in np.flatnonzero(used)], minlength=len(labels)),
+        int(objects["iscrowd"].sum()) if "iscrowd" in objects else 0,
+        len(where) + len(unread),
+        malformed,
+        untrained,
+        _wrong_format(objects["boxes"], size, column.box_format),
+    )
 
 
 def _wrong_format(boxes: np.ndarray, size: tuple[Any, ...], box_format: str) -> str | None:
@@ -233,23 +193,6 @@ def describe_findings(findings: Sequence[AnnotationFinding], name: Callable[[int
         + (f": {first[reason].detail}" if first[reason].detail else "")
         for reason, count in Counter(finding.reason for finding in findings).most_common()
     ]
-
-
-def audit_lines(found: ObjectAudit, split: str, images: int, name: Callable[[int], str]) -> list[str]:
-    """What `linvit data check` says of a split of so many images; `name` is what messages call that of a row."""
-    flat = found.flat
-    crowds = int(flat.objects["iscrowd"].sum()) if "iscrowd" in flat.objects else 0
-    lines = [
-        f"  {split:<10}{images:>12,} images, {images - len(np.unique(flat.rows)):,} of them without objects; "
-        f"{len(flat.rows):,} objects, {crowds:,} of them crowds"
-    ]
-    if found.malformed:
-        lines.append(f"  {split:<10}{len(found.malformed):>12,} of {found.total:,} ANNOTATIONS ARE MALFORMED")
-        lines += [f"    {line}" for line in describe_findings(found.malformed, name)]
-    if found.untrained:
-        lines.append(f"  {split:<10}WARNING: training leaves out {len(found.untrained):,} objects")
-        lines += [f"    {line}" for line in describe_findings(found.untrained, name)]
-    return lines
 
 
 def absent_classes(names: Sequence[str], counts: np.ndarray) -> str | None:

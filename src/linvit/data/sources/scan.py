@@ -4,26 +4,31 @@ import argparse
 import hashlib
 import json
 import warnings
-from collections import Counter
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from itertools import chain
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import datasets
 import numpy as np
-from PIL import ExifTags
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
-from linvit.data.sources.read import RGB, ImageReader, Stored, name_of, reason_of
-from linvit.data.transforms.bands import LEVELS, TIFF, Bands
-from linvit.data.transforms.decode import header, open_image, stored_values
+from linvit.data.sources.labels import undecoded
+from linvit.data.sources.read import RGB, ImageReader, name_of, reason_of
+from linvit.data.transforms.bands import LEVELS, Bands
+from linvit.data.transforms.decode import header, stored_values
 from linvit.errors import UserError
 
 CHUNK = 32  # images that a process hands over at once
+T = TypeVar("T")
+Look = Callable[[Mapping[str, Any], int], T]
+"""What finds something in a row of a number."""
 
 
 class ImageFinding(NamedTuple):
-    """One image of a split, by its path or row, and why it is bad, or what it is: its kind, (width, height), a hash."""
+    """One image of a split, by its path or row, and why it is bad, or what it is: its kinds, (H, W), a hash."""
 
     split: str
     name: str
@@ -34,95 +39,93 @@ class ImageFinding(NamedTuple):
 
 
 class ScanResult:
-    """The sums of what was found in all images: how many are of each split and kind, those that are bad, and copies."""
+    """The sums of what was found in all images: how many are of each split and kind, those that are bad, and copies.
+
+    `sizes` has (H, W) of all images of each split, in the order of their rows, and (0, 0) of those that are bad.
+    """
 
     def __init__(self) -> None:
         self.images: Counter[str] = Counter()
         self.bad: list[ImageFinding] = []
         self.kinds: Counter[str] = Counter()
         self.copies: list[tuple[str, str]] = []
-        self._sizes: list[tuple[int, int]] = []
+        self.sizes: dict[str, list[tuple[int, int]]] = defaultdict(list)
         self._first: dict[bytes, tuple[str, str]] = {}  # digest -> split and name of the first
 
     def add(self, found: ImageFinding) -> None:
         """Counts one image."""
         self.images[found.split] += 1
+        self.sizes[found.split].append(found.size)
         if found.reason:
             self.bad.append(found)
             return
         self.kinds.update(found.kinds)
-        self._sizes.append(found.size)
         split, name = self._first.setdefault(found.digest, (found.split, found.name))
         if split != found.split:
             self.copies.append((f"{split}: {name}", f"{found.split}: {found.name}"))
 
     def lines(self) -> list[str]:
         """What kinds of images there are and how large, in lines."""
-        sizes = np.array(self._sizes or [(0, 0)]).T
+        sizes = np.array([size for own in self.sizes.values() for size in own if any(size)] or [(0, 0)]).T
         kinds = ", ".join(f"{name} {count:,}" for name, count in self.kinds.most_common()) or "none"
         return [f"  {'formats':<10}{kinds}"] + [
             f"  {side:<10}{own.min()} to {own.max()}, median {int(np.median(own))}"
-            for side, own in zip(("width", "height"), sizes, strict=True)
+            for side, own in zip(("height", "width"), sizes, strict=True)
         ]
 
 
-class _Rows(Dataset[ImageFinding]):
-    """The rows of one split; an image is examined when its row is read."""
+class _Rows(Dataset[T], Generic[T]):
+    """Rows of a table, of which one is looked at when it is read."""
 
-    def __init__(self, rows: datasets.Dataset, image: str, split: str, reader: ImageReader) -> None:
-        self.rows = rows.select_columns([image]).cast_column(image, datasets.Image(decode=False))
-        self.image, self.split, self.reader = image, split, reader
+    def __init__(self, rows: datasets.Dataset, look: Look[T]) -> None:
+        self.rows, self.look = rows, look
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, index: int) -> ImageFinding:
-        stored = self.rows[index][self.image]
-        return examine(stored, self.split, name_of(stored, f"row {index}"), self.reader)
+    def __getitem__(self, index: int) -> T:
+        return self.look(self.rows[index], index)
+
+
+def look_at(rows: datasets.Dataset, look: Look[T], workers: int) -> Iterator[T]:
+    """Yields what is found in each row, in so many processes besides this one."""
+    for findings in DataLoader(_Rows(rows, look), CHUNK, num_workers=workers, collate_fn=list):
+        yield from findings
 
 
 def scan(splits: Mapping[str, datasets.Dataset], image: str, reader: ImageReader, workers: int) -> ScanResult:
     """Examines every image, in so many processes besides this one; splits are compared for copies in their order."""
     found = ScanResult()
-    with tqdm(total=sum(map(len, splits.values())), unit=" images") as bar:
-        for split, rows in splits.items():
-            examined = _Rows(rows, image, split, reader)
-            for findings in DataLoader(examined, CHUNK, num_workers=workers, collate_fn=list):
-                for finding in findings:
-                    found.add(finding)
-                bar.update(len(findings))
+    findings = (
+        look_at(undecoded(rows, image), partial(examine, image=image, split=split, reader=reader), workers)
+        for split, rows in splits.items()
+    )
+    for finding in tqdm(chain.from_iterable(findings), total=sum(map(len, splits.values())), unit=" images"):
+        found.add(finding)
     return found
 
 
-def examine(stored: Stored, split: str, name: str, reader: ImageReader) -> ImageFinding:
-    """Looks at one image with the decoder of training, and at what its file says beyond the pixels."""
-    digest = b""
+def examine(row: Mapping[str, Any], number: int, image: str, split: str, reader: ImageReader) -> ImageFinding:
+    """Looks at one image with the decoder of training, and at what its header says."""
+    name, digest = name_of(row[image], f"row {number}"), b""
     try:
-        data = reader.load(stored)
+        data = reader.load(row[image])
         digest = hashlib.blake2b(data, digest_size=16).digest()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # PIL's about large images and odd metadata
-            reader.read({"bytes": data, "path": None}, name)
-            if data[:4] in TIFF and reader.bands != RGB:  # PIL may not open it
-                kind = header(data)
-                kinds: tuple[str, ...] = (f"{kind.format} of {kind.bands} x {kind.dtype}",)
-                return ImageFinding(split, name, "", digest, kinds, (kind.width, kind.height))
-            with open_image(data) as picture:
-                kinds = (f"{picture.format} {picture.mode}",)
-                if picture.getexif().get(ExifTags.Base.Orientation, 1) not in (0, 1):
-                    kinds += ("turned by EXIF",)
-                if getattr(picture, "is_animated", False):
-                    kinds += ("of several frames",)
-                return ImageFinding(split, name, "", digest, kinds, picture.size)
+            height, width = reader.read({"bytes": data, "path": None}, name).shape[1:]
+            kind = header(data)
     except MemoryError:
         raise
-    except Exception as error:  # a damaged file makes PIL raise nearly anything, in reading its frames and tags too
+    except Exception as error:  # a damaged file makes PIL raise nearly anything
         return ImageFinding(split, name, reason_of(error), digest)
+    kinds = [f"{kind.format} of {kind.bands} x {kind.dtype}", *["turned by EXIF"] * (kind.orientation not in (0, 1))]
+    return ImageFinding(split, name, "", digest, tuple(kinds), (height, width))
 
 
 IMAGES_SAMPLED = 200  # that are looked at, spread evenly over a set
 PIXELS_SAMPLED = 4096  # of each
-PERCENTILES = (0, 0.5, 50, 99.5, 100)
+PERCENTILES = {"least": 0, "0.5 %": 0.5, "median": 50, "99.5 %": 99.5, "largest": 100}
 
 
 class BandValues(NamedTuple):
@@ -145,9 +148,8 @@ def json_list(text: str) -> list[Any]:
 
 def band_values(rows: datasets.Dataset, image: str, reader: ImageReader) -> BandValues:
     """Looks at images spread evenly over a table; those that cannot be read, or are what is asked for, are left out."""
-    rows = rows.select_columns([image]).cast_column(image, datasets.Image(decode=False))
-    kinds: Counter[tuple[int, str]] = Counter()
-    found: dict[tuple[int, str], list[np.ndarray]] = {}
+    rows = undecoded(rows, image)
+    found: dict[tuple[int, str], list[np.ndarray]] = defaultdict(list)
     for number in np.linspace(0, len(rows) - 1, min(len(rows), IMAGES_SAMPLED)).astype(int).tolist():
         try:
             data = reader.load(rows[number][image])
@@ -159,10 +161,9 @@ def band_values(rows: datasets.Dataset, image: str, reader: ImageReader) -> Band
             raise
         except Exception:  # a damaged file, which is listed among the bad images
             continue
-        key = len(values), kind.dtype
-        kinds[key] += 1
         places = np.random.default_rng(number).integers(values[0].size, size=PIXELS_SAMPLED)
-        found.setdefault(key, []).append(values.reshape(len(values), -1)[:, places])
+        found[len(values), kind.dtype].append(values.reshape(len(values), -1)[:, places])
+    kinds = Counter({kind: len(own) for kind, own in found.items()})
     return BandValues(kinds, np.concatenate(found[kinds.most_common(1)[0][0]], 1) if kinds else np.zeros((0, 0)))
 
 
@@ -172,29 +173,23 @@ def describe_bands(found: BandValues, bands: Bands) -> list[str]:
         return []
     kinds = ", ".join(f"{count} of {dtype} ({n:,} images)" for (count, dtype), n in found.kinds.most_common())
     lines = [f"  bands     {kinds}"]
-    numbers = bands.numbers or range(1, len(found.values) + 1)
+    numbers = bands.numbers or tuple(range(1, len(found.values) + 1))
     if max(numbers) > len(found.values):
         return [*lines, f"  NO BAND   {max(numbers)}"]
-    lines.append(
-        f"  {'band':>6}" + "".join(f"{name:>12}" for name in ("least", "0.5 %", "median", "99.5 %", "largest"))
-    )
-    used = [found.values[number - 1].astype(np.float64) for number in numbers]
-    table = [np.percentile(band[np.isfinite(band)], PERCENTILES) if np.isfinite(band).any() else None for band in used]
-    for number, row in zip(numbers, table, strict=True):
-        shown = ["no number"] if row is None else [f"{value:.5g}" for value in row]
-        lines.append(f"  {number:>6}" + "".join(f"{value:>12}" for value in shown))
-    ranges = bands.ranges
-    (_, dtype), options = found.kinds.most_common(1)[0][0], [f"--data.bands=[{','.join(map(str, numbers))}]"]
-    if ranges is None and dtype == "uint8":
-        ranges = ((0.0, LEVELS),)
-    elif ranges is None:
-        ends = [(0.0, 1.0) if row is None else (row[1], row[3] if row[3] > row[1] else row[1] + 1) for row in table]
-        ranges = tuple((float(f"{low:.4g}"), float(f"{high:.4g}")) for low, high in ends)
-    if dtype != "uint8" or bands.ranges is not None:
-        options.append(f"--data.value_range=[{','.join(f'[{low:g},{high:g}]' for low, high in ranges)}]")
-    scaled = (
-        Bands(tuple(numbers), ranges if len(ranges) == len(used) else ranges[:1]).take(found.values[:, None]) / LEVELS
-    )
-    for name, statistic in (("mean", scaled.mean((1, 2))), ("std", scaled.std((1, 2)).clip(1e-3))):
-        options.append(f"--data.{name}=[{','.join(f'{value:.3f}' for value in statistic)}]")
-    return [*lines, f"  options   {' '.join(options)}"]
+    lines.append(f"  {'band':>6}" + "".join(f"{name:>12}" for name in PERCENTILES))
+    ranges, eight_bits = [], found.kinds.most_common(1)[0][0][1] == "uint8"
+    for number in numbers:
+        band = found.values[number - 1].astype(np.float64)
+        known = band[np.isfinite(band)]
+        row = np.percentile(known if len(known) else [0.0, 1.0], [*PERCENTILES.values()])
+        lines.append(f"  {number:>6}" + "".join(f"{value:>12.5g}" for value in row))
+        ends = (0.0, LEVELS) if eight_bits else (row[1], row[3] if row[3] > row[1] else row[1] + 1)
+        ranges.append((float(f"{ends[0]:.4g}"), float(f"{ends[1]:.4g}")))
+    options = {"bands": ",".join(map(str, numbers))}
+    used = bands.ranges or tuple(ranges)
+    if not eight_bits or bands.ranges is not None:
+        options["value_range"] = ",".join(f"[{low:g},{high:g}]" for low, high in used)
+    scaled = Bands(numbers, used if len(used) == len(numbers) else used[:1]).take(found.values[:, None]) / LEVELS
+    options["mean"] = ",".join(f"{value:.3f}" for value in scaled.mean((1, 2)))
+    options["std"] = ",".join(f"{value:.3f}" for value in scaled.std((1, 2)).clip(1e-3))
+    return [*lines, f"  options   {' '.join(f'--data.{name}=[{value}]' for name, value in options.items())}"]

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from linvit.data.loading.sampler import generator, sample_seed
 from linvit.data.sources.data_source import DataSource, Splits
 from linvit.data.sources.images import Reader, Target, Transform
-from linvit.data.sources.labels import Classes
+from linvit.data.sources.labels import Classes, undecoded
 from linvit.data.sources.read import RGB, ImageReader
 from linvit.data.sources.splits import SCENES, Rows, load_splits
 from linvit.data.transforms.decode import decode
@@ -113,8 +113,9 @@ def scene(split: str, seed: int, size: tuple[int, int], options: Scenes = Scenes
 @cache
 def pool(split: str) -> tuple[np.ndarray, np.ndarray]:
     """The digits of a split: 8-bit images (N, 8, 8), and which digits they are (N,)."""
-    rows = load_splits("digits")[split].cast_column("image", datasets.Image(decode=False))
-    return np.stack([decode(row["bytes"])[0].numpy() for row in rows["image"]]), np.array(rows["label"])
+    rows = load_splits("digits")[split]
+    images = undecoded(rows, "image")["image"]
+    return np.stack([decode(stored["bytes"])[0].numpy() for stored in images]), np.array(rows["label"])
 
 
 def background(rng: np.random.Generator, size: tuple[int, int]) -> np.ndarray:

@@ -141,7 +141,8 @@ def prepare(image: Tensor, size: tuple[int, int], crop_mode: CropMode, crop_pct:
     if crop_mode == "center":
         target = cover(image.shape[1], image.shape[2], target)
     top, left = (round((full - side) / 2) for full, side in zip(target, size, strict=True))
-    return crop(resize(image, target), Box(top, left, *size))
+    centre: Tensor = crop(resize(image, target), Box(top, left, *size))
+    return centre
 
 
 def cover(height: int, width: int, target: Sequence[int]) -> tuple[int, int]:
