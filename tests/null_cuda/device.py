@@ -14,7 +14,7 @@ from types import FrameType
 HERE = Path(__file__).resolve().parent
 SOURCE = HERE.parents[1] / "src" / "linvit"
 SITE = Path(sysconfig.get_path("purelib"))
-STUBBED = re.compile(r"__cuda|cuda|cublas|cusolver|cu[A-Z](?!File)")
+STUBBED = re.compile(r"__cuda|cuda|cublas|cudnn|cufft|cusolver|cu[A-Z](?!File)")
 
 
 def missing() -> str | None:
@@ -55,7 +55,7 @@ class Calls:
     """What a block asks of the device.
 
     Attributes:
-        launches: Kernels, products, and copies and fills on the device.
+        launches: Kernels, calls of libraries that compute, and copies and fills on the device.
         waits: How often the host waited for the device, by the line of linvit (or of the caller) that made it wait.
     """
 
@@ -72,7 +72,7 @@ class Calls:
         if name.startswith(b"WAIT"):
             self.waits[_line(sys._getframe())] += 1
         else:
-            self.launches += name.startswith((b"_Z", b"cublas", b"MEMSET", b"D2D"))
+            self.launches += name.startswith((b"_Z", b"cublas", b"cudnn", b"cufft", b"MEMSET", b"D2D"))
 
 
 def _teller() -> ctypes.c_void_p:

@@ -95,8 +95,7 @@ def count(names: list[str], shown: bool, recompute: bool, kernel: bool) -> None:
     sys.path.append(str(HERE.parents[1] / "benchmarks"))
     from authors.focused import Focused
 
-    torch.backends.cudnn.enabled = False  # cuDNN is not stood in for: convolutions are torch's own kernels
-    torch.backends.cuda.enable_cudnn_sdp(False)
+    torch.backends.cuda.enable_cudnn_sdp(False)  # a graph of cuDNN's, which is not stood in for: torch's own kernel
     grid = Grid((SIDE, SIDE))
     x = torch.zeros(BATCH, SIDE * SIDE, DIM, dtype=torch.bfloat16, device="cuda", requires_grad=True)
     for name in names:

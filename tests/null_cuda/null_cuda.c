@@ -1,8 +1,8 @@
 // A CUDA device that is not there: memory is reserved address space, kernels do nothing, and all that is asked of it is
-// told to `null_cuda_tell`. Preloaded, it stands in for the runtime, the driver, cuBLAS and cuSOLVER, so that torch's
-// own CUDA code runs without a GPU: dispatch, checks of devices and dtypes, autocast, the caching allocator.
+// told to `null_cuda_tell`. Preloaded, it stands in for the runtime, the driver, cuBLAS, cuSOLVER, cuDNN and cuFFT, so that
+// torch's own CUDA code runs without a GPU: dispatch, checks of devices and dtypes, autocast, the caching allocator.
 //
-// Told are names of kernels and of cuBLAS's products, "MEMSET", "H2D", "D2H", "D2D" for copies, and "WAIT ..." where
+// Told are names of kernels, of cuBLAS's products, of cuDNN's and cuFFT's passes, "MEMSET", "H2D", "D2H", "D2D" for copies, and "WAIT ..." where
 // the host waits for all that the device was asked. A copy from the device is all zeros. device.py stubs every symbol that is not here.
 #define _GNU_SOURCE
 #include <cuda_runtime_api.h>
@@ -332,3 +332,46 @@ PRODUCT(cublasSgemv_v2)
 PRODUCT(cublasDgemv_v2)
 PRODUCT(cublasSdot_v2)
 PRODUCT(cublasDotEx)
+
+// cuDNN: convolutions, which torch describes as graphs, and batch norms. Each is told as one launch and needs no
+// workspace; the heuristics find one engine for a graph, which has no notes and no knobs.
+
+HANDLE(cudnnCreate)
+HANDLE(cudnnCreateTensorDescriptor)
+HANDLE(cudnnCreateActivationDescriptor)
+size_t cudnnGetVersion(void) { return 99900; }  // torch wants one at least as new as that with which it was built
+int cudnnGetProperty(int part, int *value) { return *value = (int[]){9, 99, 0}[part], 0; }
+int cudnnBackendCreateDescriptor(int type, void **descriptor) { return *descriptor = malloc(256), 0; }
+int cudnnBackendDestroyDescriptor(void *descriptor) { return free(descriptor), 0; }
+int cudnnBackendGetAttribute(void *descriptor, int name, int type, long requested, long *count, void *found) {
+    if (count) *count = name == 202 || name == 300;  // CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_ATTR_ENGINECFG_ENGINE
+    if (type == 3) *(long *)found = 0;               // CUDNN_TYPE_INT64: the engine's number, its workspace
+    return 0;
+}
+PRODUCT(cudnnBackendExecute)
+PRODUCT(cudnnBatchNormalizationForwardTrainingEx)
+PRODUCT(cudnnBatchNormalizationForwardInference)
+PRODUCT(cudnnBatchNormalizationBackwardEx)
+int cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(void *handle, int mode, int operations, void *x, void *z,
+                                                             void *y, void *scale, void *activation, size_t *size) {
+    return *size = 0;
+}
+int cudnnGetBatchNormalizationBackwardExWorkspaceSize(void *handle, int mode, int operations, void *x, void *y,
+                                                      void *dy, void *dz, void *dx, void *scale, void *activation,
+                                                      size_t *size) {
+    return *size = 0;
+}
+int cudnnGetBatchNormalizationTrainingExReserveSpaceSize(void *handle, int mode, int operations, void *activation,
+                                                         void *x, size_t *size) {
+    return *size = 0;
+}
+
+// cuFFT: each transform is told as one launch.
+
+int cufftCreate(int *plan) { return *plan = 1, 0; }
+int cufftXtMakePlanMany(int plan, int rank, long long *n, long long *in, long long in_stride, long long in_distance,
+                        int in_type, long long *out, long long out_stride, long long out_distance, int out_type,
+                        long long batch, size_t *size, int type) {
+    return *size = 0;
+}
+PRODUCT(cufftXtExec)

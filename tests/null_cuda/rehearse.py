@@ -123,6 +123,10 @@ def planted() -> Iterator[tuple[str, Step]]:
     yield "another device", training(lambda: x + torch.ones(8))
     yield "another dtype", training(lambda: x @ torch.ones(8, dtype=torch.float64, device=DEVICE))
     yield "item", training(lambda: x * float(x.sum().item()))
+    conv = nn.Conv2d(4, 4, 3).to(DEVICE, torch.bfloat16)
+    for count in (1, 8):
+        images = torch.zeros(count, 4, 8, 8, device=DEVICE, dtype=torch.bfloat16, requires_grad=True)
+        yield f"{count} convolved", training(lambda images=images: conv(images))
     yield from saving()
 
 
@@ -183,8 +187,7 @@ def report(name: str, calls: Calls, error: str = "") -> None:
 
 def main() -> int:
     """Does each step twice, and counts the second time: what is kept from the first need not be made again."""
-    torch.backends.cudnn.enabled = False  # cuDNN is not stood in for: convolutions are torch's own kernels
-    torch.backends.cuda.enable_cudnn_sdp(False)
+    torch.backends.cuda.enable_cudnn_sdp(False)  # a graph of cuDNN's, which is not stood in for: torch's own kernel
     if sys.argv[1] == "bench":
         return linvit.cli.main(sys.argv[1:])
     if sys.argv[1] == "fit":
