@@ -96,7 +96,11 @@ class FocusedAttention(ConvolvedAttention):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""
-        return super().forward(q, k, v.contiguous(), grid)  # once for both parts
+        v = v.contiguous()  # once for both parts
+        if self.dwc is None:
+            return self.kernel(q, k, v, grid)
+        local = self.convolved(v, grid)  # head by head
+        return self.kernel(q, k, v, grid) + local  # token by token, like the first
 
     @with_kernel
     @recomputed

@@ -131,8 +131,7 @@ class ConvolvedAttention(Attention):
         if getattr(self, self.convolution) is None:
             return self.kernel(q, k, v, grid)
         # The convolution comes first, since torch.compile lays out what precedes one as the channels of an image.
-        local = self.convolved(v, grid)
-        return self.kernel(q, k, v, grid) + local  # laid out like the first
+        return self.convolved(v, grid) + self.kernel(q, k, v, grid)  # token by token, like the first
 
     def kernel(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """The mechanism without the convolution."""
