@@ -59,6 +59,13 @@ def test_training_reports_each_validation_of_both_kinds_of_weights(tmp_path):
     assert header == ["class", "images", "top1", "ema_top1"]
     assert [row[1:3] for row in rows] == by_hand(task, 19)
     assert [[row[1], row[3]] for row in rows] == by_hand(task.ema, 19)
+    titles, *images = table(folder / "val_images.csv")
+    assert titles == ["image", "label", "raw", "ema"]
+    assert [row[:2] for row in images] == [
+        [str(i), str(label)] for i, label in enumerate(RandomImages(19).labels.tolist())
+    ]
+    right = [sum(row[1] == row[column] for row in images) for column in (2, 3)]
+    assert right == [round(sum(int(n) * float(top1 or 0) for n, top1 in by_hand(one, 19))) for one in (task, task.ema)]
     log = EventAccumulator(str(folder)).Reload()
     assert [event.step for event in log.Images("val/confusion")] == [1, 3, 5]  # as the curves
 

@@ -45,10 +45,16 @@ class TestFit:
         assert [path.name for path in run.root.iterdir()] == ["checkpoints"]
         assert [path.name for path in (run.root / "checkpoints").iterdir()] == ["quickstart"]
         found = {re.sub(r"tfevents.*", "tfevents", name) for name in files(run.folder)}
-        others = {"hparams.yaml", "predictions_digits.csv", "test_classes.csv", "test_confusion.png"}  # of other verbs
+        others = {
+            "hparams.yaml",
+            "predictions_digits.csv",
+            "test_classes.csv",
+            "test_confusion.png",
+            "test_images.csv",
+        }  # of other verbs
         kept = {"checkpoints", "checkpoints/best.ckpt", "checkpoints/last.ckpt", "checkpoints/previous.ckpt"}
         kept |= {"checkpoints/.lock"}
-        told = {"metrics.csv", "result.json", "val_classes.csv", "val_confusion.png"}
+        told = {"metrics.csv", "result.json", "val_classes.csv", "val_confusion.png", "val_images.csv"}
         assert found - others == kept | told | {"config.yaml", "events.out.tfevents"}
 
     def test_the_whole_configuration_is_saved(self, run):

@@ -21,12 +21,16 @@ WITH_TEXT = 20  # classes up to which the fractions are written
 
 
 class Findings(NamedTuple):
-    """What a report says of each of K classes: how many of a unit it has (K,), scores (K,) by name, and a picture."""
+    """What a report says of each of K classes: how many of a unit it has (K,), scores (K,) by name, and a picture.
+
+    And, where it is known, of each image: rows of a table, titles first.
+    """
 
     unit: str
     counts: np.ndarray
     scores: Mapping[str, np.ndarray]
     picture: np.ndarray
+    images: Sequence[Sequence[Any]] = ()
 
 
 class Report(Callback):
@@ -82,13 +86,15 @@ class Report(Callback):
         folder = self.folder or (trainer.log_dir if trainer.loggers else None)  # all ranks ask for that of rank 0
         if self._found is None or folder is None or trainer.fast_dev_run or not trainer.is_global_zero:  # type: ignore[attr-defined]
             return
-        unit, counts, scores, picture = self.findings(self._found, pl_module)
+        unit, counts, scores, picture, images = self.findings(self._found, pl_module)
         rows = [["class", unit, *scores]]
         for name, count, *values in zip(class_names(pl_module), counts.tolist(), *scores.values(), strict=True):
             rows.append([name, str(count), *("" if np.isnan(value) else f"{value:.6f}" for value in values)])
         with training_on(trainer):
             Path(folder).mkdir(parents=True, exist_ok=True)
             write_table(Path(folder) / f"{stage}_classes.csv", rows)
+            if images:
+                write_table(Path(folder) / f"{stage}_images.csv", images)
             write_picture(Path(folder) / f"{stage}_{self.name}.png", Image.fromarray(picture))
             self._table = Path(folder) / f"{stage}_classes.csv"
             add_picture(trainer, f"{stage}/{self.name}", picture)
@@ -163,7 +169,8 @@ def confusion_picture(
 class ClassReport(Report):
     """Writes `val_classes.csv` (class, images, top-1) and `val_confusion.png`; after a test, `test_...`.
 
-    The picture is of the weights that `predict_with` names.
+    And `val_images.csv`: each image's number, its label, and the class that each kind of weights finds. The picture is
+    of the weights that `predict_with` names.
     """
 
     name = "confusion"
@@ -178,23 +185,24 @@ class ClassReport(Report):
         self._seen.clear()
 
     def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
-        """Keeps labels and predictions of a batch, on their device."""
+        """Keeps numbers, labels and predictions of a batch, on their device."""
         outputs, batch, *_ = args
         self._weights = tuple(outputs)
-        self._seen.append(torch.stack([batch["label"], *outputs.values()]))  # (1 + kinds of weights, B)
+        self._seen.append(torch.stack([batch["index"].to(batch["label"]), batch["label"], *outputs.values()]))
 
     on_test_epoch_start = on_validation_epoch_start
     on_test_batch_end = on_validation_batch_end  # type: ignore[assignment]
 
     def collect(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> np.ndarray | None:
-        """Labels and predictions (1 + kinds of weights, N) of the images of all devices, on rank 0."""
+        """Numbers, labels and predictions (2 + kinds of weights, N) of the images of all devices, on rank 0."""
         own = torch.cat(self._seen, 1).cpu().numpy() if self._seen else None
         parts = [part for part in gather(own) or [] if part is not None]
         return np.concatenate(parts, 1) if parts else None
 
     def findings(self, found: np.ndarray, pl_module: LightningModule) -> Findings:
         """Images and accuracy of each class."""
-        seen = dict(zip(("label", *self._weights), found, strict=True))
+        found = found[:, found[0].argsort(kind="stable")]
+        seen = dict(zip(("image", "label", *self._weights), found, strict=True))
         label, names = seen["label"], class_names(pl_module)
         images = np.bincount(label, minlength=len(names))
         columns, scores = {"raw": "top1", "ema": "ema_top1"}, {}
@@ -202,4 +210,4 @@ class ClassReport(Report):
             right = np.bincount(label[label == seen[kind]], minlength=len(names))
             scores[columns[kind]] = np.divide(right, images, out=np.full(len(names), np.nan), where=images > 0)
         shown = seen.get(pl_module.hparams["predict_with"], seen["raw"])
-        return Findings("images", images, scores, confusion_picture(label, shown, names))
+        return Findings("images", images, scores, confusion_picture(label, shown, names), [[*seen], *found.T.tolist()])

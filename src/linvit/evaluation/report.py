@@ -11,6 +11,7 @@ from linvit.evaluation.corruptions import corrupt
 from linvit.evaluation.model import EvaluatedModel
 from linvit.evaluation.scores import Score, Work, corruption_errors, is_imagenet, mean_corruption_error
 from linvit.evaluation.sets import ImageSet
+from linvit.experiments.compare.statistics import wilson
 from linvit.experiments.page import Page
 from linvit.experiments.plots import Axis, Series, line_plot
 from linvit.files import replacing
@@ -20,9 +21,10 @@ from linvit.runs.conditions import conditions
 Table = list[tuple[str, ...]]
 SHOWN = 3  # the severity of the pictures
 ABOUT = (
-    "Top-1 is right if one of the image's labels is chosen. Where a set has some of the network's classes, logits of "
-    "the others are left out, and beside it stands the clean score on the same classes. NLL in nats; ECE: expected "
-    "calibration error, 15 bins. Throughput and memory are those of the network on one device and a full batch."
+    "Top-1 is right if one of the image's labels is chosen; 95 %: Wilson's interval over images. Where a set has some "
+    "of the network's classes, logits of the others are left out, and beside it stands the clean score on the same "
+    "classes. NLL in nats; ECE: expected calibration error, 15 bins. Throughput and memory are those of the network on "
+    "one device and a full batch."
 )
 OURS = "mean error over severities and corruptions, not over AlexNet's, whose errors are of ImageNet at 224 pixels"
 PUBLISHED = "mCE, over AlexNet's published errors (Hendrycks and Dietterich 2019)"
@@ -31,7 +33,7 @@ DRAWN = "Corruptions are made here, by the formulas of the paper; frost is drawn
 
 def table_of(scores: Sequence[Score], model: EvaluatedModel) -> Table:
     """A row per set and size, the titles first; of a corrupted set the mean over all."""
-    rows: Table = [("set", "size", "images", "classes", "top-1", "on clean", "NLL", "ECE", "images/s", "MiB")]
+    rows: Table = [("set", "size", "images", "classes", "top-1", "95 %", "on clean", "NLL", "ECE", "images/s", "MiB")]
     sets: dict[tuple[str, tuple[int, int]], list[Score]] = {}
     for score in scores:
         sets.setdefault((score.set, score.size), []).append(score)
@@ -39,7 +41,9 @@ def table_of(scores: Sequence[Score], model: EvaluatedModel) -> Table:
         top1, nll, ece = (sum(each) / len(own) for each in zip(*((s.top1, s.nll, s.ece) for s in own), strict=True))
         clean, speed, memory = own[0].clean, own[0].images_per_second, own[0].peak_memory
         classes = f"{own[0].classes} of {len(model.classes)}"
-        what = (name, f"{size[0]}x{size[1]}", str(own[0].images), classes, f"{top1:.4f}")
+        low, high = wilson(top1, own[0].images)
+        interval = f"{low:.4f}-{high:.4f}" if len(own) == 1 else ""
+        what = (name, f"{size[0]}x{size[1]}", str(own[0].images), classes, f"{top1:.4f}", interval)
         costs = (f"{speed:.0f}", "" if memory is None else f"{memory / 2**20:.1f}")
         rows.append((*what, "" if clean is None else f"{clean:.4f}", f"{nll:.4f}", f"{ece:.4f}", *costs))
     return rows

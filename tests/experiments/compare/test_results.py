@@ -7,6 +7,7 @@ import os
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import yaml
 from PIL import Image
@@ -16,6 +17,7 @@ from linvit.callbacks.report import write_table
 from linvit.experiments.compare import report, tables
 from linvit.experiments.compare.costs import Costs
 from linvit.experiments.compare.results import Results, check_comparable, group, with_published, with_teachers
+from linvit.experiments.compare.statistics import wilson
 from linvit.experiments.measure import Timing
 from linvit.runs.folder import RunFolder, find
 from linvit.tasks.published import PublishedScores
@@ -273,6 +275,27 @@ def test_the_authors_scores_of_the_very_model_stand_beside_ours(folder):
     assert labelled.source == "top1 in per cent (their README)"
     assert [variant.published for variant in labelled.variants] == [None, 72.2]
     assert "72.2" in tables.markdown(labelled)
+
+
+def test_intervals_over_images_are_those_of_the_scored_evaluation_and_paired(tmp_path):
+    right = {"softmax": {0: 80, 1: 80}, "linear": {0: 70, 1: 60}, "focused": {0: 90}}
+    for name, seeds in right.items():
+        for seed, count in seeds.items():
+            run = write_run(tmp_path / f"{name}-seed{seed}/version_0", seed, (0.1, count / 100), attention=name)
+            shown = 100 - count if name == "focused" else count  # of another evaluation, as of the best weights
+            rows = [f"{i},{i % 10},{(i + (i >= shown)) % 10}" for i in range(100)]
+            (run / "val_images.csv").write_text("\n".join(["image,label,raw", *rows]))
+    found = Results("x", group(find([tmp_path])), "softmax", None, ["model.attention"])
+    rows = {row["variant"]: row for row in csv_rows(found, tmp_path)}
+    assert (rows["softmax"]["images_low"], rows["softmax"]["images_high"]) == tuple(map(str, wilson(0.8, 100)))
+    linear = [float(rows["linear"][f"{of}images_{end}"]) for of in ("", "difference_") for end in ("low", "high")]
+    deviation = np.array([1.0] * 60 + [0.5] * 10 + [0.0] * 30).std() / 10
+    assert linear[:2] == pytest.approx([0.65 - 1.96 * deviation, 0.65 + 1.96 * deviation], abs=0.01)
+    paired = np.array([0.0] * 60 + [0.5] * 10 + [1.0] * 10 + [0.0] * 20).std() / 10  # less than of two samples
+    assert linear[2:] == pytest.approx([-0.15 - 1.96 * paired, -0.15 + 1.96 * paired], abs=0.01)
+    assert rows["focused"]["images_low"] == ""
+    assert "| [0.7112, 0.8666] |" in tables.markdown(found)
+    assert "10,000 bootstrap samples of the images" in tables.markdown(found)
 
 
 def test_parts_of_an_option_are_shown_as_one(tmp_path):

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from linvit.experiments.compare.statistics import paired_differences, spread, t_quantile, t_test
+from linvit.experiments.compare.statistics import bootstrap, paired_differences, spread, t_quantile, t_test, wilson
 
 
 def difference(ours, baseline):
@@ -77,3 +77,17 @@ def test_of_29_variants_that_are_alike_few_tables_have_a_star():
         corrected += any(one.significant for one in found)
     assert uncorrected / tables > 0.5
     assert corrected / tables <= 0.05
+
+
+@pytest.mark.parametrize(  # of the literature: Newcombe 1998, table I
+    ("right", "images", "ends"), [(81, 263, (0.2553, 0.3662)), (15, 148, (0.0624, 0.1605)), (0, 20, (0.0, 0.1611))]
+)
+def test_wilsons_interval(right, images, ends):
+    assert wilson(right / images, images) == pytest.approx(ends, abs=5e-5)
+
+
+def test_the_bootstrap_of_many_images_is_the_normal_interval_and_repeats():
+    values = np.random.default_rng(1).choice([0.0, 1 / 3, 2 / 3, 1.0], 2000)
+    half = 1.96 * values.std() / math.sqrt(len(values))
+    assert bootstrap(values) == pytest.approx((values.mean() - half, values.mean() + half), abs=5e-4)
+    assert bootstrap(values) == bootstrap(values)

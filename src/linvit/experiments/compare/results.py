@@ -7,10 +7,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from linvit.errors import UserError
 from linvit.experiments.compare.costs import Costs
 from linvit.experiments.compare.grid import BUDGETS, LENGTHS, TEACHER
-from linvit.experiments.compare.statistics import Difference, paired_differences, spread
+from linvit.experiments.compare.statistics import Difference, bootstrap, paired_differences, spread, wilson
 from linvit.plain_text import printable
 from linvit.runs.folder import RunFolder, Score, flat
 from linvit.tasks.teacher import DISTANCE
@@ -19,6 +21,7 @@ from linvit.tasks.teacher import TEACHER as OF_TEACHER
 AVERAGED = "val/ema_"
 """How curves of a moving average's scores begin."""
 MOST_UNTRAINED = 0.1
+EXACT = 1e-6  # scores are logged in float32
 
 
 @dataclass
@@ -122,6 +125,35 @@ class Results:
             seeds = sorted(ours.keys() & theirs.keys())
             pairs.append(([ours[seed].value for seed in seeds], [theirs[seed].value for seed in seeds]))
         return dict(zip(self.references, paired_differences(pairs), strict=True))
+
+    @cached_property
+    def right(self) -> dict[str, dict[int, np.ndarray]]:
+        """Whether each image (N,) was classified rightly, by variant and seed, of runs whose score says as much.
+
+        These are the runs on the images of the first of them.
+        """
+        found: dict[str, dict[int, np.ndarray]] = {variant.name: {} for variant in self.variants}
+        labels: np.ndarray | None = None
+        for variant in self.variants:
+            for seed, score in variant.scores(self.score).items() if not variant.known else ():
+                table = _predictions(variant.runs[seed], "ema" if self.tag.startswith(AVERAGED) else "raw")
+                if table is not None and abs((table[0] == table[1]).mean() - score.value) < EXACT:
+                    labels = table[0] if labels is None else labels
+                    if np.array_equal(labels, table[0]):
+                        found[variant.name][seed] = table[0] == table[1]
+        return found
+
+    def over_images(self, variant: Variant) -> tuple[tuple[float, float], tuple[float, float]]:
+        """95 % intervals of the score of a variant and of its difference from its reference; NaN if not known."""
+        own, unknown = self.right[variant.name], (math.nan, math.nan)
+        if not own or len(own) < len(variant.finished):
+            return unknown, unknown
+        theirs = self.right.get(self.references.get(variant.name, ""), {})
+        both = [own[seed] * 1.0 - theirs[seed] for seed in sorted(own.keys() & theirs.keys())]
+        shares = np.mean([*own.values()], 0)
+        alike = np.isin(shares, (0, 1)).all()  # in all seeds, if there are several
+        score = wilson(shares.mean(), len(shares)) if alike else bootstrap(shares)
+        return score, bootstrap(np.mean(both, 0)) if both else unknown
 
     def untrained(self) -> dict[str, float]:
         """The part of the untrained start in the moving average that is scored, of variants where it is above 10 %."""
@@ -256,6 +288,20 @@ def _teacher(run: RunFolder) -> str:
     """The source of the teacher of a run."""
     option = run.model.get("teacher")
     return str(option.get("source") if isinstance(option, dict) else option)
+
+
+def _predictions(run: RunFolder, weights: str) -> np.ndarray | None:
+    """Labels and predicted classes (2, N) of the images of the last evaluation, where it has written them."""
+    path = run.folder / "val_images.csv"
+    if not path.is_file():
+        return None
+    try:
+        with path.open(encoding="utf-8") as file:
+            columns = file.readline().strip().split(",")
+            places = [columns.index(name) for name in ("label", weights)]
+            return np.loadtxt(file, np.int64, delimiter=",", usecols=places, ndmin=2).T
+    except ValueError:
+        return None
 
 
 def is_rank(tag: str) -> bool:

@@ -1,4 +1,4 @@
-"""Statistics of scores over seeds: paired differences from a baseline, corrected for the number of comparisons."""
+"""Statistics of scores over seeds and over images: paired differences from a baseline, corrected for their number."""
 
 import math
 import statistics
@@ -10,6 +10,7 @@ import numpy as np
 
 LEVEL = 0.95
 LEAST = 3  # seeds, for a star: of two, the t-test has no power, and its assumption cannot be seen
+SAMPLES = 10_000
 ROUNDING = 1e-6  # relative to the scores, which are logged in float32
 
 
@@ -27,6 +28,22 @@ class Difference(NamedTuple):
     def significant(self) -> bool:
         """Whether Holm's correction leaves a difference at 5 %."""
         return self.p_holm < 1 - LEVEL
+
+
+def wilson(share: float, images: int) -> tuple[float, float]:
+    """The 95 % confidence interval of a share of images (Wilson 1927), which has a width at 0 and 1, too."""
+    z = statistics.NormalDist().inv_cdf((1 + LEVEL) / 2)
+    middle = (share + z * z / (2 * images)) / (1 + z * z / images)
+    half = z / (1 + z * z / images) * math.sqrt(share * (1 - share) / images + (z / (2 * images)) ** 2)
+    return middle - half, middle + half
+
+
+def bootstrap(values: np.ndarray) -> tuple[float, float]:
+    """The 95 % confidence interval of the mean of one value per image (N,), by 10,000 samples of the images."""
+    kinds, counts = np.unique(values.round(9), return_counts=True)
+    drawn = np.random.default_rng(0).multinomial(len(values), counts / len(values), SAMPLES) @ kinds / len(values)
+    low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]).tolist()
+    return low, high
 
 
 def spread(scores: Sequence[float]) -> float:

@@ -57,6 +57,13 @@ def notes(results: Results) -> list[str]:
         f"by Holm's correction for all comparisons of the table; it takes at least {LEAST} seeds, on which the "
         f"differences are not all equal."
     ]
+    if any(results.right.values()):
+        found.append(
+            "Over images: the 95 % confidence interval of the score if other images of the same kind were drawn, by "
+            "10,000 bootstrap samples of the images, of which each has its mean over seeds (Wilson's of one seed, or "
+            "where all agree on each image). Of the difference from the same row, over the seeds that both have: by "
+            "paired samples. The networks are given: the spread over seeds is not in it."
+        )
     found.append("Best: the best score of each run, mean over seeds, and the median of its epoch.")
     if results.level is not None:
         found[-1] += (
@@ -158,11 +165,14 @@ def _table(results: Results) -> list[dict[str, Cell]]:
         for title, (tag, name) in curves.items():
             mean, deviation, _ = results.summary(variant, tag)
             row[title] = _score(mean, deviation, f"{name}mean", f"{name}standard_deviation")
+        own, of_difference = results.over_images(variant)
+        row["over images"] = _interval(own, "images")
         epochs = sorted({score.epoch for score in scores.values()} - {0})
         row["epoch"] = Cell(" to ".join(map(str, [*epochs[:1], *epochs[1:][-1:]])) or "-", {})
         incomplete = f" ({len(variant.trouble)} incomplete)" * bool(variant.trouble)
         row["seeds"] = Cell("-" if variant.known else f"{len(scores)}{incomplete}", {"seeds": len(scores)})
         row[apart] = _difference(results, variant.name, differences.get(variant.name))
+        row["difference over images"] = _interval(of_difference, "difference_images")
         row["best (epoch)"] = Cell(f"{best[0]:.4f} ({best[1]})" if best else "-", {"best_mean": best and best[0]})
         if results.level is not None:
             for name, values in zip(("epochs", "seconds"), results.reached(variant), strict=True):
@@ -202,6 +212,12 @@ def _score(mean: float, deviation: float, *names: str) -> Cell:
     """A mean over seeds, with its standard deviation if there are several."""
     more = "" if math.isnan(deviation) else f" ± {deviation:.4f}"
     return _cell(lambda mean: f"{mean:.4f}{more}", **dict(zip(names, (mean, deviation), strict=False)))
+
+
+def _interval(ends: tuple[float, float], name: str) -> Cell:
+    return _cell(
+        lambda low: f"[{low:.4f}, {ends[1]:.4f}]", **dict(zip((f"{name}_low", f"{name}_high"), ends, strict=True))
+    )
 
 
 def _difference(results: Results, name: str, difference: Difference | None) -> Cell:
