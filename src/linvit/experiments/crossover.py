@@ -27,10 +27,8 @@ def costs_by_size(networks: Mapping[str, nn.Module], image: Tensor, device: torc
     for times in TIMES:
         images = image[None].repeat(1, 1, times, times).to(device)
         height, width = images.shape[-2:]
-        candidates = [
-            Candidate(name, (height, width), width, partial(_with_images, network, images))
-            for name, network in networks.items()
-        ]
+        build = {name: partial(_with_images, network, images) for name, network in networks.items()}
+        candidates = [Candidate(name, (height, width), own) for name, own in build.items()]
         costs, _ = measure_costs(candidates, Settings(str(device), backward=False), budget=seconds / len(TIMES))
         if not all(cost.seconds for cost in costs):
             break
@@ -47,7 +45,7 @@ def _with_images(network: nn.Module, images: Tensor, _: Any) -> tuple[nn.Module,
 
 def times_of(costs: Iterable[Cost], name: str) -> dict[float, float]:
     """The seconds of one network's forward pass by size."""
-    return {float(cost.amount): cost.seconds["forward"].median for cost in costs if cost.name == name}
+    return {float(cost.size[1]): cost.seconds["forward"].median for cost in costs if cost.name == name}
 
 
 def growth_exponent(costs: Mapping[float, float]) -> float | None:

@@ -77,7 +77,7 @@ class Findings(NamedTuple):
         costs = [["side", "teacher (ms)", "student (ms)", "student / teacher", "teacher (MiB)", "student (MiB)"]]
         teacher, student = (times_of(self.costs, name) for name in ("teacher", "student"))
         for pair in zip(self.costs[::2], self.costs[1::2], strict=True):
-            side = pair[0].amount
+            side = pair[0].size[1]
             times = [f"{1e3 * own[side]:.2f}" for own in (teacher, student)]
             ratio = f"{student[side] / teacher[side]:.2f}"
             costs.append([str(side), *times, ratio, *(f"{cost.peak['forward'] / 2**20:.1f}" for cost in pair)])
@@ -95,8 +95,8 @@ class Findings(NamedTuple):
             name = "error at the start" if when == "start" else f"error after epoch {when}"
             rows += [(name, layer, error) for layer, error in errors.items()]
         for cost in self.costs:
-            rows.append((f"seconds at {cost.amount}", cost.name, cost.seconds["forward"].median))
-            rows.append((f"bytes at {cost.amount}", cost.name, cost.peak["forward"]))
+            rows.append((f"seconds at {cost.size[1]}", cost.name, cost.seconds["forward"].median))
+            rows.append((f"bytes at {cost.size[1]}", cost.name, cost.peak["forward"]))
         return rows
 
 

@@ -79,23 +79,17 @@ def interleaved(
         if seconds < LONG:  # else the first call tells enough, and a second one takes too long
             seconds = sample(work, 1)
         calls[name] = max(1, math.ceil(SAMPLE / max(seconds, 1e-9)))
-    share = budget / max(len(works), 1)
+    share, spent = budget / max(len(works), 1), dict.fromkeys(works, 0.0)
 
-    def left(name: str) -> float:
-        """Seconds that a callable has still to run, as far as its samples so far tell; 0 if it is done."""
-        taken = len(times[name])
-        if not taken:
-            return share
-        each = calls[name] * statistics.mean(times[name])
-        if taken < least:
-            return max(share - taken * each, (least - taken) * each)
-        return 0.0 if taken >= MOST else max(0.0, min(share - taken * each, (MOST - taken) * each))
+    def unfinished(name: str) -> bool:
+        return len(times[name]) < least or (spent[name] < share and len(times[name]) < MOST)
 
-    while unfinished := [name for name in works if left(name) > 0]:
-        for name in unfinished:
+    while running := [name for name in works if unfinished(name)]:
+        for name in running:
             times[name].append(sample(works[name], calls[name]))
+            spent[name] += calls[name] * times[name][-1]
             if on_sample is not None:
-                on_sample(sum(map(left, works)))
+                on_sample(sum(max(0.0, share - spent[name]) for name in works if unfinished(name)))
     return {name: Timing(tuple(times[name])) for name in works}
 
 

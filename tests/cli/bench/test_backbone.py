@@ -6,7 +6,7 @@ import pytest
 
 import linvit
 from linvit.cli import bench
-from linvit.experiments.bench import backbone as backbone_costs
+from linvit.experiments.bench import builders
 from linvit.model_info import model_info
 
 QUICK = ["--img_sizes=32,32x48", "--budget=0.05"]
@@ -14,7 +14,7 @@ QUICK = ["--img_sizes=32,32x48", "--budget=0.05"]
 
 @pytest.fixture(autouse=True)
 def _own_memory(monkeypatch):
-    monkeypatch.setattr("linvit.cli.bench.options.keep_memory", lambda: None)
+    monkeypatch.setattr("linvit.cli.bench.costs.keep_memory", lambda: None)
 
 
 def test_sizes_and_crossover(tmp_path, capsys):
@@ -35,9 +35,7 @@ def test_sizes_and_crossover(tmp_path, capsys):
 
 def test_published_accuracy_is_labelled_and_not_of_backbones_that_were_changed(tmp_path, monkeypatch, capsys):
     info = model_info()
-    monkeypatch.setattr(
-        backbone_costs, "model_info", lambda: info | {"deit_nano": info["deit_nano"]._replace(top1=1.5)}
-    )
+    monkeypatch.setattr(builders, "model_info", lambda: info | {"deit_nano": info["deit_nano"]._replace(top1=1.5)})
     given = ["deit_nano", "--img_sizes=32,48", "--budget=0.01", "--forward_only"]
     assert bench.main(["backbone", *given, "--output", str(tmp_path / "own")]) == 0
     assert "crossover" not in capsys.readouterr().out  # of one backbone with itself

@@ -1,7 +1,8 @@
 """What modules cost: time, memory and operations of passes and training steps, side by side at several sizes."""
 
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from linvit import machine
 from linvit.analysis.operations import count_on_meta, kept_for_backward
 from linvit.errors import UserError
-from linvit.experiments.bench.runner import Candidate, Mode, Runner, Settings
+from linvit.experiments.bench.runner import Build, Candidate, Mode, Runner, Settings
 from linvit.experiments.measure import Timing, interleaved, out_of_memory, peak_memory
 
 PASSES = {
@@ -28,7 +29,7 @@ class Cost:
 
     name: str
     size: tuple[int, int]  # of the patch grid or image, (H, W)
-    amount: int  # of tokens or pixels
+    mode: Mode = "eager"
     parameters: int | None = None
     macs: int | None = None  # of the forward pass on one image; see `Operations`
     flops: int | None = None
@@ -36,7 +37,11 @@ class Cost:
     peak: dict[str, int] = field(default_factory=dict)  # most bytes at one time, beyond inputs, weights, an optimizer's
     kept: int | None = None  # bytes for backward, without weights
     note: str = ""
-    mode: Mode = "eager"
+
+    @property
+    def amount(self) -> int:
+        """Tokens or pixels."""
+        return math.prod(self.size)
 
     @property
     def label(self) -> str:
@@ -52,6 +57,40 @@ class Cost:
         self.note = "; ".join(filter(None, [self.note, f"{PASSES[name][0]}: {reason}" if name else reason]))
 
 
+def costs_over_sizes(
+    builders: Mapping[str, Build],
+    sizes: Sequence[tuple[int, int]],
+    settings: Settings,
+    *,
+    skipped: Collection[str] = (),
+    budget: float,
+    report: Callable[[str], None],
+    clock: Callable[[], float] = time.perf_counter,
+) -> tuple[list[Cost], bool]:
+    """Measures modules by their names at every size (H, W), the small ones first; see `measure_costs`.
+
+    Sizes follow one another, so that not all weights are in memory at once. Those that are `skipped` have no attention
+    of linvit's own, whose modes could differ.
+    """
+    costs: list[Cost] = []
+    for size in sorted(sizes, key=math.prod):
+        candidates = [
+            Candidate(name, size, build, mode)
+            for name, build in builders.items()
+            for mode in settings.modes
+            if not (name in skipped and mode in ("no recompute", "triton"))
+        ]
+
+        def told(text: str, at: str = format_size(size)) -> None:
+            report(f"{at}: {text}")
+
+        found, interrupted = measure_costs(candidates, settings, budget=budget / len(sizes), clock=clock, report=told)
+        costs += found
+        if interrupted:
+            return costs, True
+    return costs, False
+
+
 def measure_costs(
     candidates: Sequence[Candidate],
     settings: Settings,
@@ -60,31 +99,30 @@ def measure_costs(
     clock: Callable[[], float] = time.perf_counter,
     report: Callable[[str], None] = lambda progress: None,
 ) -> tuple[list[Cost], bool]:
-    """Measures operations and memory of each candidate, the small ones first, and then the time of all in turns.
+    """Measures operations and memory of each candidate, and then the time of all in turns.
 
     A pass for which the memory does not suffice (on a CPU 80 % of what is free), or that fails, is left out, and the
     cost's note says why. The budget is that of `interleaved`; `report` is told how far it is, in words. Returns the
     costs in the order of the candidates, and whether Ctrl-C ended the measurement: they have what was measured by then.
     """
-    costs = [Cost(one.name, one.size, one.amount, mode=one.mode) for one in candidates]
-    runners: dict[int, Runner] = {}
+    costs = [Cost(one.name, one.size, one.mode) for one in candidates]
     times: dict[str, list[float]] = {}
     works: dict[str, Callable[[], Any]] = {}
-    by_size = sorted(range(len(candidates)), key=lambda i: candidates[i].amount)
     limit = machine.memory_limit() if torch.device(settings.device).type == "cpu" else nullcontext()
     interrupted = True
     with limit, suppress(KeyboardInterrupt):
-        for done, i in enumerate(by_size):
-            what = "compiling" if costs[i].mode == "compiled" else "memory"
-            report(f"{done / len(by_size):4.0%} {what}: {costs[i].label}, {format_size(costs[i].size)}")
+        for i, (cost, candidate) in enumerate(zip(costs, candidates, strict=True)):
+            report(f"{i / len(costs):4.0%} {'compiling' if cost.mode == 'compiled' else 'memory'}: {cost.label}")
             try:
-                runners[i] = Runner(*candidates[i].build(costs[i].size), settings, costs[i].mode)
-                _memory(costs[i], runners[i])
-                _count(costs[i], runners[i])
+                runner = Runner(*candidate.build(cost.size), settings, cost.mode)
+                _memory(cost, runner)
+                found = count_on_meta(runner.evaluated, *runner.inputs, **runner.options)
+                cost.parameters, cost.macs = found.parameters, found.matmul // settings.batch
+                cost.flops = found.flops // settings.batch
             except Exception as error:
-                costs[i].failed("", error)
-            for name in costs[i].peak:
-                works[f"{i} {name}"] = _guarded(costs[i], name, getattr(runners[i], name))
+                cost.failed("", error)
+            for name in cost.peak:
+                works[f"{i} {name}"] = _guarded(cost, name, getattr(runner, name))
 
         def on_sample(left: float) -> None:
             report(f"timing, {left:.0f} s left")
@@ -101,12 +139,6 @@ def measure_costs(
 def format_size(size: tuple[int, int]) -> str:
     """A size as one writes it: "14x28"."""
     return f"{size[0]}x{size[1]}"
-
-
-def _count(cost: Cost, runner: Runner) -> None:
-    """The operations of a forward pass on one image."""
-    found, batch = count_on_meta(runner.evaluated, *runner.inputs, **runner.options), runner.settings.batch
-    cost.parameters, cost.macs, cost.flops = found.parameters, found.matmul // batch, found.flops // batch
 
 
 def _memory(cost: Cost, runner: Runner) -> None:

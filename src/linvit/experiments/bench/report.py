@@ -1,6 +1,6 @@
 """The costs of modules as tables, files and plots."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +12,6 @@ from linvit.experiments.measure import Timing
 from linvit.experiments.plots import Axis, Series, line_plot
 from linvit.plain_text import markdown_table
 
-MIB = 2**20
 CROSSOVER = (
     "From which {0} on a module costs at most what {1} does, up to the largest that was measured ({2}). Between two "
     "measured sizes the ratio of the two costs is taken for a straight line on log axes. Where memory does not suffice "
@@ -39,37 +38,38 @@ class Metric(NamedTuple):
     title: str
     short: str
     unit: str
-    measured: Callable[[Cost], Timing | int | None]  # a timing, or bytes; None if it was not
+    attribute: str  # of a cost
+    of: str = ""  # the pass
+
+    def measured(self, cost: Cost) -> Timing | None:
+        """Seconds, or bytes as one sample; None if it was not measured."""
+        found = getattr(cost, self.attribute)
+        found = found.get(self.of) if self.of else found
+        return Timing((found,)) if isinstance(found, int) else found
+
+    @property
+    def scale(self) -> float:
+        """From seconds or bytes to the unit."""
+        return 1e3 if self.unit == "ms" else 2**-20
 
     def value(self, cost: Cost) -> float | None:
-        """The cost in its unit; None if it was not measured."""
+        """The cost in its unit."""
         found = self.measured(cost)
-        return None if found is None else found.median * 1e3 if isinstance(found, Timing) else found / MIB
+        return None if found is None else found.median * self.scale
 
     def spread(self, cost: Cost) -> tuple[float, float] | None:
         """The quartiles of a time."""
-        found = self.measured(cost)
-        return (found.quartiles[0] * 1e3, found.quartiles[1] * 1e3) if isinstance(found, Timing) else None
-
-    def ratio(self, over: Cost, under: Cost) -> float | None:
-        """One cost over another; times are compared round by round."""
-        top, bottom = self.measured(over), self.measured(under)
-        if isinstance(top, Timing) and isinstance(bottom, Timing):
-            return top.over(bottom)
-        return top / bottom if isinstance(top, int) and isinstance(bottom, int) and bottom else None
-
-
-def _of_pass(attribute: str, key: str) -> Callable[[Cost], Timing | int | None]:
-    return lambda cost: getattr(cost, attribute).get(key)
+        found = self.measured(cost) if self.unit == "ms" else None
+        return None if found is None else (found.quartiles[0] * self.scale, found.quartiles[1] * self.scale)
 
 
 METRICS = (
     *(
-        Metric(f"{key}_{kind}", f"{what} of a {title}", f"{short} {kind}", unit, _of_pass(attribute, key))
+        Metric(f"{key}_{kind}", f"{what} of a {title}", f"{short} {kind}", unit, attribute, key)
         for kind, what, unit, attribute in (("time", "time", "ms", "seconds"), ("peak", "peak memory", "MiB", "peak"))
         for key, (title, short) in PASSES.items()
     ),
-    Metric("kept", "memory kept for backward", "kept", "MiB", lambda cost: cost.kept),
+    Metric("kept", "memory kept for backward", "kept", "MiB", "kept"),
 )
 
 
@@ -172,9 +172,13 @@ class CostReport(NamedTuple):
         rows = [self._head()]
         for name in dict.fromkeys(cost.name for cost in self.costs if cost.mode == mode):
             for metric in self.metrics:
-                found = [metric.ratio(at[name, mode, size], at[name, "eager", size]) for size in self.sizes]
-                if any(found):
-                    rows.append([f"{name}, {metric.short}", *("-" if one is None else f"{one:.2f}" for one in found)])
+                pairs = [
+                    (metric.measured(at[name, mode, size]), metric.measured(at[name, "eager", size]))
+                    for size in self.sizes
+                ]
+                found = [f"{own.over(eager):.2f}" if own and eager and eager.median else "-" for own, eager in pairs]
+                if {*found} != {"-"}:
+                    rows.append([f"{name}, {metric.short}", *found])
         return rows
 
     def _operations(self) -> list[list[str]]:
@@ -213,13 +217,13 @@ class CostReport(NamedTuple):
             axes = Axis(self.axis, True, ticks), Axis(f"{metric.title}, {metric.unit}", True)
             yield f"{metric.key}.svg", line_plot(f"{self.title}: {metric.title}", series, *axes, note)
 
-    def write(self, folder: Path) -> None:
-        """Writes `costs.csv`, `costs.md` and a plot of each cost over the size; the folder is made."""
+    def write(self, folder: Path, plots: Mapping[str, str]) -> None:
+        """Writes `costs.csv`, `costs.md`, a plot of each cost over the size, and `plots`; the folder is made."""
         folder.mkdir(parents=True, exist_ok=True)
         also = {"date": self.conditions["date"], "machine": self.conditions["machine"]}
         rows = [_row(cost, int(self.conditions["batch"])) | also for cost in self.costs]
         write_table(folder / "costs.csv", [[*rows[0]], *([*row.values()] for row in rows)])
-        for name, text in (("costs.md", self.markdown()), *self.plots()):
+        for name, text in (("costs.md", self.markdown()), *self.plots(), *plots.items()):
             (folder / name).write_text(text, encoding="utf-8")
 
 
@@ -230,11 +234,12 @@ def _row(cost: Cost, batch: int) -> dict[str, Any]:
     row |= {"parameters": cost.parameters, "macs": cost.macs, "flops": cost.flops}
     for key in PASSES:
         timing = cost.seconds.get(key)
-        low, high = (None, None) if timing is None else timing.quartiles
-        row |= {f"{key}_seconds": None if timing is None else timing.median}
-        row |= {f"{key}_seconds_low": low, f"{key}_seconds_high": high}
-        row |= {f"{key}_samples": None if timing is None else len(timing.samples)}
-        row |= {f"{key}_images_per_second": None if timing is None else batch / timing.median}
+        columns = ("seconds", "seconds_low", "seconds_high", "samples", "images_per_second")
+        row |= {f"{key}_{column}": None for column in columns}
+        if timing is not None:
+            median, samples = timing.median, len(timing.samples)
+            values = (median, *timing.quartiles, samples, batch / median)
+            row |= {f"{key}_{column}": value for column, value in zip(columns, values, strict=True)}
         row |= {f"{key}_peak_bytes": cost.peak.get(key)}
     return row | {"kept_for_backward_bytes": cost.kept, "note": cost.note}
 

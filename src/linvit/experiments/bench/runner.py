@@ -42,16 +42,18 @@ class Settings(NamedTuple):
         return ("forward", "training_step" if self.optimizer else "forward_backward")[: 1 + self.backward]
 
 
-class Candidate(NamedTuple):
-    """A module at one size (H, W), of patches or pixels, whose number is `amount`.
+Built = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
+"""A module, its inputs and keyword arguments."""
+Build = Callable[[tuple[int, int]], Built]
+"""Makes these for a size (H, W), of patches or pixels, and may raise a `UserError`."""
 
-    `build` makes the module, its inputs and keyword arguments for any size, and may raise a `UserError`.
-    """
+
+class Candidate(NamedTuple):
+    """A module at one size (H, W)."""
 
     name: str
     size: tuple[int, int]
-    amount: int
-    build: Callable[[tuple[int, int]], tuple[nn.Module, tuple[Any, ...], dict[str, Any]]]
+    build: Build
     mode: Mode = "eager"
 
 
@@ -69,8 +71,7 @@ class Runner:
         settings: Settings,
         mode: Mode = "eager",
     ) -> None:
-        self.settings = settings
-        self.mode = mode
+        self.settings, self.mode = settings, mode
         if "triton" in settings.modes:
             set_attention_kernel(module, "triton" if mode == "triton" else "torch")
         if mode == "no recompute":

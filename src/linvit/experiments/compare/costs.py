@@ -85,7 +85,7 @@ def measure(
             except Exception as error:  # one model that cannot be built keeps no other from the table
                 found[one] = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
     candidates = [
-        Candidate(name, one.size, one.size[0] * one.size[1], partial(_with_images, one.network, device, one.channels))
+        Candidate(name, one.size, partial(_with_images, one.network, device, one.channels))
         for name, one in built.items()
     ]
     measured, _ = measure_costs(candidates, Settings(device=device, batch=BATCH), budget=budget)
@@ -112,7 +112,7 @@ def of_a_step(runs: Mapping[str, Run], kind: str, budget: float, device: str) ->
         size, channels = image_size(run.facts["img_size"]), run.facts.get("in_chans", 3)
         batch = run.data.batch_size
         build = partial(_with_images, network, device, channels, batch=batch)
-        candidates.append(Candidate(name, size, size[0] * size[1], build))
+        candidates.append(Candidate(name, size, build))
     clock = time.process_time if kind == "cpu_time" and device == "cpu" else time.perf_counter
     settings = Settings(device=device, batch=batch)
     measured, _ = measure_costs(candidates, settings, budget=budget * (kind == "cpu_time"), clock=clock)

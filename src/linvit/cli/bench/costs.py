@@ -1,0 +1,265 @@
+"""`linvit bench attention` and `linvit bench backbone`: time, memory and operations over tokens or the image size."""
+
+import argparse
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from linvit.analysis.roofline import GPUS
+from linvit.attention.kernels.formula import INTERPRETED
+from linvit.cli.spec import read_spec, read_value, usable_device
+from linvit.errors import UserError, check_number
+from linvit.experiments.bench.builders import (
+    BASELINES,
+    accuracy_plot,
+    attention_builders,
+    backbone_builders,
+    check_builds,
+    record_kernels,
+    roofline,
+)
+from linvit.experiments.bench.costs import costs_over_sizes
+from linvit.experiments.bench.report import CostReport
+from linvit.experiments.bench.runner import Build, Mode, Settings
+from linvit.machine import keep_memory
+from linvit.registry import attentions, backbones
+from linvit.runs.conditions import conditions, cpu_load
+from linvit.terminal import argument_parser, reflow, terminal_width
+
+DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
+CTRL_C = 130  # the exit code of a program that it ended
+INTERRUPTED = "interrupted"  # of the conditions
+GRIDS = "14x14,14x28,28x28,28x56,56x56"
+NAMES = ("deit_tiny", "flatten_deit_tiny", "pvt_tiny", "flatten_pvt_tiny", "swin_tiny", "flatten_swin_tiny")
+MODES: dict[str, tuple[Mode, str]] = {
+    "compile": ("compiled", "by torch.compile, and the ratio of the two; takes minutes"),
+    "no_recompute": ("no recompute", "with recompute_attention=false: it keeps more for backward and is faster"),
+    "kernel": (
+        "triton",
+        "with attention_kernel=triton, where it has a kernel, after a check of its values; what a GPU finds is "
+        "recorded for attention_kernel=auto",
+    ),
+}
+ATTENTION = """examples:
+  linvit bench attention                     all mechanisms up to 3,136 tokens:
+                                             minutes on a CPU
+  linvit bench attention linear focused --grids 14,28,56,56x112,112
+  linvit bench attention '{name: focused, focusing_factor: 4}' focused
+  linvit bench attention my_package.my_module:MyAttention
+  linvit bench attention --device cuda --dtype bfloat16 --autocast --layer
+  linvit bench attention focused linear --layer --batch 4 --grids 56 --compile
+                                             torch.compile: how much faster?
+  linvit bench attention focused linear --device cuda --dtype bfloat16 --kernel
+                                             Triton's kernels: quicker here?
+  linvit bench attention focused linear --no_recompute --layer --batch 4
+                                             recomputing in backward: what does
+                                             it save, and what does it cost?
+
+Beside the mechanisms are measured torch's scaled_dot_product_attention
+("torch's SDPA") and a naive softmax. Printed are the medians, from which
+number of tokens on a mechanism costs less than these (the crossover), and how
+its costs grow with the number of tokens (the exponent). Tables with quartiles
+(Markdown, CSV) and plots (SVG) are written.
+
+Time is that of whole calls. At each size modules take turns, in as many rounds
+as its share of the budget allows, at least three. Memory is what a call
+allocates beyond its inputs and weights. A size that cannot be measured is left
+out, and the tables say why. Ctrl-C ends the measurement and keeps what is
+measured.
+"""
+BACKBONE = """examples:
+  linvit bench backbone                      DeiT, PVT and Swin, with their own
+                                             and with focused attention
+  linvit bench backbone swin_tiny flatten_swin_tiny --img_sizes 224,384,512x768
+  linvit bench backbone deit_tiny '{name: timm, model: vit_tiny_patch16_224}'
+  linvit bench backbone pvt_v2_b0 --attention hydra --forward_only --budget 20
+  linvit bench backbone deit_tiny hydra_deit_base --device cuda --batch 64
+  linvit bench backbone swin_tiny --img_sizes 224 --batch 8 --compile
+  linvit bench backbone my_package.my_module:MyBackbone
+
+A training step is forward, cross entropy, backward and AdamW. Tables and plots
+are those of linvit bench attention, over the image size; the crossover is with
+the first backbone. --compile and --no_recompute measure each backbone once more
+in that mode, in the same rounds, with ratios to the same backbone eager.
+
+accuracy.svg shows ImageNet-1K top-1 as published by the authors (linvit
+measured none of it) over the time measured here, of those backbones that have
+one.
+"""
+PREDICTION = (
+    "Forward + backward. Operators: of most, torch launches one kernel. GB: of the tensors that they read and write. "
+    "GFLOP: of products. ms on a GPU are PREDICTED, not measured: what these take at least at the peaks of its data "
+    "sheet in bfloat16, without what starting an operator costs:",
+    *(
+        f"{name}: {gpu.flops / 1e12:g} TFLOP/s, {gpu.bandwidth / 1e12:g} TB/s ({gpu.source})"
+        for name, gpu in GPUS.items()
+    ),
+)
+
+
+def attention(argv: list[str]) -> int:
+    """Runs `linvit bench attention`; prints the tables, returns 0, or 130 after Ctrl-C."""
+    parser = _parser("attention", ATTENTION)
+    parser.add_argument("--grids", default=GRIDS, help="patch grids, a side or HxW, with commas (%(default)s)")
+    parser.add_argument("--dim", type=int, default=96, help="channels over all heads (%(default)s, as in Swin-T)")
+    parser.add_argument("--heads", type=int, default=3, help="heads (%(default)s)")
+    parser.add_argument("--layer", action="store_true", help="with the projections of the layer around it")
+    about = "measure nothing: count operators, bytes and FLOPs, and predict the least time on several GPUs"
+    parser.add_argument("--roofline", action="store_true", help=about)
+    args = parser.parse_intermixed_args(argv)
+    check_number("--dim", args.dim, at_least=1, whole=True)
+    check_number("--heads", args.heads, at_least=1, whole=True)
+    specs = [read_spec(attentions, name, None) for name in args.names or attentions.names()]
+    grids, settings = parse_sizes("--grids", args.grids), _settings(args)
+    builders = attention_builders(specs, settings, dim=args.dim, num_heads=args.heads, layer=args.layer)
+    if args.roofline:
+        rows = roofline(builders, grids, settings)
+        print("\n".join(reflow(line) for line in PREDICTION), text_table(rows), sep="\n\n")
+        return 0
+    what = f"{'attention layers' if args.layer else 'mechanisms alone'}, {args.dim} channels, {args.heads} heads"
+    report = _measured(args, "Attention", "tokens N", what, builders, grids, settings, list(BASELINES))
+    code = _finish(report, args.output)
+    if "triton" in settings.modes:
+        print(reflow(record_kernels(report.costs, specs, settings)))
+    return code
+
+
+def backbone(argv: list[str]) -> int:
+    """Runs `linvit bench backbone`; prints the tables, returns 0, or 130 after Ctrl-C."""
+    parser = _parser("backbone", BACKBONE)
+    sizes_help = "image sizes, a side or HxW, with commas (%(default)s)"
+    parser.add_argument("--img_sizes", default="224,320,448", help=sizes_help)
+    parser.add_argument("--attention", metavar="SPEC", help="another attention in all: NAME, {name: ...}, or a list")
+    args = parser.parse_intermixed_args(argv)
+    specs = [read_spec(backbones, name, None) for name in args.names or NAMES]
+    replaced = None if args.attention is None else read_value("--attention", args.attention)
+    sizes, settings = parse_sizes("--img_sizes", args.img_sizes), _settings(args)._replace(optimizer=True)
+    builders = backbone_builders(specs, settings, replaced)
+    what = "backbones with classifier" + ("" if replaced is None else f", attention {args.attention}")
+    report = _measured(args, "Backbones", "pixels", what, builders, sizes, settings, [next(iter(builders))])
+    return _finish(report, args.output, accuracy_plot(report) if replaced is None else {})
+
+
+def _parser(verb: str, epilog: str) -> argparse.ArgumentParser:
+    parser = argument_parser(f"linvit bench {verb}", __doc__, epilog)
+    parser.add_argument("names", nargs="*", help="names, package.module:Class, or {name: ..., option: value}")
+    parser.add_argument("--batch", type=int, default=1, help="images per call (%(default)s)")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, ... (%(default)s)")
+    parser.add_argument("--dtype", default="float32", choices=list(DTYPES), help="of weights and inputs (%(default)s)")
+    parser.add_argument("--autocast", action="store_true", help="weights in float32, the rest under autocast to DTYPE")
+    for name, (_, about) in MODES.items():
+        parser.add_argument(f"--{name}", action="store_true", help=f"beside each module the same {about}")
+    parser.add_argument("--forward_only", action="store_true", help="leave out the backward pass")
+    parser.add_argument("--threads", type=int, help="of torch on the CPU (torch's default)")
+    about = "count the seconds of the processor and not of the clock: for one thread on a CPU that is busy"
+    parser.add_argument("--cpu_time", action="store_true", help=about)
+    parser.add_argument("--budget", type=float, default=60, metavar="SECONDS", help="for all timing (%(default)s)")
+    parser.add_argument("--output", type=Path, metavar="FOLDER", help="for tables and plots (bench/DATE)")
+    return parser
+
+
+def _settings(args: argparse.Namespace) -> Settings:
+    """How modules run."""
+    modes: list[Mode] = ["eager", *(mode for name, (mode, _) in MODES.items() if getattr(args, name))]
+    check_number("--batch", args.batch, at_least=1, whole=True)
+    check_number("--budget", args.budget, above=0)
+    if args.threads is not None:
+        check_number("--threads", args.threads, at_least=1, whole=True)
+        torch.set_num_threads(args.threads)
+    device = torch.device(usable_device(args.device))
+    if device.type == "cpu":
+        keep_memory()  # as a run of `linvit fit` does
+    if device.type not in ("cpu", "cuda"):
+        raise UserError(f"--device must be cpu or cuda, which linvit can measure; got {args.device}")
+    if args.cpu_time and (device.type != "cpu" or torch.get_num_threads() > 1):
+        raise UserError("--cpu_time is for one thread on a CPU; add --threads 1, or leave it out")
+    if args.autocast and args.dtype not in ("bfloat16", "float16"):
+        raise UserError(f"--autocast runs in half precision; got --dtype {args.dtype}. Write --dtype bfloat16")
+    if args.kernel and device.type != "cuda" and not INTERPRETED:
+        raise UserError(f"--kernel measures kernels for a GPU; got --device {args.device}. Add --device cuda")
+    if args.no_recompute and args.forward_only:
+        raise UserError("--no_recompute changes the backward pass alone, which --forward_only leaves out")
+    dtype, backward = DTYPES[args.dtype], not args.forward_only
+    return Settings(args.device, dtype, args.autocast, tuple(modes), backward, batch=args.batch)
+
+
+def _measured(
+    args: argparse.Namespace,
+    title: str,
+    axis: str,
+    what: str,
+    builders: Mapping[str, Build],
+    sizes: Sequence[tuple[int, int]],
+    settings: Settings,
+    baselines: list[str],
+) -> CostReport:
+    """Costs, and the conditions under which they were measured, a Ctrl-C that ended the measurement among them."""
+    for builder in builders.values():
+        check_builds(builder, sizes)
+    how = f"batch {args.batch}, {args.dtype}{' autocast' * args.autocast}, {' and '.join(settings.modes)}"
+    how += ", processor time of one thread" * args.cpu_time
+    known = conditions(args.device) | {"settings": f"{what}, {how}", "batch": str(args.batch)}
+    clock = time.process_time if args.cpu_time else time.perf_counter
+    with tqdm(bar_format="{desc}", leave=False, disable=None) as line:
+
+        def report(text: str) -> None:
+            line.set_description_str(text, refresh=False)
+            line.update(0)  # shows it, ten times a second at most
+
+        costs, interrupted = costs_over_sizes(
+            builders, sizes, settings, skipped=BASELINES, budget=args.budget, clock=clock, report=report
+        )
+    known |= {"load at the end": cpu_load()} | ({INTERRUPTED: "yes, by Ctrl-C"} if interrupted else {})
+    return CostReport(title, axis, costs, known, baselines)
+
+
+def parse_sizes(option: str, text: str) -> list[tuple[int, int]]:
+    """Sizes (H, W), each once, from sides and sizes such as "14,14x28"."""
+    found = []
+    for part in text.lower().split(","):
+        sides = part.strip().split("x")
+        if len(sides) > 2 or not all(side.isdigit() and int(side) > 0 for side in sides):
+            raise UserError(
+                f"{option} takes sizes such as 14 or 14x28 (height x width), separated by commas; got '{part}'"
+            )
+        found.append((int(sides[0]), int(sides[-1])))
+    return list(dict.fromkeys(found))
+
+
+def _finish(report: CostReport, output: Path | None, plots: Mapping[str, str] | None = None) -> int:
+    """Prints the tables, writes the files, `plots` besides, and returns the exit code."""
+    interrupted = INTERRUPTED in report.conditions
+    if not interrupted and not any(cost.peak for cost in report.costs):
+        raise UserError("nothing could be measured:\n  " + "\n  ".join(report.notes()))
+    for key, value in report.conditions.items():
+        print(reflow(f"{key}: {value}"))
+    for title, note, rows, _ in report.sections(spread=False):
+        print("\n".join(["", title, *([reflow(note)] if note else []), text_table(rows)]))
+    if report.notes():
+        print("\nnot measured:\n  " + "\n  ".join(report.notes()))
+    folder = output or Path("bench") / datetime.now(UTC).strftime("%Y-%m-%d-%H%M%S")
+    report.write(folder, plots or {})
+    print(f"\ntables with quartiles and operations, and plots: {folder}")
+    if interrupted:
+        print("interrupted: the tables have what was measured until then", file=sys.stderr)
+    return CTRL_C if interrupted else 0
+
+
+def text_table(rows: Sequence[Sequence[str]]) -> str:
+    """Numbers to the right of names; a name that leaves them too little room in the terminal stands above them."""
+    columns = [max(map(len, column)) for column in zip(*(row[1:] for row in rows), strict=True)]
+    room = terminal_width() - sum(columns) - 2 * len(columns) - 2
+    width = min(max(len(row[0]) for row in rows), max(room, 0))
+    lines = []
+    for name, *cells in rows:
+        if len(name) > width:
+            lines.append(f"  {name}")
+            name = ""
+        numbers = "".join(f"  {cell:>{column}}" for cell, column in zip(cells, columns, strict=True))
+        lines.append(f"  {name:<{width}}{numbers}".rstrip())
+    return "\n".join(lines)
