@@ -148,7 +148,7 @@ def test_other_mistakes_are_named(best, tmp_path):
     assert "has no attention that linvit can replace" in refused("--backbone", spec, "--img_size", "32")
 
 
-def test_a_true_mask_stands_beside_the_predicted_one_with_the_names_of_their_classes(tmp_path, monkeypatch):
+def test_a_true_mask_stands_beside_the_predicted_one_with_the_names_of_their_classes(monkeypatch):
     mask = np.array([[0, 0, 2], [2, 2, 255]])
     batch = {"image": torch.zeros(1, 3, 32, 32), "mask": torch.from_numpy(mask)[None]}
     photo = experiments.Photo("a.png", batch, np.zeros((32, 32, 3), np.uint8))
@@ -162,6 +162,6 @@ def test_a_true_mask_stands_beside_the_predicted_one_with_the_names_of_their_cla
     assert list(found.maps[0].beside) == ["true mask", "prediction"]
     drawn = []
     monkeypatch.setattr(experiments, "legend", lambda *a: drawn.append(a[1]) or legend(*a))
-    (picture, _), *_ = experiments.write_files([found], [photo], tmp_path)["m"]
+    ((picture, _), _), *_ = experiments.galleries(found)
     assert drawn[0] == ["sky", "road", "car"]
-    assert Image.open(picture[0]).height > gallery(found.maps, "weights").height
+    assert picture.height > gallery(found.maps, "weights").height

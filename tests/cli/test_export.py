@@ -5,6 +5,7 @@ import re
 import shutil
 import sys
 import zipfile
+from dataclasses import asdict
 from pathlib import Path
 
 import onnx
@@ -17,7 +18,7 @@ from linvit.heads.create import heads_of
 from linvit.heads.detection.detector import create_detector
 from linvit.heads.segmentation.base import SegmentationHead
 from linvit.heads.segmentation.segmentor import create_segmentor
-from linvit.inference.description import ModelDescription, build_network, read_trained
+from linvit.inference.description import ModelDescription, build_task, read_trained
 from linvit.inference.export import Export
 from linvit.registry import heads
 from linvit.testing.numbers import disturb, relative_error
@@ -39,10 +40,10 @@ def test_a_file_takes_pixels_of_any_size_and_says_what_its_classes_are(run, tmp_
     said = {entry.key: entry.value for entry in onnx.load_from_string(content).metadata_props}
     assert json.loads(said["class_names"]) == list("0123456789")
     description, state = read_trained(run.folder)
-    assert json.loads(said["description"]) == json.loads(json.dumps(description.as_dict()))
+    assert json.loads(said["description"]) == json.loads(json.dumps(asdict(description)))
     pixels = torch.randint(256, (3, 3, 40, 48), dtype=torch.uint8, generator=torch.Generator().manual_seed(3))
     mean, std = (torch.tensor(description.preprocessing[name]).view(-1, 1, 1) for name in ("mean", "std"))
-    want = build_network(description, state, run.folder)((pixels / 255 - mean) / std)
+    want = build_task(description, state, run.folder).network((pixels / 255 - mean) / std)
     torch.testing.assert_close(in_onnxruntime(content)(pixels)[0], want, rtol=0, atol=1e-5 * want.abs().max().item())
 
 

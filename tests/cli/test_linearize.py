@@ -57,10 +57,9 @@ def test_a_run_becomes_linear_and_has_a_page(folder):
     assert {of for what, of in found if what == "error after epoch 1"} == {"blocks.0.attn", "blocks.3.attn"}
     assert found["error after epoch 1", "blocks.0.attn"] < found["error at the start", "blocks.0.attn"]
     assert all(value > 0 for (what, _), value in found.items() if what.startswith(("seconds", "bytes")))
-    text = (student / "linearize.md").read_text(encoding="utf-8")
-    assert "linvit linearize --teacher=checkpoints/quickstart/version_0" in text
-    assert f"{found['score', student_after]:.4f}" in text
     page = (student / "linearize.html").read_text(encoding="utf-8")
+    assert "linvit linearize --teacher=checkpoints/quickstart/version_0" in page
+    assert f"{found['score', student_after]:.4f}" in page
     assert "student before any step" in page
     assert page.count("<img") == 4  # score, errors, time, maps
     assert "left out" not in page

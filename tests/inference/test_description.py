@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from linvit.errors import UserError
-from linvit.inference.description import ModelDescription, build_network, build_task, read_trained, write_trained
+from linvit.inference.description import ModelDescription, build_task, read_trained, write_trained
 from linvit.tasks import ClassificationTask
 from tests.second_task.task import InkTask
 from tests.training import SIDE, TINY
@@ -31,8 +31,8 @@ def test_a_checkpoint_says_how_to_predict(run):
         torch.Size(ClassificationTask.load_from_checkpoint(run.checkpoint("best")).example_input_array.shape[2:])
     )
     assert preprocessing.keys() == PREPROCESSING.keys()
-    assert ModelDescription.from_dict(json.loads(json.dumps(description.as_dict())), "JSON") == description
-    network = build_network(description, state, run.folder)
+    assert ModelDescription.from_dict(json.loads(json.dumps(asdict(description))), "JSON") == description
+    network = build_task(description, state, run.folder).network
     task = ClassificationTask.load_from_checkpoint(run.checkpoint("best")).eval()
     images = torch.randn(2, *task.example_input_array.shape[1:])
     assert torch.equal(network(images), task.network(images))
@@ -48,7 +48,7 @@ def test_a_checkpoint_without_a_description_is_refused(run, tmp_path):
 
 def test_a_file_of_weights_says_the_same(run, tmp_path):
     description, state = read_trained(run.folder)
-    write_trained(tmp_path / "model.safetensors", build_network(description, state, run.folder), description)
+    write_trained(tmp_path / "model.safetensors", build_task(description, state, run.folder).network, description)
     again, weights = read_trained(tmp_path / "model.safetensors")
     assert again == description
     assert weights.keys() == state.keys()

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 import linvit
 import linvit.backbones
-from linvit.inference.description import ModelDescription, build_network, read_trained
+from linvit.inference.description import ModelDescription, build_task, read_trained
 from linvit.inference.hub import PATH, SECRET, Place, public, push, write_card
 from linvit.runs.folder import RunFolder
 from tests.cli.runs import linvit as command
@@ -58,7 +58,7 @@ def test_the_same_logits_by_linvit_and_timm(run, pushed):
     assert done.out == "wrote digits: README.md, config.json, model.safetensors\n"
     description, state = read_trained(run.folder)
     images = torch.randn(2, 3, 32, 32)
-    expected = logits(build_network(description, state, run.folder), images)
+    expected = logits(build_task(description, state, run.folder).network, images)
     loaded = linvit.load(folder)
     assert loaded.description == description
     assert torch.equal(logits(loaded.network, images), expected)
@@ -113,17 +113,6 @@ def test_the_card(run, pushed):
     assert f"{max(value for _, value in RunFolder(run.folder).curves['val/score']):.4f} on the validation" in text
     other = ModelDescription("0", "package.tasks:InkTask", {})  # a task whose network is its own
     assert "\n# InkTask\n" in write_card(other, RunFolder(run.folder), "mit", Place("a", "b", "c"), in_timm=False)
-
-
-def test_the_card_of_a_run_of_a_comparison(run, tmp_path):
-    (tmp_path / "compare.yaml").write_text("{variants: {a: {}, b: {}}, seeds: 2, baseline: b}")
-    for seed in range(2):
-        shutil.copytree(run.folder, tmp_path / f"a-seed{seed}" / "version_0")
-        (tmp_path / f"a-seed{seed}" / "outcome.json").write_text('{"state": "finished"}')
-    done = command("push", "a-seed1/version_0", "--to", "out", "--license=mit", cwd=tmp_path)
-    assert done.code == 0, done.err
-    text = (tmp_path / "out" / "README.md").read_text()
-    assert re.search(r"^\| variant .*\n\|[-| :]+\n\| a +\| [\d.]+ ± 0\.0+ .*\n\n", text, re.MULTILINE), text
 
 
 def test_nothing_of_the_machine_is_published(run, pushed):
@@ -182,7 +171,7 @@ def test_to_the_hub_and_back(run, hub, capfd, tmp_path):
     assert done.out == f"pushed to {hub.address}/me/digits/commit/{'0' * 40}\n"
     assert set(hub.files) == {f"me/digits/{name}" for name in ("README.md", "config.json", "model.safetensors")}
     images = torch.randn(2, 3, 32, 32)
-    expected = logits(build_network(*read_trained(run.folder), run.folder), images)
+    expected = logits(build_task(*read_trained(run.folder), run.folder).network, images)
     assert torch.equal(logits(linvit.load("hf-hub:me/digits").network, images), expected)
     network = timm.create_model("hf-hub:me/digits", pretrained=True, cache_dir=tmp_path)
     assert torch.equal(logits(network, images), expected)

@@ -17,15 +17,7 @@ from linvit.cli.spec import read_spec, read_value
 from linvit.data import ClassificationData
 from linvit.data.base import ImageData
 from linvit.errors import UserError, check_number
-from linvit.experiments.analyze import (
-    AnalysedModel,
-    Analysis,
-    analyze,
-    rank_picture,
-    read_photos,
-    write_files,
-    write_page,
-)
+from linvit.experiments.analyze import AnalysedModel, Analysis, analyze, read_photos, write
 from linvit.registry import backbones
 from linvit.runs.folder import check_writable, run_of_checkpoint, shown
 from linvit.runs.run import Run
@@ -47,9 +39,6 @@ It writes index.html, which needs no other file and no network; statistics.csv,
 with each head of each layer; predictions.csv; and the pictures. The page's
 tables explain their columns.
 """
-PROGRAM = "linvit analyze"
-HEAT_MAPS = ("rank", "effective_rank")
-IMAGE_SIDE = 224
 
 
 def main(argv: list[str]) -> int:
@@ -61,28 +50,19 @@ def main(argv: list[str]) -> int:
     folder = args.output or (Path("analysis") if run is None else run / "analysis")
     check_writable(folder)
     photos = read_photos(data, args.count, device, spread=args.images is None)
-    query = Query(*args.query) if args.query else Query()
     found = []
     for subject in subjects:
         subject.network.to(device)
-        found.append(analyze(subject, photos, query, args.max_tokens))
-    pictures = write_files(found, photos, folder)
-    heat_maps = []
-    for name in HEAT_MAPS:
-        picture = rank_picture(found, name)
-        if picture is not None:
-            (folder / f"{name}.svg").write_text(picture, encoding="utf-8")
-            heat_maps.append((picture, name.replace("_", " ")))
-    write_page(folder / "index.html", found, photos, pictures, heat_maps, shlex.join(["linvit", "analyze", *argv]))
-    _print(found, folder)
+        found.append(analyze(subject, photos, Query(*args.query) if args.query else Query(), args.max_tokens))
+    page = write(found, photos, folder, shlex.join(["linvit", "analyze", *argv]))
+    _print(found)
+    print(f"\n{shown(page)}")
     return 0
 
 
 def _arguments(argv: list[str]) -> argparse.Namespace:
-    parser = argument_parser(PROGRAM, __doc__, EPILOG)
-    parser.add_argument(
-        "--ckpt_path", nargs="+", metavar="CKPT", help="runs, or their checkpoints, each a model of its own"
-    )
+    parser = argument_parser("linvit analyze", __doc__, EPILOG)
+    parser.add_argument("--ckpt_path", nargs="+", metavar="CKPT", help="runs, or checkpoints, each a model of its own")
     parser.add_argument("--config", metavar="CONFIG", help="of the data and the task (default: the first run's own)")
     parser.add_argument("--images", metavar="DIR", help="a folder of images (default: the validation set)")
     parser.add_argument("--count", type=int, default=4, metavar="N", help="images (default: %(default)s)")
@@ -90,20 +70,10 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--attention", metavar="SPEC", help="the backbone's: NAME, {name: ...}, or a list")
     parser.add_argument("--pretrained", metavar="FILE", help="weights of the backbone, as --model.pretrained")
     parser.add_argument("--img_size", metavar="SIZE", help="images of the backbone (default: 224)")
-    parser.add_argument(
-        "--query",
-        nargs=2,
-        type=float,
-        metavar=("ROW", "COLUMN"),
-        help="the token that looks, as fractions of the image (default: class token, or centre)",
-    )
-    parser.add_argument(
-        "--max_tokens",
-        type=int,
-        default=1024,
-        metavar="N",
-        help="no matrix is formed of more (default: %(default)s); thin factors have no limit",
-    )
+    looks = "the token that looks, as fractions of the image (default: class token, or centre)"
+    parser.add_argument("--query", nargs=2, type=float, metavar=("ROW", "COLUMN"), help=looks)
+    most = "no matrix is formed of more (default: %(default)s); thin factors have no limit"
+    parser.add_argument("--max_tokens", type=int, default=1024, metavar="N", help=most)
     parser.add_argument("--output", type=Path, metavar="DIR", help="to write to (default: RUN/analysis, or analysis)")
     args = parser.parse_args(argv)
     check_number("--count", args.count, at_least=1, whole=True)
@@ -122,7 +92,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
 
 def _backbone(args: argparse.Namespace) -> tuple[ImageData, list[AnalysedModel]]:
     """A backbone without a run, and images as ImageNet's recipes prepare them."""
-    size = IMAGE_SIDE if args.img_size is None else read_value("--img_size", args.img_size)
+    size = 224 if args.img_size is None else read_value("--img_size", args.img_size)
     if args.config is not None:
         raise UserError("--config is for a checkpoint; a backbone needs none")
     attention = None if args.attention is None else read_value("--attention", args.attention)
@@ -148,7 +118,10 @@ def _checkpoints(args: argparse.Namespace) -> tuple[ImageData, list[AnalysedMode
     verb = "validate" if args.images is None else "predict"  # which has images of other classes than the model, too
     runs = [Run(verb, [*options, f"--ckpt_path={path}"], quiet=True) for path in args.ckpt_path]
     paths, data = [Path(run.settings.ckpt_path) for run in runs], runs[0].data
-    names = [_name(path) for path in paths]
+    names = [path.stem for path in paths]
+    for i, path in enumerate(paths):
+        if (own := run_of_checkpoint(path)) is not None:
+            names[i] = f"{own.parent.name}/{own.name}/{path.stem}"
     subjects = []
     for name, path, run in zip(names, paths, runs, strict=True):
         run.data = data
@@ -158,35 +131,25 @@ def _checkpoints(args: argparse.Namespace) -> tuple[ImageData, list[AnalysedMode
             "attention": str(task.hparams["attention"] or "its own"),
             "weights": f"{shown(path)}{'' if task.average is None else ', moving average'}",
         }
-        name = name if names.count(name) == 1 else str(path)
-        names_of_classes = class_names(task)
-        colours = palette(len(names_of_classes))
-        subjects.append(AnalysedModel(name, task.predicting, _describing(task), names_of_classes, about, colours))
+        classes, name = class_names(task), name if names.count(name) == 1 else str(path)
+        subjects.append(AnalysedModel(name, task.predicting, _describing(task), classes, about, palette(len(classes))))
     return data, subjects
-
-
-def _name(path: Path) -> str:
-    """Of the model of a checkpoint: its run, and the file."""
-    run = run_of_checkpoint(path)
-    return path.stem if run is None else f"{run.parent.name}/{run.name}/{path.stem}"
 
 
 def _describing(task: Task) -> Callable[[dict[str, Any]], Description]:
     return lambda batch: task.describe(batch, task.predict_batch(task.predicting, batch))
 
 
-def _print(found: Sequence[Analysis], folder: Path) -> None:
-    """Prints the ranks of each layer, what was left out, and where the page is."""
+def _print(found: Sequence[Analysis]) -> None:
+    """Prints the ranks of each layer, and what was left out."""
     index = STATISTICS.index("rank")
     for one in found:
-        print(f"\n{one.subject.name}")
-        parts = [part for part in dict.fromkeys(part for _, part, _, _ in one.rows) if part]
+        parts = [part for part in one.parts if part]
         ranks = [one.layers(part) for part in ("", *parts)]  # of the whole matrix first
         rows = [("  layer", "rank", "tokens", *parts, "")]
         for layer in dict.fromkeys(layer for layer, *_ in one.rows):
             whole, *own = (f"{of_part[layer][index]:.1f}" if layer in of_part else "" for of_part in ranks)
             rows.append((f"  {layer}", whole, str(one.tokens[layer]), *own, ""))
-        print("\n".join(line.rstrip() for line in table(rows)))
+        print("\n".join(["", one.subject.name, *table(rows)]))
         for what, reason in one.left_out.items():
             print(reflow(f"  left out: {what}: {reason}"))
-    print(f"\n{shown(folder / 'index.html')}")

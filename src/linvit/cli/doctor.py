@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from linvit import entries, machine
@@ -35,7 +34,6 @@ for registry in REGISTRIES.values():
         if [entry.owner for entry in owners] == ["linvit"]:
             registry.get(name)
 """
-GET_STARTED = "https://pytorch.org/get-started"
 
 
 class Problem(NamedTuple):
@@ -79,9 +77,6 @@ def _installation() -> Iterator[Problem]:
     for extra in sorted({*needed} - {""}):
         missing = [one.name for one in needed[extra] if installed(one.name) is None]
         _show(f"[{extra}]", f"missing: {', '.join(missing)}" if missing else "installed")
-    least = metadata.metadata("linvit")["Requires-Python"] or ""
-    if platform.python_version() not in SpecifierSet(least, prereleases=True):
-        yield Problem(f"Python {platform.python_version()} is not what linvit needs ({least})", "use another one")
     for one in needed[""]:
         version, remedy = installed(one.name), f"pip install '{one.name}{one.specifier}'"
         if version is None:
@@ -92,16 +87,15 @@ def _installation() -> Iterator[Problem]:
 
 def requirements() -> dict[str, list[Requirement]]:
     """What linvit's own metadata declares by optional group, of which "" is none; empty if it is not installed."""
-    found: dict[str, list[Requirement]] = {}
     try:
-        declared = [Requirement(line) for line in metadata.requires("linvit") or []]
+        about = metadata.metadata("linvit")
     except metadata.PackageNotFoundError:
-        return found
-    extras = metadata.metadata("linvit").get_all("Provides-Extra") or []
-    for one in declared:
-        groups = [extra for extra in ("", *extras) if one.marker is None or one.marker.evaluate({"extra": extra})]
-        for group in groups[:1]:
-            found.setdefault(group, []).append(one)
+        return {}
+    found: dict[str, list[Requirement]] = {}
+    for one in map(Requirement, about.get_all("Requires-Dist") or []):
+        groups = ("", *(about.get_all("Provides-Extra") or []))
+        if own := [group for group in groups if one.marker is None or one.marker.evaluate({"extra": group})]:
+            found.setdefault(own[0], []).append(one)
     return found
 
 
@@ -126,12 +120,7 @@ def _machine(output: Path) -> Iterator[Problem]:
                 f"{SHARED_MEMORY} has {usage.free / 2**20:.0f} MiB free, in which loader processes hand over batches",
                 "docker run --shm-size=8g, or --ipc=host; or set --data.num_workers=0",
             )
-    try:
-        temporary = Path(tempfile.gettempdir())
-    except OSError:
-        yield Problem("there is no folder for temporary files", "set TMPDIR to one that can be written to")
-        temporary = output
-    for name, folder in (("output", output), ("temporary", temporary)):
+    for name, folder in (("output", output), ("temporary", Path(tempfile.gettempdir()))):
         free = machine.free_disk(folder)
         _show(name, f"{free / GIB:.1f} GiB free for {folder}")
         if free < LEAST_DISK:
@@ -148,16 +137,13 @@ def _imports(timeout: float) -> Iterator[Problem]:
     for name, use in MODULES.items() if reason else ():
         if found := run_apart(f"import {name}{use}", timeout=timeout)[1]:
             spec = importlib.util.find_spec(name)  # it may be a file of the user's that has the same name
-            where = f" from {spec.origin}" if spec and spec.origin else ""
-            others = {"torch": " torchvision", "torchvision": " torch"}.get(name, "")
-            yield Problem(
-                f"{name} cannot be imported{where}: {found}",
-                f"pip install --force-reinstall {name}{others}; what needs it was not looked at",
-            )
+            where = f" from {spec.origin}" if spec else ""
+            packages = "torch torchvision" if name in ("torch", "torchvision") else name
+            remedy = f"pip install --force-reinstall {packages}; what needs it was not looked at"
+            yield Problem(f"{name} cannot be imported{where}: {found}", remedy)
             return
     if reason:
-        remedy = "pip install --force-reinstall linvit, or report it, if all packages are as linvit needs them"
-        yield Problem(f"linvit cannot be imported: {reason}", remedy)
+        yield Problem(f"linvit cannot be imported: {reason}", "pip install --force-reinstall linvit, or report it")
 
 
 def _devices(timeout: float) -> Iterator[Problem]:
@@ -166,7 +152,9 @@ def _devices(timeout: float) -> Iterator[Problem]:
     for name, line in zip(["torch", "devices", *[""] * len(lines)], lines, strict=False):
         _show(name, line)
     if reason:
-        remedy = f"look at nvidia-smi and CUDA_VISIBLE_DEVICES; driver and CUDA of torch may not fit: {GET_STARTED}"
+        remedy = (
+            "look at nvidia-smi and CUDA_VISIBLE_DEVICES; driver and CUDA of torch may not fit: https://pytorch.org"
+        )
         yield Problem(f"the devices of torch: {reason}", remedy)
 
 
@@ -187,9 +175,7 @@ def print_devices() -> None:
         square = torch.ones(16, 16, device=f"cuda:{index}", dtype=torch.bfloat16 if bf16 else torch.half)
         (square @ square).sum().item()  # raises where this torch has no kernels for the device
         print(f"cuda:{index} {facts.name}, {total / GIB:.0f} GiB, {free / GIB:.0f} free; {', '.join(kinds)}")
-    if torch.backends.mps.is_available():
-        print("mps; float32, 16-mixed")
-    elif not count:
+    if not count:
         print("cpu; float32, bf16-mixed (often slower)")
 
 

@@ -46,11 +46,6 @@ def run_apart(program: str, *arguments: str, timeout: float) -> tuple[list[str],
     return lines, f"its import ends the process with {code}{last and f': {last}'}"
 
 
-def why_not(registry: Registry, name: str, timeout: float) -> str:
-    """Why a fresh process cannot import a name within so many seconds, or ""."""
-    return run_apart(CHECK, registry.kind, name, timeout=timeout)[1]
-
-
 def check_plugins(timeout: float) -> list[tuple[Registry, str, str, str]]:
     """What third parties have registered, a few imported at a time: registry, name, owners, and why it is broken."""
     foreign = [
@@ -60,12 +55,14 @@ def check_plugins(timeout: float) -> list[tuple[Registry, str, str, str]]:
         if any(entry.owner != "linvit" for entry in owners)
     ]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        reasons = pool.map(lambda plugin: why_not(plugin[0], plugin[1], timeout), foreign)
-        return [(*plugin, reason) for plugin, reason in zip(foreign, reasons, strict=True)]
+        found = pool.map(lambda plugin: run_apart(CHECK, plugin[0].kind, plugin[1], timeout=timeout), foreign)
+        return [(*plugin, reason) for plugin, (_, reason) in zip(foreign, found, strict=True)]
 
 
 def check_import(registry: Registry, name: str, timeout: float) -> None:
     """Raises a `UserError` if a plug-in's name cannot be imported in time; nothing is done for any other name."""
     owners = [entry.owner for entry in registry.entries().get(name, []) if entry.registered is None]
-    if len(owners) == 1 and owners != ["linvit"] and (reason := why_not(registry, name, timeout)):
-        raise UserError(f"{registry.kind} '{name}' of {owners[0]} cannot be imported: {reason}")
+    if len(owners) == 1 and owners != ["linvit"]:
+        _, reason = run_apart(CHECK, registry.kind, name, timeout=timeout)
+        if reason:
+            raise UserError(f"{registry.kind} '{name}' of {owners[0]} cannot be imported: {reason}")

@@ -4,14 +4,21 @@ import shlex
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import timm.models
 import torch
+from torch import Tensor, nn
 
+from linvit.analysis.probes import linear_probes, nearest_neighbours, pooled_features
+from linvit.callbacks.report import write_table
 from linvit.data import ClassificationData
+from linvit.data.base import ImageData
 from linvit.errors import UserError, check_number
-from linvit.experiments.probe import ProbedModel, ProbeScore, Protocol, in_words, probe, table_of, write
+from linvit.experiments.page import Page
+from linvit.experiments.plots import Axis, Series, line_plot
+from linvit.files import replacing
+from linvit.plain_text import markdown_table
 from linvit.runs.folder import check_writable, run_config, run_of_checkpoint, shown
 from linvit.runs.run import Run
 from linvit.tasks.pretrained import skip_pretrained
@@ -31,7 +38,48 @@ its models. The run's folder, or ./probe, gets index.html, with the scores over
 depth, probe.md and probe.csv. All features are kept in memory; --layers=-1 are
 those of the last layer alone.
 """
-DEFAULTS = Protocol()
+ABOUT = (
+    "Features are those of the training split, frozen and without augmentation: the mean of the patches, and the class "
+    "token, with the norm of the layer (in a plain transformer the final one). kNN: votes of the nearest, weighted by "
+    "exp(cosine similarity / 0.07). Linear: classifiers of standardised features, {} epochs of SGD with learning rates "
+    "{}, of which the validation split chooses one."
+)
+LRS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+Features = dict[tuple[int, str, str], Tensor]
+"""Of a split: (N, C) by position of a layer, its name, and what is pooled."""
+
+
+class ProbedModel(NamedTuple):
+    """A network to probe, and the images as it takes them."""
+
+    name: str
+    network: nn.Module
+    data: ImageData
+
+
+class Protocol(NamedTuple):
+    """How networks are probed; see `linvit.analysis.probes`."""
+
+    layers: Sequence[int] | None  # positions of blocks or stages; None takes all
+    neighbours: Sequence[int]  # how many vote; each number is a score
+    lrs: Sequence[float]
+    epochs: int
+
+    @property
+    def titles(self) -> list[str]:
+        """The names of a score's accuracies."""
+        return [*(f"kNN, k = {count}" for count in self.neighbours), "linear"]
+
+
+class ProbeScore(NamedTuple):
+    """Accuracies on the tested split, of one feature of one layer."""
+
+    network: str
+    position: int  # of the layer, from 0
+    layer: str
+    feature: str  # "mean" or "class token"
+    accuracies: tuple[float, ...]  # for each number of neighbours, then of the linear classifier that val chooses
+    lr: float  # of that
 
 
 def main(argv: list[str]) -> int:
@@ -41,13 +89,10 @@ def main(argv: list[str]) -> int:
     parser.add_argument("networks", nargs="*", metavar="NETWORK", help="a run, one of its checkpoints, or timm:MODEL")
     parser.add_argument("--random", action="store_true", help="also the first network with random weights")
     parser.add_argument("--layers", nargs="+", type=int, metavar="N", help="blocks or stages: 0, 1, ... or -1, -2, ...")
-    parser.add_argument(
-        "--neighbours", nargs="+", type=int, metavar="K", default=DEFAULTS.neighbours, help="of kNN (default: 10 20)"
-    )
-    parser.add_argument(
-        "--lrs", nargs="+", type=float, metavar="LR", default=DEFAULTS.lrs, help="grid (default: 0.001 to 10)"
-    )
-    parser.add_argument("--epochs", type=int, metavar="N", default=DEFAULTS.epochs, help="(default: %(default)s)")
+    neighbours = "of kNN (default: 10 20)"
+    parser.add_argument("--neighbours", nargs="+", type=int, metavar="K", default=(10, 20), help=neighbours)
+    parser.add_argument("--lrs", nargs="+", type=float, metavar="LR", default=LRS, help="grid (default: 0.001 to 10)")
+    parser.add_argument("--epochs", type=int, metavar="N", default=100, help="(default: %(default)s)")
     parser.add_argument("--config", metavar="CONFIG", help="of the images, and of a network that is named nowhere else")
     parser.add_argument("--output", type=Path, metavar="DIR", help="to write to (default: RUN/probe, or probe)")
     # argparse would take an option with a space in it for a network
@@ -70,13 +115,27 @@ def main(argv: list[str]) -> int:
     for subject in subjects:
         found, images = probe(subject, protocol, device)
         scores += found
-    about = f"Images of {', '.join(sources)}: {images}, the last of which is tested. {in_words(protocol)}"
-    titles, *rows = table_of(scores, protocol)
-    for name in dict.fromkeys(name for name, *_ in rows):
-        own = [titles, *(row for row in rows if row[0] == name)]
+    about = f"Images of {', '.join(sources)}: {images}, the last of which is tested. "
+    about += ABOUT.format(protocol.epochs, ", ".join(f"{lr:g}" for lr in protocol.lrs))
+    rows = [("network", "layer", "feature", *protocol.titles, "learning rate")]
+    for network, _, layer, feature, accuracies, lr in scores:
+        rows.append((network, layer, feature, *(f"{accuracy:.4f}" for accuracy in accuracies), f"{lr:g}"))
+    for name in dict.fromkeys(score.network for score in scores):
+        own = [rows[0], *(row for row in rows if row[0] == name)]
         print("\n".join([name, *table([("", *row[1:], "") for row in own]), ""]))
     print(reflow(about))
-    print(shown(write(scores, protocol, about, shlex.join(["linvit", "probe", *argv]), folder)))
+    command = shlex.join(["linvit", "probe", *argv])
+    folder.mkdir(parents=True, exist_ok=True)
+    with replacing(folder / "probe.md") as file:
+        file.write("\n\n".join([f"`{command}`", about, markdown_table(rows), ""]).encode())
+    write_table(folder / "probe.csv", rows)
+    page = Page("Probes")
+    page.code(command)
+    page.paragraph(about)
+    page.table(rows[0], rows[1:])
+    page.pictures(plots(scores, protocol), width=560)
+    page.write(folder / "index.html")
+    print(shown(folder / "index.html"))
     return 0
 
 
@@ -124,3 +183,56 @@ def classification(**data: Any) -> list[str]:
     """The options that describe labelled images."""
     classes = ["--model=linvit.tasks.ClassificationTask", "--data=linvit.data.ClassificationData"]
     return [*classes, *(f"--data.{name}={value}" for name, value in data.items())]
+
+
+def probe(subject: ProbedModel, protocol: Protocol, device: torch.device) -> tuple[list[ProbeScore], str]:
+    """Probes a network: a score for each feature of each layer, and the images of each split, in words."""
+    data, network = subject.data, subject.network.to(device).eval()
+    tested = data.data_source.evaluated({*data.splits, "val"})
+    read = {
+        split: features_of_split(network, data, split, protocol.layers, device)
+        for split in dict.fromkeys(("train", "val", tested))
+    }
+    (train, labels), (val, val_labels), (test, test_labels) = (read[split] for split in ("train", "val", tested))
+    scores, classes = [], int(max(own.max() for _, own in read.values())) + 1
+    for key in train:
+        known, queries = train[key].to(device), test[key].to(device)
+        voted = nearest_neighbours(known, labels, queries, protocol.neighbours)
+        probes = linear_probes(known, labels, classes, protocol.lrs, epochs=protocol.epochs)
+        best = int(probes.accuracies(val[key].to(device), val_labels).argmax())
+        linear = probes.accuracies(queries, test_labels)[best]
+        accuracies = (*(voted == test_labels).double().mean(1).tolist(), linear.item())
+        scores.append(ProbeScore(subject.name, *key, accuracies, protocol.lrs[best]))
+    return scores, ", ".join(f"{len(own):,} of {split}" for split, (_, own) in read.items())
+
+
+@torch.inference_mode()
+def features_of_split(
+    network: nn.Module, data: ImageData, split: str, layers: Sequence[int] | None, device: torch.device
+) -> tuple[Features, Tensor]:
+    """All features of a split, prepared as evaluation does, on the CPU; and the labels (N,) on the device."""
+    parts: dict[tuple[int, str, str], list[Tensor]] = {}
+    labels = []
+    for batch in data.evaluation_dataloader(split):
+        batch["image"] = batch["image"].to(device)
+        data.finish(batch)
+        for key, feature in pooled_features(network, batch["image"], layers).items():
+            parts.setdefault(key, []).append(feature.float().cpu())
+        labels.append(batch["label"].to(device))
+    return {key: torch.cat(part) for key, part in parts.items()}, torch.cat(labels)
+
+
+def plots(scores: Sequence[ProbeScore], protocol: Protocol) -> list[tuple[str, str]]:
+    """Each accuracy over depth, with what it is: a curve for each feature of each network."""
+    depth = Axis("block or stage", ticks=tuple(sorted({score.position for score in scores})))
+    curves: dict[tuple[str, str], list[ProbeScore]] = {}
+    for score in scores:
+        curves.setdefault((score.network, score.feature), []).append(score)
+    drawn = []
+    for i, title in enumerate(protocol.titles):
+        series = [
+            Series(", ".join(name), tuple((score.position, score.accuracies[i]) for score in curve))
+            for name, curve in curves.items()
+        ]
+        drawn.append((line_plot(title, series, depth, Axis("accuracy")), f"{title}: accuracy over depth"))
+    return drawn

@@ -3,10 +3,7 @@
 from pathlib import Path
 
 from linvit.errors import UserError
-from linvit.experiments.compare import tables
-from linvit.experiments.compare.experiment import Experiment
 from linvit.inference.hub import Place, check_licence, finished_run, push, write_folder
-from linvit.runs.folder import RunFolder
 from linvit.terminal import argument_parser
 
 EPILOG = """examples:
@@ -35,22 +32,9 @@ def main(argv: list[str]) -> int:
     if (args.repository is None) == (args.to is None):
         raise UserError("name either a repository of the hub, OWNER/NAME, or a folder, --to DIR")
     licence, run = check_licence(args.license), finished_run(args.run)
-    table = compared(run)
     if args.to is None:
-        print(f"pushed to {push(run, args.repository, licence, table)}")
+        print(f"pushed to {push(run, args.repository, licence)}")
     else:
-        write_folder(run, args.to, licence, Place(args.to.name, f"local-dir:{args.to.name}", args.to.name), table)
+        write_folder(run, args.to, licence, Place(args.to.name, f"local-dir:{args.to.name}", args.to.name))
         print(f"wrote {args.to}: {', '.join(sorted(path.name for path in args.to.iterdir()))}")
     return 0
-
-
-def compared(run: RunFolder) -> list[list[str]]:
-    """Titles and row of a run of `linvit compare` in its table; none for another run."""
-    folder = run.folder.absolute().parent
-    experiment = Experiment.of(folder.parent)
-    if experiment is None:
-        return []
-    results = experiment.results()
-    titles, *rows = tables.rows(results)
-    pairs = zip(results.variants, rows, strict=True)
-    return [titles, *(row for each, row in pairs if folder in [one.folder.parent for one in each.runs.values()])]

@@ -22,7 +22,7 @@ from linvit.callbacks.dense import legend, overlay
 from linvit.callbacks.report import write_table
 from linvit.data.base import ImageData
 from linvit.data.sources.images import collate
-from linvit.experiments.page import Either, Page
+from linvit.experiments.page import Page
 from linvit.experiments.plots import heat_map, svg
 from linvit.plain_text import printable
 from linvit.tasks.base import Description
@@ -42,6 +42,7 @@ TABLE = (
 COLUMNS = {"rank": ".1f", "effective_rank": ".1f", "stable_rank": ".2f", "spectral_norm": ".3g", "entropy": ".3f"}
 COLUMNS |= {"top_share": ".3f", "attention_distance": ".2f", "negative_share": ".3f"}
 """Statistics of the table, and their digits."""
+HEAT_MAPS = ("rank", "effective_rank")
 
 
 class AnalysedModel(NamedTuple):
@@ -52,7 +53,7 @@ class AnalysedModel(NamedTuple):
     describe: Callable[[dict[str, Any]], Description]  # a batch of one image, as `Task.describe` does
     class_names: Sequence[str]  # or numbers
     about: dict[str, str]  # what is said of it, by title
-    colours: np.ndarray | None = None  # of the classes (K, 3), uint8, if it predicts masks
+    colours: Any = None  # of the classes (K, 3), uint8, if it predicts masks
 
 
 class Photo(NamedTuple):
@@ -74,6 +75,11 @@ class Analysis(NamedTuple):
     described: list[Description]  # each image
     left_out: dict[str, str]  # what could not be measured or drawn, and why
     drawn: Sequence[int] = ()  # numbers of the classes in the masks that are drawn
+
+    @property
+    def parts(self) -> list[str]:
+        """What was measured: "", the whole matrix, and parts of it."""
+        return list(dict.fromkeys(part for _, part, _, _ in self.rows))
 
     def layers(self, part: str = "") -> dict[str, list[float]]:
         """The numbers of each layer, means over its heads."""
@@ -119,11 +125,8 @@ def analyze(subject: AnalysedModel, photos: Sequence[Photo], query: Query, max_t
             continue
         if not found.keys() & {"", CHANNELS}:
             left_out[layer] = f"it has more than {max_tokens} tokens and no thin factors; see --max_tokens"
-        rows += [
-            (layer, part, head, values)
-            for part, numbers in found.items()
-            for head, values in enumerate(per_head(numbers))
-        ]
+        for part, numbers in found.items():
+            rows += [(layer, part, head, values) for head, values in enumerate(per_head(numbers))]
     tokens = {layer: call.grid.num_queries for layer, call in calls[0].items()}
     columns = {layer: call.grid.num_keys for layer, call in calls[0].items()}
     columns |= {layer: calls[0][layer].mechanism.head_dim for layer, part, *_ in rows if part == CHANNELS}
@@ -132,8 +135,11 @@ def analyze(subject: AnalysedModel, photos: Sequence[Photo], query: Query, max_t
     for photo, of_image in zip(photos, calls, strict=True):
         described.append(subject.describe(photo.batch))
         words, truth, masks = described[-1]
-        beside = {title: _overlaid(photo.pixels, mask, subject) for title, mask in masks.items()}
-        drawn |= {int(number) for mask in masks.values() for number in np.unique(mask)}
+        beside = {}
+        for title, mask in masks.items():
+            below = np.asarray(Image.fromarray(photo.pixels).resize(mask.shape[::-1]))
+            beside[title] = overlay(below, mask, subject.colours)
+            drawn |= {*np.unique(mask).tolist()}
         caption = words + f" (true: {truth})" * bool(words and truth and not beside) or photo.name
         found_maps = attention_maps(photo.pixels, of_image, query, max_tokens)
         maps.append(found_maps._replace(caption=caption, beside=beside))
@@ -141,32 +147,24 @@ def analyze(subject: AnalysedModel, photos: Sequence[Photo], query: Query, max_t
     return Analysis(subject, rows, tokens, columns, maps, described, left_out | maps[0].left_out, sorted(drawn))
 
 
-def _overlaid(pixels: np.ndarray, mask: np.ndarray, subject: AnalysedModel) -> np.ndarray:
-    assert subject.colours is not None
-    return overlay(np.asarray(Image.fromarray(pixels).resize(mask.shape[::-1])), mask, subject.colours)
-
-
-def write_files(
-    found: Sequence[Analysis], photos: Sequence[Photo], folder: Path
-) -> dict[str, list[tuple[Either, str]]]:
-    """Writes statistics.csv, predictions.csv and the pictures; returns the pictures of each model with their kinds."""
-    folder.mkdir(parents=True, exist_ok=True)
-    statistics = ([one.subject.name, *row[:3], *row[3]] for one in found for row in one.rows)
-    write_table(folder / "statistics.csv", [["model", "layer", "part", "head", *STATISTICS], *statistics])
-    write_table(folder / "predictions.csv", prediction_table(found, photos))
-    pictures: dict[str, list[tuple[Either, str]]] = {}
-    for number, one in enumerate(found):
-        for kind in (kind for kind in KINDS if kind in one.maps[0].maps):
-            path = folder / f"maps_{number}_{kind}.png"
-            light, dark = (_with_legend(gallery(one.maps, kind, paper), one, paper) for paper in (LIGHT, DARK))
-            light.save(path)
-            pictures.setdefault(one.subject.name, []).append(((path, dark), kind))
-    return pictures
+def galleries(one: Analysis) -> list[tuple[tuple[Image.Image, Image.Image], str]]:
+    """The maps of a model, on light and on dark paper, with their kinds."""
+    return [
+        (
+            (
+                _with_legend(gallery(one.maps, kind, LIGHT), one, LIGHT),
+                _with_legend(gallery(one.maps, kind, DARK), one, DARK),
+            ),
+            kind,
+        )
+        for kind in KINDS
+        if kind in one.maps[0].maps
+    ]
 
 
 def _with_legend(picture: Image.Image, one: Analysis, paper: Paper) -> Image.Image:
     """A picture of maps, and under it the colours and names of the classes in its masks."""
-    if not one.drawn or one.subject.colours is None:
+    if not one.drawn:
         return picture
     names = [printable(one.subject.class_names[number], lines=False) for number in one.drawn]
     below = legend(one.subject.colours[[*one.drawn]], names, picture.width, paper)
@@ -185,59 +183,54 @@ def prediction_table(found: Sequence[Analysis], photos: Sequence[Photo]) -> list
     return table
 
 
-def rank_picture(found: Sequence[Analysis], name: str) -> str | None:
-    """A heat map of one of the `STATISTICS`, an SVG: layers by models and their parts; None if none was measured."""
-    columns = {
-        f"{one.subject.name}\n{part or 'whole matrix'}": one.layers(part)
-        for one in found
-        for part in dict.fromkeys(part for _, part, _, _ in one.rows)
-    }
+def heat_maps(found: Sequence[Analysis]) -> dict[str, str]:
+    """Heat maps of `HEAT_MAPS`, as SVG: layers by models and their parts; none if nothing was measured."""
+    columns = {f"{one.subject.name}\n{part or 'whole matrix'}": one.layers(part) for one in found for part in one.parts}
     layers = list(dict.fromkeys(layer for column in columns.values() for layer in column))
-    if not layers:
-        return None
-    index = STATISTICS.index(name)
-    values = np.array(
-        [[column[layer][index] if layer in column else np.nan for column in columns.values()] for layer in layers]
-    )
-    return svg(heat_map(f"{name.replace('_', ' ')} of each layer", values, layers, list(columns)))
+    pictures = {}
+    for name in HEAT_MAPS if layers else ():
+        index = STATISTICS.index(name)
+        values = [[own[layer][index] if layer in own else np.nan for own in columns.values()] for layer in layers]
+        title = f"{name.replace('_', ' ')} of each layer"
+        pictures[name] = svg(heat_map(title, np.array(values), layers, list(columns)))
+    return pictures
 
 
-def write_page(
-    path: Path,
-    found: Sequence[Analysis],
-    photos: Sequence[Photo],
-    pictures: dict[str, list[tuple[Either, str]]],
-    heat_maps: Sequence[tuple[str, str]],
-    command: str,
-) -> None:
-    """Writes the page of an analysis, with the galleries of each model, heat maps of statistics, and the command."""
+def write(found: Sequence[Analysis], photos: Sequence[Photo], folder: Path, command: str) -> Path:
+    """Writes index.html, whose path it returns, statistics.csv, predictions.csv and the pictures."""
+    folder.mkdir(parents=True, exist_ok=True)
+    statistics = ([one.subject.name, *row[:3], *row[3]] for one in found for row in one.rows)
+    write_table(folder / "statistics.csv", [["model", "layer", "part", "head", *STATISTICS], *statistics])
+    predictions = prediction_table(found, photos)
+    write_table(folder / "predictions.csv", predictions)
     page = Page("Attention of " + ", ".join(one.subject.name for one in found))
     page.code(command)
     titles = list(dict.fromkeys(title for one in found for title in one.subject.about))
-    page.table(
-        ["model", *titles],
-        [[one.subject.name, *(one.subject.about.get(title) for title in titles)] for one in found],
-    )
-    if heat_maps:
+    abouts = [[one.subject.name, *(one.subject.about.get(title) for title in titles)] for one in found]
+    page.table(["model", *titles], abouts)
+    if pictures := heat_maps(found):
         page.heading("Ranks")
-        page.pictures(heat_maps)
+        page.pictures([(picture, name.replace("_", " ")) for name, picture in pictures.items()])
+        for name, picture in pictures.items():
+            (folder / f"{name}.svg").write_text(picture, encoding="utf-8")
     if any(image.predicted for one in found for image in one.described):
         page.heading("Predictions")
-        titles, *rows = prediction_table(found, photos)
-        page.table(titles, rows)
-    for one in found:
+        page.table(predictions[0], predictions[1:])
+    for number, one in enumerate(found):
         page.heading(one.subject.name)
-        for picture, kind in pictures.get(one.subject.name, []):
-            page.pictures([(picture, f"{kind}: {EXPLAINED[kind]} Negative values are drawn as 0.")])
+        for pair, kind in galleries(one):
+            pair[0].save(folder / f"maps_{number}_{kind}.png")
+            page.pictures([(pair, f"{kind}: {EXPLAINED[kind]} Negative values are drawn as 0.")])
         _statistics(page, one)
         if one.left_out:
             page.table(["left out", "why"], one.left_out.items())
-    page.write(path)
+    page.write(folder / "index.html")
+    return folder / "index.html"
 
 
 def _statistics(page: Page, one: Analysis) -> None:
     rows = []
-    for part in dict.fromkeys(part for _, part, _, _ in one.rows):
+    for part in one.parts:
         for layer, values in one.layers(part).items():
             number = dict(zip(STATISTICS, values, strict=True))
             number["entropy"] /= math.log(max(one.columns[layer], 2))

@@ -143,20 +143,16 @@ def add_curve(page: Page, path: Path) -> None:
     table = Measurements(path)
     order = table.order
     found = [table(order[:converted]) for converted in range(len(order) + 1)]
-    names = ["", *map(str, order)]
     rows = [
-        [str(converted), names[converted], f"{one.error:.3g}", f"{one.score:.4f}", f"{1e3 * one.seconds:.3f}"]
-        for converted, one in enumerate(found)
+        [str(converted), str(block), f"{one.error:.3g}", f"{one.score:.4f}", f"{1e3 * one.seconds:.3f}"]
+        for converted, (block, one) in enumerate(zip(["", *order], found, strict=True))
     ]
     page.table(["converted", "block", "error", "score", "ms per image"], rows, CAPTION)
-    labels = tuple(map(str, range(len(found))))
-    plots = [
-        line_plot(title, [Series("converted", points, labels=labels)], Axis("ms per image"), Axis(title))
-        for title, points in (
-            ("Score", tuple((1e3 * one.seconds, one.score) for one in found)),
-            ("Error of the last features", tuple((1e3 * one.seconds, one.error) for one in found)),
-        )
-    ]
+    curves = {"Score": [one.score for one in found], "Error of the last features": [one.error for one in found]}
+    labels, plots = tuple(map(str, range(len(found)))), []
+    for title, values in curves.items():
+        points = tuple((1e3 * one.seconds, value) for one, value in zip(found, values, strict=True))
+        plots.append(line_plot(title, [Series("converted", points, labels=labels)], Axis("ms per image"), Axis(title)))
     page.pictures([(plot, "Numbers of converted blocks, before any step") for plot in plots], width=560)
 
 

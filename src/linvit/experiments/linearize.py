@@ -2,11 +2,10 @@
 
 import copy
 import json
-import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from torch import nn
@@ -19,12 +18,10 @@ from linvit.callbacks.report import write_table
 from linvit.errors import UserError
 from linvit.experiments.analyze import Photo, read_photos
 from linvit.experiments.bench.costs import Cost
-from linvit.experiments.crossover import costs_by_size, crossover, times_of
+from linvit.experiments.crossover import costs_by_size, crossover, crossover_text, times_of
 from linvit.experiments.keep import TABLE, add_curve
 from linvit.experiments.page import Page
 from linvit.experiments.plots import Axis, Series, heat_map, line_plot, svg
-from linvit.files import replacing
-from linvit.plain_text import markdown_table
 from linvit.runs.conditions import conditions
 from linvit.runs.folder import RunFolder
 from linvit.runs.run import Run
@@ -59,98 +56,36 @@ MAPS = (
 )
 
 
-class Findings(NamedTuple):
-    """What a run has logged of its teacher and of itself, and what both cost."""
-
-    scores: dict[str, float]  # of the validation split, by network
-    errors: dict[str, dict[str, float]]  # of each layer, relative to its teacher's, at the "start" and after epochs
-    costs: list[Cost]  # of teacher and student, at the same sizes, in turns
-    device: str  # on which costs were measured
-
-    def tables(self, metric: str) -> list[tuple[str, str, list[list[str]]]]:
-        """Heading, what a table shows, and its rows, the titles first."""
-        scores = [["network", metric], *([name, f"{score:.4f}"] for name, score in self.scores.items())]
-        when = [*self.errors][:: max(len(self.errors) - 1, 1)]  # the first and the last
-        ends = [{**self.errors[name], "mean": float(np.mean([*self.errors[name].values()]))} for name in when]
-        errors = [["layer", *(name if name == "start" else f"after epoch {name}" for name in when)]]
-        errors += [[layer, *(f"{end.get(layer, np.nan):.4f}" for end in ends)] for layer in (ends[0] if ends else ())]
-        costs = [["side", "teacher (ms)", "student (ms)", "student / teacher", "teacher (MiB)", "student (MiB)"]]
-        teacher, student = (times_of(self.costs, name) for name in ("teacher", "student"))
-        for pair in zip(self.costs[::2], self.costs[1::2], strict=True):
-            side = pair[0].size[1]
-            times = [f"{1e3 * own[side]:.2f}" for own in (teacher, student)]
-            ratio = f"{student[side] / teacher[side]:.2f}"
-            costs.append([str(side), *times, ratio, *(f"{cost.peak['forward'] / 2**20:.1f}" for cost in pair)])
-        faster = faster_in_words(crossover(student, teacher))
-        return [
-            ("Scores", SCORES.format(metric=metric), scores),
-            ("Errors of attention", ERRORS, errors),
-            ("Time and memory", f"{faster} {SPEED.format(device=self.device)}", costs),
-        ]
-
-    def rows(self) -> list[tuple[str, str, float]]:
-        """All numbers: what, of which network or layer, value."""
-        rows = [("score", name, score) for name, score in self.scores.items()]
-        for when, errors in self.errors.items():
-            name = "error at the start" if when == "start" else f"error after epoch {when}"
-            rows += [(name, layer, error) for layer, error in errors.items()]
-        for cost in self.costs:
-            rows.append((f"seconds at {cost.size[1]}", cost.name, cost.seconds["forward"].median))
-            rows.append((f"bytes at {cost.size[1]}", cost.name, cost.peak["forward"]))
-        return rows
-
-
-def faster_in_words(side: float | None) -> str:
-    """A sentence on the size of image from which on a student is faster."""
-    if side in (None, math.inf):
-        return "At these sizes the student is not faster."
-    return f"The student is faster from {side:.0f} pixels on." if side else "The student is faster at all these sizes."
+Numbers = list[tuple[str, str, float]]
+"""Rows of linearize.csv: what, of which network or layer, value."""
 
 
 def write_page(run: Run, command: str, folders: Sequence[Path]) -> None:
-    """Writes linearize.html, .md and .csv beside a run after `fit`: what its stages have logged, and what it costs."""
+    """Writes linearize.html and .csv beside a run after `fit`: what its stages have logged, and what it costs."""
     folder, device = folders[-1], run.trainer.strategy.root_device
     task = run.trained() if run.finished else run.task  # there was nothing left to train
-    logged = [RunFolder(stage) for stage in folders]
+    teacher, given = Teacher.of(task.hparams["teacher"]), task.hparams["attention"]
     networks = {
-        "teacher": teacher_network(task, Teacher.of(task.hparams["teacher"])).to(device),
+        "teacher": teacher_network(task, teacher).to(device),
         "student": copy.deepcopy(task.predicting).to(device),
     }  # a copy is not compiled, and the teacher is not
     photos = read_photos(run.data, IMAGES, device)
+    machine, logged = conditions(str(device)), [RunFolder(stage) for stage in folders]
     measurable = {name: in_place(task, network) for name, network in networks.items()}
-    machine = conditions(str(device))
-    found = Findings(
-        scores(logged),
-        errors(logged),
-        costs_by_size(measurable, photos[0].batch["image"][0], device, SECONDS),
-        machine["machine"] if device.type == "cpu" else machine["device"],
-    )
-    tables = found.tables(task.score_metric)
-    source = Teacher.of(task.hparams["teacher"]).source or "the weights that the backbone brings"
-    given = task.hparams["attention"]
+    costs = costs_by_size(measurable, photos[0].batch["image"][0], device, SECONDS)
     attention = given if isinstance(given, str) else json.dumps(given).replace('"', "")
-    introduction = INTRODUCTION.format(teacher=source, student=attention)
-    parts = [f"## {heading}\n\n{caption}\n\n{markdown_table(rows)}" for heading, caption, rows in tables]
-    with replacing(folder / "linearize.md") as file:
-        file.write("\n\n".join([f"`{command}`", introduction, *parts, ""]).encode())
-    write_table(folder / "linearize.csv", [("what", "of", "value"), *found.rows()])
     page = Page(f"linearize: {attention}")
     page.code(command)
-    page.paragraph(introduction)
-    pictures = [score_plot(logged), error_picture(found.errors), time_plot(found.costs)]
-    for (heading, caption, (titles, *rows)), picture in zip(tables, pictures, strict=True):
-        page.heading(heading)
-        page.table(titles, rows, caption)
-        page.pictures(picture, width=None if heading == "Errors of attention" else 560)
+    source = teacher.source or "the weights that the backbone brings"
+    page.paragraph(INTRODUCTION.format(teacher=source, student=attention))
+    numbers = add_scores(page, logged, task.score_metric)
+    numbers += add_errors(page, errors(logged))
+    numbers += add_costs(page, costs, machine["machine"] if device.type == "cpu" else machine["device"])
+    write_table(folder / "linearize.csv", [("what", "of", "value"), *numbers])
     if (folder / TABLE).exists():
         page.heading("Blocks that were kept")
         add_curve(page, folder / TABLE)
-    page.heading("Attention maps")
-    drawn, left_out = maps(networks, photos, SECONDS)
-    if drawn:
-        page.pictures([((gallery(drawn, "weights", LIGHT), gallery(drawn, "weights", DARK)), MAPS)])
-    if left_out:
-        page.table(["left out", "why"], left_out.items())
+    add_maps(page, networks, photos)
     page.write(folder / PAGE)
 
 
@@ -193,20 +128,21 @@ def errors(runs: Sequence[RunFolder]) -> dict[str, dict[str, float]]:
     return found
 
 
-def score_plot(runs: Sequence[RunFolder]) -> list[tuple[str, str]]:
-    """The student's score over the epochs, and the teacher's, with what they are; nothing without scores."""
-    tag = runs[-1].score_tag()
-    points = [(0, score) for _, score in runs[0].curves.get(f"{START}score", [])]
-    points += sorted(by_epoch(runs, tag).items())
-    if not points:
-        return []
-    ends = points[0][0], points[-1][0]
-    series = [
-        Series("teacher", tuple((end, score) for end in ends)) for _, score in runs[0].curves.get(f"{TEACHER}score", [])
-    ]
-    ticks = tuple(float(epoch) for epoch in spread([epoch for epoch, _ in points]))
-    plot = line_plot("Score", [*series, Series("student", tuple(points))], Axis("epochs", ticks=ticks), Axis(tag))
-    return [(plot, "The score after each epoch; 0 is before any step.")]
+def add_scores(page: Page, runs: Sequence[RunFolder], metric: str) -> Numbers:
+    """Adds the scores, and a plot of the student's over the epochs beside the teacher's."""
+    page.heading("Scores")
+    found, tag, begun = scores(runs), runs[-1].score_tag(), runs[0].curves
+    page.table(
+        ["network", metric], [[name, f"{score:.4f}"] for name, score in found.items()], SCORES.format(metric=metric)
+    )
+    points = [(0, score) for _, score in begun.get(f"{START}score", [])] + sorted(by_epoch(runs, tag).items())
+    if points:
+        of_teacher = [((points[0][0], score), (points[-1][0], score)) for _, score in begun.get(f"{TEACHER}score", [])]
+        series = [*(Series("teacher", ends) for ends in of_teacher), Series("student", tuple(points))]
+        ticks = tuple(float(epoch) for epoch in spread([epoch for epoch, _ in points]))
+        plot = line_plot("Score", series, Axis("epochs", ticks=ticks), Axis(tag))
+        page.pictures([(plot, "The score after each epoch; 0 is before any step.")], width=560)
+    return [("score", name, score) for name, score in found.items()]
 
 
 def spread(values: Sequence[Any]) -> list[Any]:
@@ -215,29 +151,50 @@ def spread(values: Sequence[Any]) -> list[Any]:
     return [values[round(i * (len(values) - 1) / max(count - 1, 1))] for i in range(count)]
 
 
-def error_picture(errors: Mapping[str, Mapping[str, float]]) -> list[tuple[str, str]]:
-    """A heat map of the errors of layers over the epochs, with what it is; nothing without errors."""
-    if not errors:
-        return []
-    when = spread([*errors])
-    layers = [*errors[when[0]]]
-    values = np.array([[float(f"{errors[name].get(layer, np.nan):.3g}") for name in when] for layer in layers])
-    return [(svg(heat_map("error by epoch, yellow: large", values, layers, when)), "The errors after each epoch.")]
+def add_errors(page: Page, found: Mapping[str, Mapping[str, float]]) -> Numbers:
+    """Adds the errors of layers at the start and at the end, and a heat map over the epochs."""
+    page.heading("Errors of attention")
+    when = [*found][:: max(len(found) - 1, 1)]  # the first and the last
+    ends = [{**found[name], "mean": float(np.mean([*found[name].values()]))} for name in when]
+    rows = [[layer, *(f"{end.get(layer, np.nan):.4f}" for end in ends)] for layer in (ends[0] if ends else ())]
+    page.table(["layer", *("start" if name == "start" else f"after epoch {name}" for name in when)], rows, ERRORS)
+    if found:
+        shown = spread([*found])
+        layers = [*found[shown[0]]]
+        values = np.array([[float(f"{found[name].get(layer, np.nan):.3g}") for name in shown] for layer in layers])
+        picture = svg(heat_map("error by epoch, yellow: large", values, layers, shown))
+        page.pictures([(picture, "The errors after each epoch.")])
+    return [
+        ("error at the start" if name == "start" else f"error after epoch {name}", layer, error)
+        for name, own in found.items()
+        for layer, error in own.items()
+    ]
 
 
-def time_plot(costs: Sequence[Cost]) -> list[tuple[str, str]]:
-    """The time of both over the side of the image, with what it is."""
+def add_costs(page: Page, costs: Sequence[Cost], device: str) -> Numbers:
+    """Adds time and memory of teacher and student by the side of the image."""
+    page.heading("Time and memory")
     curves = {name: times_of(costs, name) for name in ("teacher", "student")}
+    rows = []
+    for pair in zip(costs[::2], costs[1::2], strict=True):
+        before, after = (1e3 * cost.seconds["forward"].median for cost in pair)
+        memory = (f"{cost.peak['forward'] / 2**20:.1f}" for cost in pair)
+        rows.append([str(pair[0].size[1]), f"{before:.2f}", f"{after:.2f}", f"{after / before:.2f}", *memory])
+    met = crossover_text(crossover(curves["student"], curves["teacher"]))
+    titles = ["side", "teacher (ms)", "student (ms)", "student / teacher", "teacher (MiB)", "student (MiB)"]
+    page.table(titles, rows, f"The student is faster from this side on: {met}. {SPEED.format(device=device)}")
     series = [Series(name, tuple((side, 1e3 * time) for side, time in own.items())) for name, own in curves.items()]
     sides = Axis("side of the image (pixels)", ticks=tuple(curves["teacher"]))
-    return [(line_plot("Forward pass", series, sides, Axis("ms", log=True)), "The time of one image over its side.")]
+    plot = line_plot("Forward pass", series, sides, Axis("ms", log=True))
+    page.pictures([(plot, "The time of one image over its side.")], width=560)
+    numbers = [(f"seconds at {cost.size[1]}", cost.name, cost.seconds["forward"].median) for cost in costs]
+    return numbers + [(f"bytes at {cost.size[1]}", cost.name, float(cost.peak["forward"])) for cost in costs]
 
 
-def maps(
-    networks: Mapping[str, nn.Module], photos: Sequence[Photo], seconds: float
-) -> tuple[list[Maps], dict[str, str]]:
-    """The maps of images, of one network below the other, until time is up, and what is left out, with the reason."""
-    drawn, left_out, until = [], {}, time.monotonic() + seconds
+def add_maps(page: Page, networks: Mapping[str, nn.Module], photos: Sequence[Photo]) -> None:
+    """Adds the maps of images, of one network below the other, until time is up, and what is left out."""
+    page.heading("Attention maps")
+    drawn, left_out, until = list[Maps](), dict[str, str](), time.monotonic() + SECONDS
     for photo in photos:
         for name, network in networks.items():
             try:
@@ -249,7 +206,10 @@ def maps(
             drawn += [found._replace(caption=name)] * ("weights" in found.maps)
         if time.monotonic() > until:
             break
-    return drawn, left_out
+    if drawn:
+        page.pictures([((gallery(drawn, "weights", LIGHT), gallery(drawn, "weights", DARK)), MAPS)])
+    if left_out:
+        page.table(["left out", "why"], left_out.items())
 
 
 def in_place(task: Task, network: nn.Module) -> nn.Module:

@@ -2,7 +2,7 @@
 
 import json
 import pkgutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
@@ -57,13 +57,9 @@ class ModelDescription:
         """Names of the classes, or their numbers."""
         return list(self.options.get("class_names") or map(str, range(self.options.get("num_classes") or 0)))
 
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
-
     @classmethod
     def from_dict(cls, content: Any, source: object) -> "ModelDescription":
-        """Reads what `as_dict` gave, from content of any kind of the file `source`; a `UserError` if it is not that."""
+        """Reads one from content of any kind of the file `source`; a `UserError` if it is not that."""
         kinds = {"version": str, "task": str, "options": dict, "weights": str, "preprocessing": dict | None}
         wrong = None if isinstance(content, dict) else f"it is a {type(content).__name__}"
         for name, kind in kinds.items() if wrong is None else ():
@@ -81,15 +77,9 @@ class ModelDescription:
 
 
 def read_trained(source: str | Path, weights: Weights | None = None) -> tuple[ModelDescription, dict[str, Tensor]]:
-    """The description of a trained network, and its weights under the network's own names. Nothing in it is executed.
+    """The description of a trained network, and its weights under the network's own names; see `linvit.load`.
 
-    Args:
-        source: The folder of a run, whose best checkpoint is taken, or of several, whose newest is; a checkpoint of a
-            run; a file of `write_trained`, or a folder of `linvit push` with one; or `hf-hub:owner/name`.
-        weights: Which of a checkpoint's; None are those with which its run predicts.
-
-    Raises:
-        UserError: If there is no such file, or it does not say enough.
+    Nothing in the file is executed. A `UserError` says that there is none, or that it does not say enough.
     """
     path = download(source) if isinstance(source, str) and source.startswith(HUB) else Path(source)
     if (path / HUB_FILES[0]).is_file():
@@ -175,13 +165,6 @@ def build_task(
     return task.eval().requires_grad_(False)
 
 
-def build_network(
-    description: ModelDescription, state: Mapping[str, Tensor], source: str | Path, allow: Collection[str] = ()
-) -> nn.Module:
-    """The network alone; see `build_task`."""
-    return build_task(description, state, source, allow).network
-
-
 def task_class(name: str, allow: Collection[str] = ()) -> type[Task]:
     """The class of a task by its path: linvit's own, one that this program has imported, or one that is allowed."""
     dotted = name.replace(":", ".")
@@ -189,7 +172,10 @@ def task_class(name: str, allow: Collection[str] = ()) -> type[Task]:
     if dotted in {path.replace(":", ".") for path in allow}:
         known = [pkgutil.resolve_name(name)]
     else:
-        known = [*_subclasses(Task), *([getattr(tasks, last)] if last in tasks.__all__ else [])]
+        known = [getattr(tasks, last)] if last in tasks.__all__ else []
+        below: list[type[Task]] = [Task]
+        while below:
+            known += (below := [each for one in below for each in one.__subclasses__()])
     for each in known:
         paths = (f"{each.__module__}.{each.__qualname__}", f"linvit.tasks.{last}")
         if isinstance(each, type) and issubclass(each, Task) and dotted in paths and each.__name__ == last:
@@ -200,20 +186,11 @@ def task_class(name: str, allow: Collection[str] = ()) -> type[Task]:
     )
 
 
-def _subclasses(of: type[Task]) -> Iterator[type[Task]]:
-    for each in of.__subclasses__():
-        yield each
-        yield from _subclasses(each)
-
-
 def write_trained(path: str | Path, network: nn.Module, description: ModelDescription) -> None:
     """Writes a network's weights with its description as a safetensors file, which `read_trained` reads."""
     state = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in network.state_dict().items()}
-    options = {
-        name: description.options[name]
-        for name in ("backbone", "attention", "head", "img_size")
-        if name in description.options
-    }
+    names = ("backbone", "attention", "head", "img_size")
+    options = {name: description.options[name] for name in names if name in description.options}
     metadata = {WRITTEN_BY: description.version, "options": json.dumps(options)}  # which load_pretrained reads
     with replacing(Path(path)) as file:
-        file.write(save(state, metadata | {"description": json.dumps(description.as_dict())}))
+        file.write(save(state, metadata | {"description": json.dumps(asdict(description))}))

@@ -6,8 +6,7 @@ import json
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import chain
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from linvit.errors import UserError
-from linvit.files import replacing
+from linvit.files import check_new_file, replacing
 from linvit.heads.detection.base import Detections
 from linvit.heads.detection.detector import Detector
 from linvit.heads.detection.masks import paste_masks
@@ -50,12 +49,9 @@ class Case(NamedTuple):
 
 
 class ExportedNetwork(nn.Module):
-    """What a file computes: images to logits, or to the `OUTPUTS` of a detector.
+    """What a file computes: images to logits, or to the `OUTPUTS` of a detector, in float32.
 
-    Args:
-        network: In evaluation mode.
-        normalise: Mean and deviation of each channel, if the file takes pixels from 0 to 255.
-        dtype: In which the network computes. Images that are not pixels, and all outputs, are float32.
+    With `normalise`, mean and deviation of each channel, it takes pixels from 0 to 255.
     """
 
     def __init__(
@@ -83,17 +79,10 @@ class ExportedNetwork(nn.Module):
 
 @dataclass
 class Export:
-    """A network to be exported.
+    """A network, in evaluation mode and float32, to be exported so that it computes in `dtype`.
 
-    Args:
-        network: In evaluation mode, float32.
-        description: What is known of it.
-        with_preprocessing: Whether the file takes pixels from 0 to 255 and normalises them. It never resizes: PIL's
-            filters on 8 bits have no counterpart in ONNX.
-        dtype: In which it computes.
-
-    Raises:
-        UserError: If the preprocessing is not known, or the network cannot be exported.
+    `with_preprocessing` the file takes pixels from 0 to 255 and normalises them. It never resizes: PIL's filters on 8
+    bits have no counterpart in ONNX.
     """
 
     network: nn.Module
@@ -124,13 +113,16 @@ class Export:
     @property
     def cases(self) -> list[tuple[int, tuple[int, int]]]:
         """Batches and sizes at which a file is compared with torch: the nominal one, and others that are not square."""
-        height, width = self.size
-        step = 21 if self.is_detector else math.gcd(height, width, 32)  # detectors pad images to multiples of 32
-        more = [(height + step, width), (height, width + 2 * step), (height + step, width + 2 * step)]
-        sizes = [self.size, *more]
         if self.fixed:
             return [(batch, self.size) for batch in (1, 5)]
-        return [((1, 5)[i % 2], size) for i, size in enumerate(sizes)]
+        height, width = self.size
+        step = 21 if self.is_detector else math.gcd(height, width, 32)  # detectors pad images to multiples of 32
+        return [
+            (1, self.size),
+            (5, (height + step, width)),
+            (1, (height, width + 2 * step)),
+            (5, (height + step, width + 2 * step)),
+        ]
 
     def images(self, batch: int, size: tuple[int, int]) -> Tensor:
         """Returns random images (B, C, H, W) of the file's kind."""
@@ -164,16 +156,11 @@ class Export:
             "images": f"{str(self.pixels).removeprefix('torch.')}, {pixels}",
             "outputs": json.dumps(self.outputs),
             "preprocessing": json.dumps(known.preprocessing),
-            "description": json.dumps(known.as_dict()),
+            "description": json.dumps(asdict(known)),
         }
 
     def write(self, path: Path) -> RunFile:
-        """Writes the file; returns what runs it.
-
-        Raises:
-            UserError: If the suffix is unknown, or torch cannot export the network.
-        """
-        check_path(path)
+        """Writes the file; returns what runs it. A `UserError` says why torch cannot export the network."""
         traced = (288, 352) if self.is_detector and not self.fixed else self.size  # no map of a pyramid has a side of 1
         example = (self.images(2, traced),)
         dynamic = (dict.fromkeys([0, *([] if self.fixed else [2, 3])], torch.export.Dim.DYNAMIC),)
@@ -199,9 +186,9 @@ class Export:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
             program = torch.export.export(self.exported, example, dynamic_shapes=dynamic)
-            graphs = (part.graph for part in program.graph_module.modules() if isinstance(part, torch.fx.GraphModule))
-            for node in chain.from_iterable(graph.nodes for graph in graphs):
-                node.meta.pop("stack_trace", None)  # folders of this machine
+            for part in program.graph_module.modules():
+                for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
+                    node.meta.pop("stack_trace", None)  # folders of this machine
             content = io.BytesIO()
             torch.export.save(program, content, extra_files={DESCRIPTION: json.dumps(self.metadata)})
             content.seek(0)
@@ -276,7 +263,4 @@ def check_path(path: Path) -> None:
     """Raises a `UserError` unless a file of a known kind can be written there, and there is none yet."""
     if path.suffix not in SUFFIXES:
         raise UserError(f"a network is exported as FILE.onnx or FILE.pt2 (torch.export); got '{path}'")
-    if path.exists():
-        raise UserError(f"'{path}' exists; remove it, or choose another name")
-    if not path.parent.is_dir():
-        raise UserError(f"there is no folder '{path.parent}'")
+    check_new_file(path)

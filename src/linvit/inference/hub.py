@@ -3,8 +3,8 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from importlib.metadata import version
-from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -16,8 +16,8 @@ from torch import nn
 
 from linvit import source
 from linvit.errors import UserError
-from linvit.inference.description import ModelDescription, build_network, read_trained, write_trained
-from linvit.plain_text import markdown_table, printable
+from linvit.inference.description import ModelDescription, build_task, read_trained, write_trained
+from linvit.plain_text import printable
 from linvit.registry import Registry, attentions, backbones, heads
 from linvit.runs.folder import CHECKPOINTS, EVALUATED, RunFolder, newest
 from linvit.weights.read import HUB, HUB_FILES, REPOSITORY
@@ -116,15 +116,8 @@ def public(value: Any) -> Any:
     return value
 
 
-def write_card(
-    description: ModelDescription,
-    run: RunFolder,
-    licence: str,
-    place: Place,
-    in_timm: bool,
-    table: Sequence[Sequence[str]] = (),
-) -> str:
-    """The card as Markdown, with the hub's header; `table` has titles and row of the run in a comparison."""
+def write_card(description: ModelDescription, run: RunFolder, licence: str, place: Place, in_timm: bool) -> str:
+    """The card as Markdown, with the hub's header."""
     task = description.task.rpartition(":")[2].rpartition(".")[2]
     pipeline, what = TASKS.get(task, ("", task))
     specs = [(registry, description.options.get(registry.kind)) for registry in (attentions, heads, backbones)]
@@ -141,27 +134,27 @@ def write_card(
     }
     classes = [printable(name, lines=False) for name in description.class_names]
     shown = ", ".join(f"`{name}`" for name in classes[:MOST_NAMES]) + (", ..." if len(classes) > MOST_NAMES else "")
-    data = public(run.config.get("data") or {})
+    data, trainer = public(run.config.get("data") or {}), run.config.get("trainer") or {}
     config = {
         "seed_everything": run.config.get("seed_everything"),
-        "trainer": {name: value for name, value in (run.config.get("trainer") or {}).items() if name in OF_TRAINER},
+        "trainer": {name: value for name, value in trainer.items() if name in OF_TRAINER},
         "model": public(run.config.get("model")),
         "data": data,
     }
     origin = (data.get("init_args") or {}).get("source")
-    learned = " It was trained beside a teacher, as a copy of it with another attention." * bool(
+    taught = " It was trained beside a teacher, as a copy of it with another attention." * bool(
         run.model.get("teacher")
     )
     images = (description.preprocessing or {}).items()
+    prepared = ", ".join(f"{name} {value}" for name, value in images if value is not None)
     return TEMPLATE.format(
         head=yaml.safe_dump(head, sort_keys=False),
         title=title,
-        what=f"It predicts {what}, of {len(classes)} classes: {shown}.{learned}",
+        what=f"It predicts {what}, of {len(classes)} classes: {shown}.{taught}",
         linvit=place.linvit,
         timm=ONLY_FOR_TIMM.format(**place._asdict()) if in_timm else "",
-        preprocessing=", ".join(f"{name} {value}" for name, value in images if value is not None)
-        or "its file does not say how",
-        scores=_scores(run, table),
+        preprocessing=prepared or "its file does not say how",
+        scores=_scores(run),
         data=f"Trained and scored on `{origin}`." if origin not in (None, PATH) else "Images of a folder or a table.",
         version=description.version,
         config=yaml.safe_dump(config, sort_keys=False, allow_unicode=True),
@@ -177,21 +170,13 @@ def _names(spec: Any) -> list[str]:
     return list(dict.fromkeys(str(name) for name in found if name is not None))
 
 
-def _scores(run: RunFolder, table: Sequence[Sequence[str]]) -> str:
-    """What the weights scored, and the row of their run in a comparison."""
+def _scores(run: RunFolder) -> str:
+    """What the weights scored."""
     curve = run.curves.get(run.score_tag())
-    found = []
-    if curve and (run.config.get("checkpoint") or {}).get("monitor") == EVALUATED:
-        step, score = max(curve, key=itemgetter(1))
-        found.append(
-            f"{score:.4f} on the validation split ({run.score_tag()}), after {step + 1} steps, the run's best."
-        )
-    if table:
-        found.append(
-            "In a comparison of `linvit compare`, at the end of the runs, mean ± standard deviation over seeds:"
-        )
-        found.append(markdown_table([list(row) for row in table]))
-    return "\n\n".join(found)
+    if not curve or (run.config.get("checkpoint") or {}).get("monitor") != EVALUATED:
+        return ""
+    step, score = max(curve, key=lambda point: point[1])
+    return f"{score:.4f} on the validation split ({run.score_tag()}), after {step + 1} steps, the run's best."
 
 
 def _papers(names: Mapping[Registry, Sequence[str]]) -> list[str]:
@@ -231,21 +216,21 @@ def check_licence(licence: str | None) -> str:
     return licence
 
 
-def write_folder(run: RunFolder, folder: Path, licence: str, place: Place, table: Sequence[Sequence[str]] = ()) -> None:
+def write_folder(run: RunFolder, folder: Path, licence: str, place: Place) -> None:
     """Writes weights, configuration and card of a finished run's best checkpoint into a folder, which is new or empty.
 
-    `place` is what the card tells to load, `table` titles and row of the run in the table of a comparison.
+    `place` is what the card tells to load.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"'{folder}' exists and is not an empty folder: name another one, or empty it first")
     description, state = read_trained(run.folder)
-    network = build_network(description, state, run.folder)
+    network = build_task(description, state, run.folder).network
     folder.mkdir(parents=True, exist_ok=True)
     write_trained(folder / WEIGHTS, network, description)
     for_timm = timm_config(network, description, licence)
-    config = {**for_timm, "linvit": description.as_dict()}
+    config = {**for_timm, "linvit": asdict(description)}
     (folder / CONFIG).write_text(json.dumps(config, indent=2), encoding="utf-8")
-    (folder / CARD).write_text(write_card(description, run, licence, place, bool(for_timm), table), encoding="utf-8")
+    (folder / CARD).write_text(write_card(description, run, licence, place, bool(for_timm)), encoding="utf-8")
 
 
 def timm_config(network: nn.Module, description: ModelDescription, licence: str) -> dict[str, Any]:
@@ -266,18 +251,17 @@ def timm_config(network: nn.Module, description: ModelDescription, licence: str)
         "license": licence,
         "custom_load": False,
     }
-    arguments = {name: value for name, value in get_model_args(network).items() if name != "num_classes"}
     return {
         "architecture": config.pop("architecture"),
         "num_classes": network.num_classes,
         "num_features": network.num_features,
         "label_names": description.class_names,
-        "model_args": arguments,
+        "model_args": {name: value for name, value in get_model_args(network).items() if name != "num_classes"},
         "pretrained_cfg": config,
     }
 
 
-def push(run: RunFolder, repository: str, licence: str, table: Sequence[Sequence[str]] = ()) -> str:
+def push(run: RunFolder, repository: str, licence: str) -> str:
     """Uploads a finished run to a repository of the hub, which is made if there is none; returns the address."""
     if not REPOSITORY.fullmatch(repository):
         raise UserError(f"a repository of the hub is called owner/name; got '{repository}'")
@@ -288,7 +272,7 @@ def push(run: RunFolder, repository: str, licence: str, table: Sequence[Sequence
         )
     with TemporaryDirectory(prefix="linvit-") as temporary:
         folder = Path(temporary, "model")
-        write_folder(run, folder, licence, Place(f"{HUB}{repository}", f"{HUB}{repository}", repository), table)
+        write_folder(run, folder, licence, Place(f"{HUB}{repository}", f"{HUB}{repository}", repository))
         try:
             api.create_repo(repository, exist_ok=True)
             done = api.upload_folder(repo_id=repository, folder_path=folder, commit_message="Trained with linvit")

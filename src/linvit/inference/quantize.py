@@ -32,14 +32,9 @@ class Quantised(NamedTuple):
 
 
 def quantise_file(path: Path, export: Export, run: RunFile, task: Task, data: ImageData) -> Quantised:
-    """Replaces an ONNX file by one in 8 bits, calibrated on the training images of a run and scored on its test set.
+    """Replaces the ONNX file of an export by one in 8 bits, calibrated on training images of a run, and scores both.
 
-    Args:
-        path: Of the file that the export has written.
-        export: The network's.
-        run: Runs that file.
-        task: Of the network.
-        data: Of the run.
+    `run` runs the file; task and data are those of the run.
     """
     given = path.read_bytes()
     content = quantise(given, calibration_images(export, data), export.exported)
@@ -53,10 +48,7 @@ def quantise_file(path: Path, export: Export, run: RunFile, task: Task, data: Im
 def quantise(content: bytes, images: Iterable[Tensor], network: nn.Module) -> bytes:
     """Returns an ONNX file with 8-bit weights and activations (QDQ: pairs of nodes that round and restore).
 
-    Args:
-        content: Of a file in float32.
-        images: Batches as the file takes them. The least and greatest values that they cause set the scales.
-        network: Of which the file is.
+    The least and greatest values that images, batches as the file takes them, cause in the network set the scales.
     """
     tools, shapes, onnx = require("onnxruntime.quantization", "onnxruntime.quantization.shape_inference", "onnx")
     with tempfile.TemporaryDirectory(prefix="linvit-quantise-") as folder:
@@ -70,6 +62,7 @@ def quantise(content: bytes, images: Iterable[Tensor], network: nn.Module) -> by
             for said in node.metadata_props
             if said.key == SCOPES and layers & {*literal_eval(said.value)[-2:]}
         }
+        others = [node.name for node in onnx.load(prepared).graph.node if node.name.partition("/")[0] not in of_layers]
         tools.quantize_static(
             prepared,
             made,
@@ -77,16 +70,13 @@ def quantise(content: bytes, images: Iterable[Tensor], network: nn.Module) -> by
             quant_format=tools.QuantFormat.QDQ,
             op_types_to_quantize=list(QUANTISED),
             per_channel=True,
-            nodes_to_exclude=[
-                node.name for node in onnx.load(prepared).graph.node if node.name.partition("/")[0] not in of_layers
-            ],
+            nodes_to_exclude=others,
         )
         found = onnx.load(made)
     del found.metadata_props[:]
     found.metadata_props.extend(onnx.load_from_string(content).metadata_props)
     found.metadata_props.add(key="quantised", value=", ".join(QUANTISED))
-    quantised: bytes = found.SerializeToString()
-    return quantised
+    return bytes(found.SerializeToString())
 
 
 class _Reader:
@@ -101,16 +91,15 @@ class _Reader:
 
 
 class FileNetwork(nn.Module):
-    """A file in place of a task's network: normalised images (B, C, H, W) to logits."""
+    """A file in place of a task's network: normalised images (B, C, H, W) to logits, of segmentation at full size."""
 
     def __init__(self, export: Export, run: RunFile) -> None:
         super().__init__()
         self.export, self.run = export, run
 
-    def forward(self, images: Tensor, full_size: bool = True) -> Tensor:
-        """Returns logits, of segmentation at full size always."""
-        logits: Tensor = self.run(self.export.from_normalised(images))
-        return logits
+    def forward(self, images: Tensor, full_size: bool = True) -> Any:
+        """Returns logits."""
+        return self.run(self.export.from_normalised(images))
 
 
 def calibration_images(export: Export, data: ImageData) -> Iterator[Tensor]:

@@ -171,8 +171,8 @@ def accuracy_plot(report: CostReport) -> dict[str, str]:
     if not series:
         return {}
     what, time = "published ImageNet-1K top-1, %", "time of a forward pass per image, ms"
-    axes: Any = Axis(time, log=True), Axis(what)
-    return {"accuracy.svg": line_plot(f"{what} over time", series, *axes, report.footnote(), front=True)}
+    x, y = Axis(time, log=True), Axis(what)
+    return {"accuracy.svg": line_plot(f"{what} over time", series, x, y, report.footnote(), front=True)}
 
 
 def check_builds(build: Callable[[tuple[int, int]], Any], sizes: Sequence[tuple[int, int]]) -> None:
