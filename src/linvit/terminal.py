@@ -12,6 +12,7 @@ LEAST = 32  # characters that the last column needs beside the others
 BENEATH = " " * 6
 FULL = 116  # characters of a docstring's line: 120 less the indentation that is taken off
 ENTRY = re.compile(r" *\w+: ")
+RAW = argparse.RawDescriptionHelpFormatter
 
 
 def terminal_width() -> int:
@@ -102,5 +103,4 @@ def _wrapped(lines: list[str], width: int) -> list[str]:
 
 def argument_parser(program: str, description: str | None, epilog: str = "") -> argparse.ArgumentParser:
     """A parser whose help fits the terminal; `epilog` is printed as it is."""
-    raw = argparse.RawDescriptionHelpFormatter
-    return argparse.ArgumentParser(program, description=reflow(description or ""), epilog=epilog, formatter_class=raw)
+    return argparse.ArgumentParser(program, description=reflow(description or ""), epilog=epilog, formatter_class=RAW)

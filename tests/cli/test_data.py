@@ -231,7 +231,7 @@ def test_the_limit_of_pixels(tmp_path, capsys):
     ("arguments", "message"),
     [
         (["nowhere"], "there is no data at 'nowhere'"),
-        (["digits", "--workers", "-1"], "--workers must be 0 or more; got -1"),
+        (["digits", "--workers", "-1"], "--workers must be a whole number at least 0; got -1"),
         (["digits", "--output", "nowhere/bad.csv"], "cannot write 'nowhere/bad.csv': there is no folder"),
         (["digits", "--image_column", "imgae"], "Did you mean 'image'?"),
     ],

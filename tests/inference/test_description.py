@@ -1,7 +1,7 @@
 """What a file says of the network in it, and the network that is built from that."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch

@@ -45,29 +45,20 @@ def main(argv: list[str]) -> int:
     """Runs `linvit check`; prints a table for each that is checked; returns 1 if a line failed, else 0."""
     parser = argument_parser("linvit check", __doc__, EPILOG)
     one = parser.add_mutually_exclusive_group()
-    one.add_argument(
-        "name",
-        nargs="?",
-        help="a registered name, package.module:Class, or {name: ..., option: value}; all registered if left out",
-    )
+    one.add_argument("name", nargs="?", help="a name, package.module:Class, or {name: ..., option: value}; or all")
     one.add_argument("--backbone", metavar="NAME", help="check a backbone instead; written like a mechanism")
     one.add_argument("--head", metavar="NAME", help="check a head instead; written like a mechanism")
     parser.add_argument("--attention", metavar="SPEC", help="the backbone's attention: NAME, {name: ...}, or a list")
     parser.add_argument("--img_size", metavar="SIZE", help="images of backbone or head: a side or [H, W] (default: 64)")
     parser.add_argument("--options", metavar="MAPPING", help="options of what is checked, as JSON or YAML")
-    parser.add_argument(
-        "--quick", action="store_true", help="leave out torch.compile, torch.export, ONNX and the largest sizes"
-    )
-    parser.add_argument(
-        "--timeout", type=float, default=TIMEOUT, metavar="SECONDS", help="to import a plug-in (default: %(default)g)"
-    )
+    parser.add_argument("--quick", action="store_true", help="without torch.compile, export, ONNX, the largest sizes")
+    parser.add_argument("--timeout", type=float, default=TIMEOUT, metavar="SECONDS", help="to import a plug-in (60)")
     args = parser.parse_args(argv)
     check_number("--timeout", args.timeout, above=0)
 
     kind = next((kind for kind in KINDS if getattr(args, kind) is not None), "name")
     name, (registry, check, allowed) = getattr(args, kind), KINDS[kind]
-    given = {option: getattr(args, option) for option in ("attention", "img_size", "options")}
-    given = {option: text for option, text in given.items() if text is not None}
+    given = {each: text for each in ("attention", "img_size", "options") if (text := getattr(args, each)) is not None}
     if misplaced := given.keys() - {*allowed, *["options"] * (name is not None)}:
         raise UserError(f"--{min(misplaced)} is for another check than this one; see linvit check --help")
     if name is None:
@@ -88,13 +79,11 @@ def _check_all(quick: bool, timeout: float) -> int:
         try:
             check_import(attentions, name, timeout)
             report = check_attention(name, quick=quick)
+            print(f"{_table(report)}\n", flush=True)
+            failed += [] if report.passed else [f"{name} ({', '.join(report.failures)})"]
         except UserError as error:
             print(f"{name}: FAILED\n  {error}\n", flush=True)
             failed.append(name)
-            continue
-        print(f"{_table(report)}\n", flush=True)
-        if not report.passed:
-            failed.append(f"{name} ({', '.join(report.failures)})")
     print(f"{len(names) - len(failed)} of {len(names)} passed")
     if failed:
         print(reflow(f"failed: {'; '.join(failed)}"))

@@ -6,14 +6,14 @@ from collections import Counter
 from pathlib import Path
 
 import linvit.data
+from linvit.callbacks.report import write_table
 from linvit.cli import tile
 from linvit.data.base import ImageData
 from linvit.data.sources.folder import ignored_files
 from linvit.data.sources.scan import ScanResult, band_values, describe_bands, scan
 from linvit.data.sources.splits import HUB, source_kind
-from linvit.errors import UserError
-from linvit.plain_text import CsvWriter
-from linvit.terminal import reflow
+from linvit.errors import UserError, check_number
+from linvit.terminal import RAW, reflow
 
 EPILOG = """examples:
   linvit data check path/to/imagenet    an image folder: train/CLASS/*.jpg,
@@ -46,16 +46,12 @@ def main(argv: list[str]) -> int:
     """Runs `linvit data check`; prints what was found and returns 1 if something is bad, else 0."""
     parser = argparse.ArgumentParser("linvit data", description="Looks at data sets, and cuts large pictures.")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="check|tile")
+    texts = {"description": reflow(__doc__ or ""), "epilog": EPILOG}
     check = verbs.add_parser(
-        "check",
-        help="decode every image of a set and list the bad ones",
-        description=reflow(__doc__ or ""),
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "check", help="decode every image of a set and list the bad ones", formatter_class=RAW, **texts
     )
-    check.add_argument(
-        "source", metavar="PATH", help="what --data.source takes: a folder, parquet, arrow, hub:owner/name"
-    )
+    source = "what --data.source takes: a folder, parquet, arrow, hub:owner/name"
+    check.add_argument("source", metavar="PATH", help=source)
     check.add_argument("--output", type=Path, metavar="FILE", help="write split, image and reason of bad images as CSV")
     check.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: one per core)")
     tasks: list[type[ImageData]] = [ImageData, *TASKS]
@@ -66,8 +62,7 @@ def main(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     if args.verb == "tile":
         return tile.run(args)
-    if args.workers < 0:
-        raise UserError(f"--workers must be 0 or more; got {args.workers}")
+    check_number("--workers", args.workers, at_least=0, whole=True)
     if args.output is not None and not args.output.absolute().parent.is_dir():
         raise UserError(f"cannot write '{args.output}': there is no folder '{args.output.absolute().parent}'")
 
@@ -91,22 +86,16 @@ def main(argv: list[str]) -> int:
     print("\n".join([*report.lines, *bands, *refused, *report.refused]))
     print("\n".join([*_bad(found, args.output), *_ignored(args.source), *_copies(found)]))
     if args.output is not None:
-        with args.output.open("w", encoding="utf-8", newline="") as file:
-            lines = [(bad.split, bad.name, bad.reason) for bad in (*found.bad, *report.malformed)]
-            CsvWriter(file).writerows([("split", "image", "reason"), *lines])
+        lines = [(bad.split, bad.name, bad.reason) for bad in (*found.bad, *report.malformed)]
+        write_table(args.output, [("split", "image", "reason"), *lines])
     return int(bool(found.bad or refused or report.malformed or report.refused))
 
 
 def _bad(found: ScanResult, output: Path | None) -> list[str]:
     if not found.bad:
         return ["  no bad images"]
-    more = len(found.bad) - SHOWN
-    where = f"all of them are in {output}" if output else "--output FILE lists all"
-    return [
-        f"  {len(found.bad):,} BAD IMAGES",
-        *(f"    {bad.name}: {bad.reason}" for bad in found.bad[:SHOWN]),
-        *([f"    and {more:,} more; {where}"] if more > 0 else []),
-    ]
+    where = f"; all of them are in {output}" if output else "; --output FILE lists all"
+    return [f"  {len(found.bad):,} BAD IMAGES", *_first([f"{bad.name}: {bad.reason}" for bad in found.bad], where)]
 
 
 def _ignored(source: str) -> list[str]:
@@ -124,11 +113,10 @@ def _ignored(source: str) -> list[str]:
 
 
 def _copies(found: ScanResult) -> list[str]:
-    if not found.copies:
-        return []
-    more = len(found.copies) - SHOWN
-    return [
-        f"  WARNING: images in two splits: {len(found.copies):,}",
-        *(f"    {first}  =  {second}" for first, second in found.copies[:SHOWN]),
-        *([f"    and {more:,} more"] if more > 0 else []),
-    ]
+    lines = [f"{first}  =  {second}" for first, second in found.copies]
+    return [f"  WARNING: images in two splits: {len(lines):,}", *_first(lines)] if lines else []
+
+
+def _first(lines: list[str], where: str = "") -> list[str]:
+    more = [f"and {len(lines) - SHOWN:,} more{where}"] * (len(lines) > SHOWN)
+    return [f"    {line}" for line in [*lines[:SHOWN], *more]]

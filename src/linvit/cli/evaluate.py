@@ -113,10 +113,7 @@ def read_work(model: EvaluatedModel, given: dict[str, list[Path]], name: str) ->
 
 def read_folder(name: str, model: EvaluatedModel, paths: Sequence[Path]) -> ImageSet:
     """The images of a folder or table, prepared as the network takes them, and a file that maps its classes."""
-    prepared = model.preprocessing
-    unused = ("size", "resize_limits", "multiple")
-    options: dict[str, Any] = {
-        each.name: getattr(prepared, each.name) for each in fields(prepared) if each.name not in unused
-    }
-    data = ClassificationData(str(paths[0]), img_size=prepared.size or 0, **options)
+    names = {each.name for each in fields(model.preprocessing)} - {"size", "resize_limits", "multiple"}
+    options: Any = {name: getattr(model.preprocessing, name) for name in names}
+    data = ClassificationData(str(paths[0]), img_size=model.preprocessing.size or 0, **options)
     return read_set(name, data, model.classes, paths[1] if paths[1:] else None)

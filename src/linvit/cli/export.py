@@ -43,11 +43,7 @@ BUDGET = 3.0  # seconds of timing
 
 
 def main(argv: list[str]) -> int:
-    """Runs `linvit export`; prints how far the file is from torch, and how fast; returns 1 if it is too far.
-
-    Raises:
-        UserError: If the run is not finished, the file exists, or the network cannot be exported.
-    """
+    """Runs `linvit export`; prints how far the file is from torch, and how fast; returns 1 if it is too far."""
     parser = argument_parser("linvit export", __doc__, EPILOG)
     parser.add_argument("model", metavar="RUN", help="a run, one of its checkpoints, or a .safetensors of linvit")
     parser.add_argument("file", type=Path, metavar="FILE", help="what to write: NAME.onnx or NAME.pt2")
@@ -83,13 +79,11 @@ def main(argv: list[str]) -> int:
     if data is not None:
         done = quantise_file(args.file, export, run, task, data)
         works |= {"the file in 8 bits": done.run}
-        (before, after), sizes = done.scores, [f"{size / 1e6:.3g}" for size in done.sizes]
-        print(
-            reflow(
-                f"8 bits: {', '.join(QUANTISED)} of layers. test/{task.score_metric} before {before:.4f}, after "
-                f"{after:.4f}; {sizes[0]} MB before, {sizes[1]} after"
-            )
+        (before, after), (large, small) = done.scores, done.sizes
+        said = (
+            f"8 bits: {', '.join(QUANTISED)} of layers. test/{task.score_metric} before {before:.4f}, after {after:.4f}"
         )
+        print(reflow(f"{said}; {large / 1e6:.3g} MB before, {small / 1e6:.3g} after"))
     if not args.skip_latency:
         print(reflow(latency(export, works)))
     return 0
@@ -118,8 +112,7 @@ def summary(file: Path, export: Export) -> str:
     """What was written, in sentences."""
     kind = f"ONNX, opset {OPSET}" if file.suffix == ".onnx" else "a program of torch.export"
     size = f"images of {export.size[0]}x{export.size[1]} only, since {export.fixed}" if export.fixed else "any size"
-    takes = export.metadata["images"]
-    gives = ", ".join(export.outputs)
+    takes, gives = export.metadata["images"], ", ".join(export.outputs)
     return f"{file}: {kind}, {export.dtype}, for any batch and {size}. Takes images ({takes}), gives {gives}."
 
 

@@ -5,7 +5,6 @@ import hashlib
 import importlib
 import json
 import shlex
-from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -52,18 +51,10 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--options", metavar="MAPPING", help="options of the backbone, as JSON or YAML")
     parser.add_argument("--num_classes", metavar="N", type=int, help="classes; as many as SOURCE has if left out")
     parser.add_argument("--img_size", metavar="SIDE", type=int, help="side of the images; the backbone's if left out")
-    parser.add_argument(
-        "--ema",
-        action=argparse.BooleanOptionalAction,
-        help="take the averaged weights; left out: what was published, of a linvit .ckpt the plain weights",
-    )
-    parser.add_argument(
-        "--min_fraction",
-        metavar="FRACTION",
-        type=float,
-        default=0.9,
-        help="least fraction of the backbone in SOURCE (0.9)",
-    )
+    ema = "take the averaged weights; left out: what was published, of a linvit .ckpt the plain weights"
+    parser.add_argument("--ema", action=argparse.BooleanOptionalAction, help=ema)
+    fraction = "least fraction of the backbone in SOURCE (0.9)"
+    parser.add_argument("--min_fraction", metavar="FRACTION", type=float, default=0.9, help=fraction)
     args = parser.parse_args(argv)
 
     output: Path = args.output
@@ -80,7 +71,9 @@ def main(argv: list[str]) -> int:
     size = {} if args.img_size is None else {"img_size": args.img_size}
     classes = args.num_classes
     if args.head is None:
-        classes = _classes(weights.state) if classes is None else classes
+        found = next((weights.state[key] for key in CLASSIFIERS if key in weights.state), None)
+        if classes is None:
+            classes = len(found) if found is not None and found.ndim else 0
         model = backbones.create(spec, num_classes=classes, **size)
     else:
         head = read_spec(heads, args.head, None)
@@ -112,12 +105,6 @@ def main(argv: list[str]) -> int:
         file.write(save(written, metadata))
     print(f"wrote {output}: {len(written)} tensors, {sum(tensor.numel() for tensor in written.values()):,} numbers")
     return 0
-
-
-def _classes(state: Mapping[str, Any]) -> int:
-    """Classes of a file's classifier; 0 if it has none."""
-    found = next((state[key] for key in CLASSIFIERS if key in state), None)
-    return len(found) if found is not None and found.ndim else 0
 
 
 def _sha256(file: Path) -> str:

@@ -50,26 +50,15 @@ ALONE = "linearize/features"  # of a teacher that is no run, and no data: its fe
 
 
 def main(argv: list[str]) -> int:
-    """Runs `linvit linearize`; returns 0.
-
-    Raises:
-        UserError: If the teacher cannot be found, or the options are wrong.
-    """
+    """Runs `linvit linearize`; returns 0."""
     parser = argument_parser("linvit linearize", __doc__, EPILOG)
     parser.allow_abbrev = False  # the other options are those of fit
-    parser.add_argument(
-        "--teacher",
-        metavar="WHAT",
-        help="a run's folder, one of its checkpoints, a file of weights, hf-hub:OWNER/NAME, or timm:MODEL",
-    )
+    teacher = "a run's folder, one of its checkpoints, a file of weights, hf-hub:OWNER/NAME, or timm:MODEL"
+    parser.add_argument("--teacher", metavar="WHAT", help=teacher)
     parser.add_argument("--copy", metavar="WHAT", help="weights to start from: all, attention, mlp (all else), nothing")
     parser.add_argument("--no_page", action="store_true", help="train alone; measure and write no page")
-    parser.add_argument(
-        "--keep",
-        type=int,
-        metavar="N",
-        help="keep the softmax of N blocks, which are found before training by converting next what costs least",
-    )
+    keep = "keep the softmax of N blocks, which are found before training by converting next what costs least"
+    parser.add_argument("--keep", type=int, metavar="N", help=keep)
     parser.add_argument("--resume", choices=["auto"], help="auto continues the newest run of this command")
     args, options = parser.parse_known_args(argv)
     options = [*of_teacher(args.teacher, options), *options]
@@ -187,11 +176,7 @@ def of_teacher(teacher: str | None, options: Sequence[str]) -> list[str]:
 
 
 def train_teacher(teacher: "Teacher") -> bool:
-    """Trains the teacher by its configuration, or continues it, where that was not done; whether it did.
-
-    Raises:
-        UserError: If it fails, or if several processes would train it: ranks, or another command.
-    """
+    """Trains the teacher by its configuration, or continues it, where that was not done; whether it did."""
     if teacher.source is None or not teacher.untrained:
         return False
     from linvit.runs.folder import newest

@@ -14,14 +14,12 @@ from linvit.signatures import descriptions, parameters_of
 from linvit.terminal import argument_parser, reflow, table
 
 REGISTRIES = {"attentions": attentions, "backbones": backbones, "heads": heads}
+KINDS = [*REGISTRIES, "configs"]
 COLUMNS = {
     "attentions": ("cost", "paper"),
     "backbones": ("params (M)", "MACs (G)", "published top-1 (%)"),
     "heads": ("paper",),
 }
-
-KINDS = [*REGISTRIES, "configs"]
-
 EPILOG = """examples:
   linvit list                                 all attentions, backbones, heads
   linvit list attentions --filter "*linear*"  names that match a wildcard
@@ -46,13 +44,11 @@ def main(argv: list[str]) -> int:
         check_choice("kind", args.kind, KINDS)
     if args.output is not None and (args.kind != "configs" or args.name is None):
         raise UserError("--output is for one configuration. Write linvit list configs NAME --output FILE")
-    if args.kind == "configs" and args.name is not None:
-        print(one(args.name, args.output))
-    elif args.kind == "configs":
-        print("\n".join(overview(args.filter)))
+    if args.name is not None and args.filter != "*":
+        raise UserError(f"--filter is for lists, not for the one name '{args.name}'. Leave one of them out")
+    if args.kind == "configs":
+        print("\n".join(overview(args.filter)) if args.name is None else one(args.name, args.output))
     elif args.name is not None:
-        if args.filter != "*":
-            raise UserError(f"--filter is for lists, not for the one name '{args.name}'. Leave one of them out")
         print("\n".join(_one(args.kind, args.name)))
     else:
         kinds = REGISTRIES if args.kind is None else [args.kind]
@@ -65,7 +61,12 @@ def _section(kind: str, pattern: str) -> list[str]:
     registry = REGISTRIES[kind]
     entries = registry.entries()
     rows = [
-        (f"  {name}", _owners(entries[name]), *_facts(kind, name, entries[name]), _remark(entries[name]))
+        (
+            f"  {name}",
+            " / ".join(entry.owner for entry in entries[name]),
+            *_facts(kind, name, entries[name]),
+            _remark(entries[name]),
+        )
         for name in registry.names(pattern)
     ]
     if not rows:
@@ -88,10 +89,6 @@ def _facts(kind: str, name: str, owners: list[Entry]) -> tuple[str, ...]:
         top1 = "" if facts.top1 is None else f"{facts.top1:.1f}"
         return f"{facts.parameters / 1e6:.1f}", f"{facts.macs / 1e9:.2f}", top1
     return ("",) * len(COLUMNS[kind])
-
-
-def _owners(entries: list[Entry]) -> str:
-    return " / ".join(entry.owner for entry in entries)
 
 
 def _remark(owners: list[Entry]) -> str:

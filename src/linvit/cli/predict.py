@@ -32,30 +32,21 @@ all options of a run, predicts the images of a data source.
 
 
 def main(argv: list[str]) -> int:
-    """Runs `linvit predict --model`; prints where the predictions are, and returns 0.
-
-    Raises:
-        UserError: If the network or an image cannot be used.
-    """
+    """Runs `linvit predict --model`; prints where the predictions are, and returns 0."""
     parser = argument_parser("linvit predict", __doc__, EPILOG)
     parser.allow_abbrev = False
     parser.add_argument("images", nargs="+", type=Path, metavar="IMAGE", help="files, or folders of them")
     parser.add_argument(
         "--model", required=True, metavar="RUN", help="a run, one of its checkpoints, or a .safetensors"
     )
-    parser.add_argument(
-        "--output", type=Path, default=Path("predictions"), metavar="DIR", help="(default: %(default)s)"
-    )
+    parser.add_argument("--output", type=Path, default="predictions", metavar="DIR", help="(default: %(default)s)")
     parser.add_argument("--weights", choices=["raw", "ema"], help="(default: those with which the run predicts)")
     parser.add_argument("--batch_size", type=int, default=32, metavar="N", help="(default: %(default)s)")
-    parser.add_argument(
-        "--device", default="cuda" if torch.cuda.is_available() else "cpu", help="(default: %(default)s)"
-    )
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--device", default=device, help="(default: %(default)s)")
     parser.add_argument("--bf16", action="store_true", help="compute in bfloat16 where that is safe")
     parser.add_argument("--compile", action="store_true", help="have torch compile the network")
-    parser.add_argument(
-        "--on_error", choices=["raise", "skip"], default="raise", help="of an image that cannot be read"
-    )
+    parser.add_argument("--on_error", choices=["raise", "skip"], default="raise", help="of images that cannot be read")
     parser.add_argument("--allow", action="append", default=[], metavar="CLASS", help="a class path to import")
     others = [option for option in argv if option.startswith(("--model.", "--data."))]
     args = parser.parse_args([option for option in argv if option not in others])
@@ -98,10 +89,7 @@ def main(argv: list[str]) -> int:
 def images_in(paths: Sequence[Path]) -> Iterator[Path]:
     """Files, and the images in folders, also in those below, in the order of their names; absolute paths."""
     for path in map(Path.absolute, paths):
-        if not path.is_dir():
-            yield path
-            continue
         inside = sorted(each for each in path.rglob("*") if each.suffix.lower() in EXTENSIONS and each.is_file())
-        if not inside:
+        if path.is_dir() and not inside:
             raise UserError(f"there are no images in '{path}': it has no files {', '.join(sorted(EXTENSIONS))}")
-        yield from inside
+        yield from inside if path.is_dir() else [path]

@@ -9,6 +9,7 @@ from tqdm import tqdm
 from linvit.data.sources.labels import read_names
 from linvit.data.sources.tiles import SETS, cut, find_areas, isprs_areas, read_classes, read_mask
 from linvit.errors import UserError
+from linvit.terminal import RAW
 
 EPILOG = """examples:
   linvit data tile folder --images pictures --masks labels --val north \\
@@ -32,13 +33,8 @@ overlapping windows whose logits are averaged, and --model.stride is the step.
 
 def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Adds the verb to `linvit data`."""
-    tile = verbs.add_parser(
-        "tile",
-        help="cut large pictures with masks into tiles",
-        description=__doc__,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    about = "cut large pictures with masks into tiles"
+    tile = verbs.add_parser("tile", help=about, description=__doc__, epilog=EPILOG, formatter_class=RAW)
     tile.add_argument("set", choices=["folder", *sorted(SETS)], help="any folders, or a set of ISPRS with its splits")
     tile.add_argument("--images", type=Path, required=True, help="folder of the pictures, or of train/, val/, test/")
     tile.add_argument("--masks", type=Path, required=True, help="folder of the masks; of ISPRS, the colour-coded ones")
