@@ -77,8 +77,8 @@ def test_a_run_that_is_not_finished_is_refused(run, tmp_path):
     ("file", "message"),
     [
         ("model.pb", "a network is exported as FILE.onnx or FILE.pt2 (torch.export); got 'model.pb'"),
-        ("there.onnx", "'there.onnx' exists; remove it, or choose another name"),
-        ("nowhere/model.onnx", "there is no folder 'nowhere'"),
+        ("there.onnx", "'there.onnx' exists: name another file, or remove it first"),
+        ("nowhere/model.onnx", "there is no folder 'nowhere' to write 'model.onnx' to. Make it first"),
     ],
 )
 def test_a_path_that_cannot_be_written_is_refused(file, message, run, tmp_path):

@@ -79,16 +79,14 @@ def _verify(folder: Path, options: Sequence[str], args: argparse.Namespace) -> i
     interrupted = f"{steps} steps, interrupted after {' and '.join(map(str, stops))}"
     one, other = files(whole.run), files(parts.run)
     different = differences({name: (one.get(name), other.get(name)) for name in one | other})
-    if not different:
-        print(
-            reflow(f"bit-equal after {interrupted}: {', '.join(COMPARED.values())}, and what lies in the run's folder:")
-        )
-        print(reflow(", ".join(sorted(one))))
-        return 0
-    print(reflow(f"NOT equal after {interrupted}: {len(different)} entries differ, such as"))
-    print("\n".join(f"  {line}" for line in different[:5]))
-    print(reflow(f"Probable cause: {_cause(whole, folder, options, args.steps)}"))
-    return 1
+    if different:
+        print(reflow(f"NOT equal after {interrupted}: {len(different)} entries differ, such as"))
+        print("\n".join(f"  {line}" for line in different[:5]))
+        print(reflow(f"Probable cause: {_cause(whole, folder, options, args.steps)}"))
+        return 1
+    print(reflow(f"bit-equal after {interrupted}: {', '.join(COMPARED.values())}, and what lies in the run's folder:"))
+    print(reflow(", ".join(sorted(one))))
+    return 0
 
 
 class ShortRun:

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogFormatter, NullLocator
 
@@ -61,7 +60,6 @@ class Series(NamedTuple):
 
 
 PANEL = 4  # curves of a panel of small multiples
-LABEL = 0.06  # least distance of two names in one, as a part of its height
 LEGEND_ROWS = 18  # that fit beside a plot; more entries stand in further columns
 
 
@@ -81,27 +79,31 @@ def line_plot(title: str, series: Sequence[Series], x: Axis, y: Axis, note: str 
                 bars += [] if one.hollow else points
                 line = "none" if front else LINES[i // len(COLOURS) % len(LINES)]
                 fill = {"markerfacecolor": "none"} if one.hollow else {}
-                entries.append(
-                    (points[-1][:2], one.name, axes.errorbar(*_columns(points), **look(i) | fill, linestyle=line))
-                )
+                drawn = axes.errorbar(*_columns(points), **look(i) | fill, linestyle=line)
+                entries.append((points[-1][:2], one.name, drawn))
             for point, label in zip(one.points, one.labels, strict=False):
                 axes.annotate(label, point, (6, 3), textcoords="offset points", color=COLOURS[i % len(COLOURS)])
-        best = [
-            bar[:2]
-            for bar in sorted(bars)
-            if not any(x <= bar[0] and y >= bar[1] and (x, y) != bar[:2] for x, y, *_ in bars)
-        ]
-        if best and front:
-            axes.plot(*zip(*best, strict=True), color="#cccccc", linewidth=5, zorder=0)
-        if not front:
+        if front:
+            best = [
+                bar[:2]
+                for bar in sorted(bars)
+                if not any(x <= bar[0] and y >= bar[1] and (x, y) != bar[:2] for x, y, *_ in bars)
+            ]
+            axes.plot([x for x, _ in best], [y for _, y in best], color="#cccccc", linewidth=5, zorder=0)
+        else:
             entries.sort(key=lambda entry: entry[0], reverse=True)
-        return _svg(figure, [drawn for *_, drawn in entries], [name for _, name, _ in entries])
+        columns = -(-len(entries) // LEGEND_ROWS)
+        width, height = figure.get_size_inches()
+        figure.set_size_inches(width + 2.2 * (columns - 1), height)
+        handles, names = [drawn for *_, drawn in entries], [name for _, name, _ in entries]
+        axes.legend(handles, names, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, ncols=columns)
+        return svg(figure)
 
 
 def small_multiples(
     title: str, series: Sequence[Series], x: Axis, y: Axis, note: str = "", levels: Sequence[Series] = ()
 ) -> str:
-    """Draws curves, `PANEL` of them in each of several panels with the same axes, and their names at their right ends.
+    """Draws curves, `PANEL` of them in each of several panels with the same axes and a legend of its own.
 
     The levels are grey lines in every panel.
     """
@@ -112,36 +114,19 @@ def small_multiples(
         figure = Figure((max(4 * columns, 6) + 0.5, 3.2 * rows + 1))
         panels = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).flatten()
         figure.suptitle(f"{title}\n{note}", fontsize=10)
-        ends: list[list[tuple[float, str, int, float]]] = [[] for _ in parts]
-        for axes, own, right in zip(panels, parts, ends, strict=False):
+        for axes, own in zip(panels, parts, strict=False):
             _scale(axes, x, y)
             for level in levels:
                 axes.plot(*zip(*level.points, strict=True), color="#cccccc", zorder=0)
                 axes.annotate(level.name, level.points[0], (0, 3), textcoords="offset points", fontsize=8)
             for i, one in enumerate(own):
                 if points := _drawable(one, x, y):
-                    axes.errorbar(*_columns(points), **look(i))
-                    right.append((points[-1][1], one.name, i, points[-1][0]))
-        low, high = panels[0].get_ylim()  # which all share
-        for axes, right in zip(panels, ends, strict=False):
-            right.sort()
-            places = apart([end for end, *_ in right], LABEL * (high - low), low)
-            for place, (_, name, i, end) in zip(places, right, strict=True):
-                text = {"color": COLOURS[i], "fontsize": 9, "va": "center", "annotation_clip": False}
-                axes.annotate(name, (end, place), (8, 0), textcoords="offset points", **text)
+                    axes.errorbar(*_columns(points), **look(i), label=one.name)
+            if axes.get_legend_handles_labels()[1]:
+                axes.legend(fontsize=8, frameon=False)
         for axes in panels[len(parts) :]:
             axes.set_visible(False)
         return svg(figure)
-
-
-def apart(places: Sequence[float], gap: float, low: float) -> list[float]:
-    """Places in ascending order, those that are nearer than a gap pushed apart; none is below `low`."""
-    moved = [*places]
-    for _ in range(100):
-        for i in range(1, len(moved)):
-            lack = max(0.0, gap - (moved[i] - moved[i - 1]))
-            moved[i - 1 : i + 1] = max(low, moved[i - 1] - lack / 2), moved[i] + lack / 2
-    return moved
 
 
 def bar_plot(title: str, bars: Sequence[tuple[str, float, float]], label: str, note: str = "") -> Figure:
@@ -222,18 +207,10 @@ def _drawable(series: Series, x: Axis, y: Axis) -> list[Bar]:
 def _columns(bars: Sequence[Bar]) -> tuple[list[float], list[float], list[list[float]]]:
     """The places of points and the lengths of their bars, as matplotlib takes them."""
     return (
-        [bar[0] for bar in bars],
-        [bar[1] for bar in bars],
+        [x for x, *_ in bars],
+        [y for _, y, *_ in bars],
         [[y - a for _, y, a, _ in bars], [b - y for _, y, _, b in bars]],
     )
-
-
-def _svg(figure: Figure, handles: Sequence[ErrorbarContainer], names: Sequence[str]) -> str:
-    columns = -(-len(names) // LEGEND_ROWS)
-    width, height = figure.get_size_inches()
-    figure.set_size_inches(width + 2.2 * (columns - 1), height)
-    figure.axes[0].legend(handles, names, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, ncols=columns)
-    return svg(figure)
 
 
 def svg(figure: Figure) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
-from itertools import count, islice
+from itertools import islice
 from pathlib import Path
 from threading import Lock
 from typing import Any, Literal, get_args
@@ -27,6 +27,8 @@ from linvit.tasks.base import Task
 from linvit.tasks.results import Result
 
 OnError = Literal["raise", "skip"]
+Reading = tuple[ImageLike, str, Future[Sample]]
+"""An image that is being read: as it was given, its name, and what comes of it."""
 
 
 class TrainedModel:
@@ -105,8 +107,8 @@ class TrainedModel:
         threads = max(1, min(8, int(cpus()))) if threads is None else threads
         check_number("threads", threads, at_least=1, whole=True)
         check_choice("on_error", on_error, get_args(OnError))
+        allowed = [name for name in parameters_of(self._task.image_results) if name != "predicted"]
         for name in options:
-            allowed = [own for own in parameters_of(self._task.image_results) if own != "predicted"]
             check_choice(f"an option of {type(self._task).__name__}'s results", name, allowed or ["(none)"])
         if device is not None:
             self.to(device)
@@ -126,13 +128,12 @@ class TrainedModel:
         self, given: Iterator[ImageLike], batch_size: int, threads: int, on_error: OnError, options: dict[str, Any]
     ) -> Iterator[Result | None]:
         """Results in order; two batches are read ahead."""
-        numbers = count()
-        ahead: deque[tuple[ImageLike, str, Future[Sample]]] = deque()
+        ahead: deque[Reading] = deque()
         pool = ThreadPoolExecutor(threads, "linvit-images")
+        numbered = enumerate(given)
         try:
             while True:
-                for image in islice(given, 3 * batch_size - len(ahead)):
-                    number = next(numbers)
+                for number, image in islice(numbered, 3 * batch_size - len(ahead)):
                     name = str(image) if isinstance(image, str | Path) else f"image {number}"
                     ahead.append((image, name, pool.submit(self.preprocessing.sample, image, name)))
                 if not ahead:
@@ -142,9 +143,7 @@ class TrainedModel:
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
-    def _results(
-        self, batch: list[tuple[ImageLike, str, Future[Sample]]], on_error: OnError, options: dict[str, Any]
-    ) -> list[Result | None]:
+    def _results(self, batch: list[Reading], on_error: OnError, options: dict[str, Any]) -> list[Result | None]:
         samples, results = [], dict[int, Result]()
         for number, (_, name, future) in enumerate(batch):
             try:
@@ -166,15 +165,15 @@ class TrainedModel:
 
     def _run(self, batch: dict[str, Any], options: dict[str, Any]) -> Iterable[Result]:
         with self._lock, torch.inference_mode():
-            device = self.device
+            device, images = self.device, batch["image"]
             pinned = device.type == "cuda"
-            images = batch["image"]
-            several = images if isinstance(images, list) else [images]
-            moved = [(each.pin_memory() if pinned else each).to(device, non_blocking=pinned) for each in several]
-            batch["image"] = moved if isinstance(images, list) else moved[0]
+
+            def moved(image: Tensor) -> Tensor:
+                return (image.pin_memory() if pinned else image).to(device, non_blocking=pinned)
+
+            batch["image"] = [moved(each) for each in images] if isinstance(images, list) else moved(images)
             self.preprocessing.normalise.finish(batch)
-            cast = nullcontext() if self._dtype is None else torch.autocast(device.type, self._dtype)
-            with cast:
+            with nullcontext() if self._dtype is None else torch.autocast(device.type, self._dtype):
                 predicted = self._task.predict_batch(self.network, batch)
             return self._task.image_results(predicted, **options)
 

@@ -26,7 +26,6 @@ from linvit.image_size import image_size
 ImageLike = str | Path | Image.Image | np.ndarray | Tensor
 """A path; a picture of PIL; an array (H, W), (H, W, C); a tensor (C, H, W), (H, W). Floats lie in [0, 1], or with a
 `value_range` are as stored."""
-OPTION = "--data."
 HOW_TO_SET = "In Python: linvit.load(RUN, preprocessing={NAME: VALUE}); linvit predict --model RUN: --data.NAME=VALUE"
 DEEP = ("I", "F", "I;16", "I;16B", "I;16L")  # modes of PIL with more than 8 bits
 
@@ -63,11 +62,7 @@ class Preprocessing:
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> "Preprocessing":
-        """Reads a mapping, of anybody's file.
-
-        Raises:
-            UserError: If an option is unknown, missing, or has another value than it may.
-        """
+        """Reads a mapping, of anybody's file; a `UserError` says which option is unknown, missing or wrong."""
         for name in options:
             check_choice("an option of preprocessing", name, [field.name for field in fields(cls)])
         try:
@@ -109,19 +104,15 @@ class Preprocessing:
         return Normalisation(self.mean, self.std)
 
     def read(self, image: ImageLike, name: str) -> Tensor:
-        """An image of any kind as its file would be read: (C, H, W), from 0 to 255.
-
-        Raises:
-            BadImageError: With the name, if it cannot be read, is too large, or has other bands.
-        """
+        """An image of any kind as its file would be read, (C, H, W), from 0 to 255; or a `BadImageError`."""
         try:
             if isinstance(image, str | Path):
                 return self.reader.read({"bytes": None, "path": str(image)}, name)
             return self._read_values(_values(image, self.exif_orientation))
         except (BadImageError, OSError, ValueError, TypeError, RuntimeError) as error:
             reason = reason_of(error)
-            if OPTION in reason:  # of a run's data, which is not there
-                reason = f"{reason.replace(OPTION, '')}. {HOW_TO_SET}"
+            if "--data." in reason:  # of a run's data, which is not there
+                reason = f"{reason.replace('--data.', '')}. {HOW_TO_SET}"
             raise BadImageError(name, reason) from error
 
     def _read_values(self, values: np.ndarray) -> Tensor:

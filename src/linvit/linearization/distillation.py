@@ -113,7 +113,7 @@ class Distillation:
         for name in self.layers:
             if self.matching.attention_inputs == "teacher":
                 self._force(name)
-            self._watch_attention(name)
+            self._watch("attention", name)
         if self.matching.block_weight:
             for name in self.layers:
                 self._watch("blocks", name.rpartition(".")[0])
@@ -132,11 +132,7 @@ class Distillation:
         return self.student(images)
 
     def errors(self) -> dict[str, dict[str, Tensor]]:
-        """The errors of the last forward pass in training mode, unweighted, by part ("attention", ...) and module.
-
-        Raises:
-            UserError: If there was none.
-        """
+        """The errors of the last forward pass in training mode, unweighted, by part ("attention", ...) and module."""
         if not self._of_student:
             raise UserError(
                 "the student has not been called in training mode since the last loss; call student.train() and give "
@@ -237,21 +233,16 @@ class Distillation:
         return [network.get_submodule(name) for network in (self.teacher, self.student)]
 
     def _watch(self, part: str, name: str) -> None:
-        """Compares the outputs of the modules of this name."""
-        self._compare(part, name, *self._pair(name))
-
-    def _watch_attention(self, name: str) -> None:
-        projections = [layer.proj for layer in self._pair(name)]
-        widths = [getattr(projection, "in_features", None) for projection in projections]
-        if None in widths:  # a convolution, or more than a projection: the layers' outputs are of one shape
-            projections = self._pair(name)
-        mixed = self.matching.attention_at == "mixed" and None not in widths and widths[0] == widths[1]
-        self._compare("attention", name, *projections, inputs=mixed)
-
-    def _compare(
-        self, part: str, name: str, of_teacher: nn.Module, of_student: nn.Module, *, inputs: bool = False
-    ) -> None:
-        key = (part, name)
+        """Compares the outputs of the modules of this name, or of attention what its projections get or give."""
+        key, inputs = (part, name), False
+        of_teacher, of_student = self._pair(name)
+        if part == "attention":
+            widths = [getattr(layer.proj, "in_features", None) for layer in (of_teacher, of_student)]
+            inputs = self.matching.attention_at == "mixed" and None not in widths and widths[0] == widths[1]
+            if (
+                None not in widths
+            ):  # else a convolution, or more than a projection: the layers' outputs are of one shape
+                of_teacher, of_student = of_teacher.proj, of_student.proj
 
         def keep(_: nn.Module, args: tuple[Any, ...], output: Any = None) -> None:
             self._of_teacher[key] = first_tensor(args if inputs else output)
@@ -321,21 +312,16 @@ def means(errors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def matched_layers(teacher: nn.Module, student: nn.Module) -> list[str]:
-    """Names of the attention layers whose mechanism differs between two networks; of all, if none does.
-
-    Raises:
-        UserError: If the student has no attention layers of linvit, or the teacher has others.
-    """
+    """Names of the attention layers whose mechanism differs between two networks; of all, if none does."""
     of_student = {name: layer for name, layer in student.named_modules() if isinstance(layer, HOSTS)}
     of_teacher = dict(teacher.named_modules())
     missing = [name for name in of_student if not hasattr(of_teacher.get(name), "proj")]
     known = dict(student.named_modules())
     inside = tuple(f"{name}." for name in of_student)
     lost = [n for n, m in of_teacher.items() if hasattr(m, "proj") and n not in known and not n.startswith(inside)]
-    wrong = "" if of_student else f"is the teacher of a {type(student).__name__}"
-    wrong = f"has no attention layer {missing[0]}" if missing else wrong
-    wrong = f"has the layer {lost[0]}, which its student lacks" if lost else wrong
-    if wrong:
+    if missing or lost or not of_student:
+        wrong = f"has no attention layer {missing[0]}" if missing else f"is the teacher of a {type(student).__name__}"
+        wrong = f"has the layer {lost[0]}, which its student lacks" if lost else wrong
         raise UserError(
             f"{type(teacher).__name__} {wrong}; the student must be a copy of its teacher with another attention, as "
             f"linvit.linearize makes it"
@@ -350,7 +336,7 @@ def last_features(network: nn.Module) -> list[str]:
     norm = getattr(backbone, "norm", None)
     if isinstance(norm, nn.ModuleList):
         return [f"{prefix}norm.{branch}" for branch in range(len(norm))]
-    if isinstance(norm, nn.Module) and not isinstance(norm, nn.Identity):
+    if norm is not None and not isinstance(norm, nn.Identity):
         return [f"{prefix}norm"]
     info: Any = getattr(backbone, "feature_info", None)
     if not info:

@@ -63,8 +63,8 @@ ATTENTION = """examples:
 Beside the mechanisms are measured torch's scaled_dot_product_attention
 ("torch's SDPA") and a naive softmax. Printed are the medians, from which
 number of tokens on a mechanism costs less than these (the crossover), and how
-its costs grow with the number of tokens (the exponent). Tables with quartiles
-(Markdown, CSV) and plots (SVG) are written.
+its costs grow with the number of tokens (the exponent). Tables (Markdown, and
+CSV with quartiles) and plots (SVG) are written.
 
 Time is that of whole calls. At each size modules take turns, in as many rounds
 as its share of the budget allows, at least three. Memory is what a call
@@ -238,13 +238,13 @@ def _finish(report: CostReport, output: Path | None, plots: Mapping[str, str] | 
         raise UserError("nothing could be measured:\n  " + "\n  ".join(report.notes()))
     for key, value in report.conditions.items():
         print(reflow(f"{key}: {value}"))
-    for title, note, rows, _ in report.sections(spread=False):
+    for title, note, rows, _ in report.sections():
         print("\n".join(["", title, *([reflow(note)] if note else []), text_table(rows)]))
     if report.notes():
         print("\nnot measured:\n  " + "\n  ".join(report.notes()))
     folder = output or Path("bench") / datetime.now(UTC).strftime("%Y-%m-%d-%H%M%S")
     report.write(folder, plots or {})
-    print(f"\ntables with quartiles and operations, and plots: {folder}")
+    print(f"\ntables with operations, and plots: {folder}")
     if interrupted:
         print("interrupted: the tables have what was measured until then", file=sys.stderr)
     return CTRL_C if interrupted else 0

@@ -26,7 +26,7 @@ OPERATIONS = (
     "each element that any other operator reads or makes. Many papers write FLOPs and mean MACs."
 )
 TIMES = (
-    "Medians, quartiles in parentheses. The modules take turns, so that other work of the machine slows all of them. "
+    "Medians; costs.csv has quartiles. The modules take turns, so that other work of the machine slows all of them. "
     "Memory is that of the call, beyond inputs and weights; kept for backward are all tensors but weights."
 )
 
@@ -107,7 +107,7 @@ class CostReport(NamedTuple):
     @property
     def sizes(self) -> list[tuple[int, int]]:
         """Those that were measured, the smallest first."""
-        return [size for _, size in sorted({(cost.amount, cost.size) for cost in self.costs})]
+        return list(dict.fromkeys(cost.size for cost in self.costs))
 
     def curve(self, name: str, metric: Metric) -> dict[float, float]:
         """A cost by tokens or pixels; infinity where memory did not suffice."""
@@ -126,22 +126,22 @@ class CostReport(NamedTuple):
         same = {cost.mode: cost.label for cost in self.costs if cost.name == baseline}.get(mode, baseline)
         return crossover_text(crossover(self.curve(name, metric), self.curve(same, metric)))
 
-    def sections(self, *, spread: bool) -> Iterator[Section]:
-        """All tables, those of times with their quartiles if `spread`."""
+    def sections(self) -> Iterator[Section]:
+        """All tables."""
         for metric in self.metrics:
             title = f"{metric.title}, {metric.unit}, over {self.axis}"
-            yield Section(title, "", self._table(metric, spread), f"{metric.key}.svg")
+            yield Section(title, "", self._table(metric), f"{metric.key}.svg")
         for mode in dict.fromkeys(cost.mode for cost in self.costs if cost.mode != "eager" and cost.peak):
             yield Section(f"{mode} / eager, over {self.axis}", "", self._ratios(mode))
         if len(self.sizes) > 1 and self.metrics:
             amounts, titles = [cost.amount for cost in self.costs], ["", *(metric.short for metric in self.metrics)]
             compared = dict.fromkeys(cost.label for cost in self.costs if cost.name not in self.baselines)
             for baseline in self.baselines if compared else ():
-                rows = [
-                    [name, *(self.crossover(name, baseline, metric) for metric in self.metrics)] for name in compared
-                ]
+                met = {name: [self.crossover(name, baseline, metric) for metric in self.metrics] for name in compared}
                 note = CROSSOVER.format(self.axis, baseline, f"{min(amounts):,} to {max(amounts):,}")
-                yield Section(f"crossover with {baseline}", note, [titles, *rows])
+                yield Section(
+                    f"crossover with {baseline}", note, [titles, *([name, *own] for name, own in met.items())]
+                )
             fits = {name: [growth_exponent(self.curve(name, metric)) for metric in self.metrics] for name in self.names}
             rows = [[name, *("-" if fit is None else f"{fit:.2f}" for fit in own)] for name, own in fits.items()]
             yield Section("growth exponents", EXPONENT.format(self.axis), [titles, *rows])
@@ -154,11 +154,10 @@ class CostReport(NamedTuple):
         """How and on what was measured, in two lines."""
         return "{settings}\n{machine}; {date}".format(**self.conditions)
 
-    def _table(self, metric: Metric, spread: bool) -> list[list[str]]:
+    def _table(self, metric: Metric) -> list[list[str]]:
         """A metric: a row per module, a column per size."""
-        at = {(cost.label, cost.size): cost for cost in self.costs}
-        rows = [[name, *(_entry(at.get((name, size)), metric, spread) for size in self.sizes)] for name in self.names]
-        return [self._head(), *rows]
+        at = {(cost.label, cost.size): _entry(cost, metric) for cost in self.costs}
+        return [self._head(), *([name, *(at.get((name, size), "-") for size in self.sizes)] for name in self.names)]
 
     def _head(self) -> list[str]:
         """The first row of a table over the sizes: numbers of tokens where these differ, else sizes."""
@@ -172,13 +171,10 @@ class CostReport(NamedTuple):
         rows = [self._head()]
         for name in dict.fromkeys(cost.name for cost in self.costs if cost.mode == mode):
             for metric in self.metrics:
-                pairs = [
-                    (metric.measured(at[name, mode, size]), metric.measured(at[name, "eager", size]))
-                    for size in self.sizes
-                ]
-                found = [f"{own.over(eager):.2f}" if own and eager and eager.median else "-" for own, eager in pairs]
-                if {*found} != {"-"}:
-                    rows.append([f"{name}, {metric.short}", *found])
+                pairs = ((at[name, mode, size], at[name, "eager", size]) for size in self.sizes)
+                found = [(metric.measured(own), metric.measured(eager)) for own, eager in pairs]
+                cells = [f"{own.over(eager):.2f}" if own and eager and eager.median else "-" for own, eager in found]
+                rows += [[f"{name}, {metric.short}", *cells]] * ({*cells} != {"-"})
         return rows
 
     def _operations(self) -> list[list[str]]:
@@ -192,7 +188,7 @@ class CostReport(NamedTuple):
         """All tables, with the plots beside them."""
         parts = [f"# {self.title}", "\n".join(f"- {key}: {value}" for key, value in self.conditions.items()), TIMES]
         operations = Section("operations of a forward pass on one image", OPERATIONS, self._operations())
-        for title, note, rows, plot in (*self.sections(spread=True), operations):
+        for title, note, rows, plot in (*self.sections(), operations):
             picture = f"![{title}]({plot})" if plot else ""
             parts += filter(None, [f"## {title[0].upper()}{title[1:]}", picture, note, markdown_table(rows)])
         if self.notes():
@@ -209,7 +205,6 @@ class CostReport(NamedTuple):
             series = []
             for name in self.names:
                 measured = [cost for cost in self.costs if cost.label == name and metric.value(cost) is not None]
-                measured.sort(key=lambda cost: cost.amount)
                 points = tuple((float(cost.amount), metric.value(cost) or 0.0) for cost in measured)
                 spread = tuple(bounds for cost in measured for bounds in [metric.spread(cost)] if bounds is not None)
                 met = "-" if baseline in (None, name) else self.crossover(name, str(baseline), metric)
@@ -244,12 +239,9 @@ def _row(cost: Cost, batch: int) -> dict[str, Any]:
     return row | {"kept_for_backward_bytes": cost.kept, "note": cost.note}
 
 
-def _entry(cost: Cost | None, metric: Metric, spread: bool) -> str:
-    value = None if cost is None else metric.value(cost)
-    if cost is None or value is None:
-        return "memory" if cost is not None and "out of memory" in cost.note else "-"
-    quartiles = metric.spread(cost) if spread else None
-    return _number(value) + (f" ({_number(quartiles[0])}-{_number(quartiles[1])})" if quartiles else "")
+def _entry(cost: Cost, metric: Metric) -> str:
+    value = metric.value(cost)
+    return _number(value) if value is not None else "memory" if "out of memory" in cost.note else "-"
 
 
 def _number(value: float) -> str:
