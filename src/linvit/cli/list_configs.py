@@ -106,9 +106,8 @@ def _expected(name: str, fields: Mapping[str, str]) -> str:
     set_, _, recipe = name.partition("/")
     if set_ == "imagenet" and recipe in model_info():
         facts = model_info()[recipe]
-        return "not yet run; " + (
-            f"published top-1 {facts.top1} ({facts.top1_source})" if facts.top1 else "no top-1 is published"
-        )
+        said = f"published top-1 {facts.top1} ({facts.top1_source})" if facts.top1 else "no top-1 is published"
+        return f"not yet run; {said}"
     for (backbone, head), miou in ade20k_info().items():
         if miou.miou and name == f"ade20k/{backbone}_{head}":
             return f"not yet run; published mIoU {miou.miou} ({miou.source})"

@@ -51,8 +51,8 @@ def times_of(costs: Iterable[Cost], name: str) -> dict[float, float]:
 def growth_exponent(costs: Mapping[float, float]) -> float | None:
     """Fits `cost = a * size^b` by least squares of the logarithms, to the upper half of the sizes on a log axis.
 
-    What a call costs at any size flattens the curve at its lower end, which is therefore left out, unless there are but
-    two sizes. Costs that are not positive or not finite are left out. None if fewer than two are left.
+    At the lower end what a call costs at any size flattens the curve. Costs that are not positive or finite are left
+    out. None if fewer than two are left.
     """
     known = {math.log(size): math.log(cost) for size, cost in costs.items() if 0 < cost < math.inf}
     middle = (min(known) + max(known)) / 2 - 1e-9 if len(known) > 2 else -math.inf
@@ -63,9 +63,8 @@ def growth_exponent(costs: Mapping[float, float]) -> float | None:
 def crossover(costs: Mapping[float, float], baseline: Mapping[float, float]) -> float | None:
     """From which size on a cost stays at or below that of a baseline, up to the largest size that was measured.
 
-    Between the last size at which it is above and the next one, the ratio of the two is taken for a straight line on
-    log axes, and the size at which that line passes 1 is returned; 0 where it is so at all sizes, infinity where it
-    never is, None if no size has both. A cost of infinity stands for what could not run.
+    Between two sizes the ratio is a straight line on log axes, which passes 1 there. 0 is at all sizes, infinity at
+    none; None if no size has both. A cost of infinity stands for what could not run.
     """
     both = costs.keys() & baseline.keys()
     sizes = sorted(size for size in both if 0 < min(costs[size], baseline[size]) < math.inf)

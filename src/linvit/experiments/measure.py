@@ -53,11 +53,10 @@ def interleaved(
 ) -> dict[str, Timing]:
     """Times callables in turns, so that other work of the machine slows all of them.
 
-    After one or two calls to warm up, each of at most 100 rounds takes a sample of every callable, which is the mean of
-    as many calls as take 2 ms. A callable that has had its share of the budget, and its `least` samples, leaves the
-    rounds, so that slow ones do not keep fast ones from more. A CUDA device is synchronised before and after each
-    sample: launches are included. `times` is filled as samples come, so that an interruption does not lose them;
-    `on_sample` is told an estimate of the seconds that are left.
+    After one or two calls to warm up, each of at most 100 rounds takes a sample of every callable, the mean of as many
+    calls as take 2 ms, with a CUDA device synchronised before and after. A callable that has had its share of the
+    budget, and its `least` samples, leaves the rounds. `times` is filled as samples come, so that an interruption does
+    not lose them; `on_sample` is told an estimate of the seconds that are left.
     """
     cuda = torch.device(device).type == "cuda"
     times = {} if times is None else times
@@ -94,12 +93,10 @@ def interleaved(
 
 
 def peak_memory(work: Work, device: str | torch.device = "cpu") -> int:
-    """The most bytes that a call has allocated at one time, beyond what was allocated before it.
+    """The most bytes that a call has allocated at one time, beyond what was allocated before it, by torch's allocator.
 
-    Call it before, so that what is allocated only the first time is not counted. On a CUDA device these are the figures
-    of torch's allocator. On the CPU they are read from torch's profiler, which sees every allocation and release of
-    torch's CPU allocator, also those within fused operators and compiled code, but nothing that a library such as
-    oneDNN allocates for itself. The profiler slows the call down: time it apart.
+    Call it before, so that what is allocated only the first time is not counted. On the CPU torch's profiler tells,
+    which sees what fused operators and compiled code allocate, but not a library such as oneDNN, and is slow.
     """
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)

@@ -64,15 +64,11 @@ class Page:
     scrolls within itself), and loads and runs nothing: pictures are part of the file. Of a page with a script, a
     browser runs that text alone.
 
-    Args:
-        title: Of the page, and its first heading.
-        script: What runs when the page has been read.
+    The title is its first heading, too; the script runs when the page has been read.
 
     Example:
         >>> page = Page("Ranks")
         >>> page.table(["layer", "rank"], [["blocks.0.attn", "54"]])
-        >>> with page.folded("Maps"):
-        ...     page.pictures([(Path("map.png"), "blocks.0.attn")])
         >>> page.write(Path("ranks.html"))
     """
 
@@ -116,8 +112,13 @@ class Page:
         The width is in CSS pixels; None is a picture's own. Where the screen is narrower, so are pictures.
         """
         size = "" if width is None else f' width="{width}"'
+
+        def dark(picture: Picture | Either) -> str:
+            uri = _data_uri(picture[1]) if isinstance(picture, tuple) else ""
+            return f'<source srcset="{uri}" media="(prefers-color-scheme: dark)">' * bool(uri)
+
         figures = (
-            f'<figure><picture>{_dark(picture)}<img src="{_data_uri(picture)}" alt="{_text(caption)}"{size}>'
+            f'<figure><picture>{dark(picture)}<img src="{_data_uri(picture)}" alt="{_text(caption)}"{size}>'
             f"</picture><figcaption>{_text(caption)}</figcaption></figure>\n"
             for picture, caption in pictures
         )
@@ -143,12 +144,6 @@ def _text(text: str, lines: bool = False) -> str:
 def _numeric(cell: str) -> bool:
     """Whether a cell is empty, or begins with a digit behind signs, as "-0.5", "98.6 ± 0.1" and "12 %" do."""
     return not cell or cell.lstrip("+-\u2212<>≤≥~ ")[:1].isdecimal() or cell.lower() in ("nan", "inf", "-inf", "-")
-
-
-def _dark(picture: Picture | Either) -> str:
-    if not isinstance(picture, tuple):
-        return ""
-    return f'<source srcset="{_data_uri(picture[1])}" media="(prefers-color-scheme: dark)">'
 
 
 def _data_uri(picture: Picture | Either) -> str:

@@ -146,7 +146,7 @@ class Distillation:
 
     def parts(self) -> dict[str, Tensor]:
         """The unweighted losses of the last forward pass in training mode, scalars by part: means over its modules."""
-        return means(self.errors())
+        return {part: torch.stack([*own.values()]).mean() for part, own in self.errors().items()}
 
     def loss(self) -> Tensor:
         """The weighted sum of the parts, a scalar."""
@@ -237,11 +237,10 @@ class Distillation:
         key, inputs = (part, name), False
         of_teacher, of_student = self._pair(name)
         if part == "attention":
+            # without widths a convolution, or more than a projection: then the layers' outputs are of one shape
             widths = [getattr(layer.proj, "in_features", None) for layer in (of_teacher, of_student)]
             inputs = self.matching.attention_at == "mixed" and None not in widths and widths[0] == widths[1]
-            if (
-                None not in widths
-            ):  # else a convolution, or more than a projection: the layers' outputs are of one shape
+            if None not in widths:
                 of_teacher, of_student = of_teacher.proj, of_student.proj
 
         def keep(_: nn.Module, args: tuple[Any, ...], output: Any = None) -> None:
@@ -304,11 +303,6 @@ class _Hook:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Hook, ()
-
-
-def means(errors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The mean of each part's errors over its modules."""
-    return {part: torch.stack(list(found.values())).mean() for part, found in errors.items()}
 
 
 def matched_layers(teacher: nn.Module, student: nn.Module) -> list[str]:

@@ -71,7 +71,7 @@ class Runner:
         settings: Settings,
         mode: Mode = "eager",
     ) -> None:
-        self.settings, self.mode = settings, mode
+        self.settings, self.mode, self.inputs, self.options = settings, mode, inputs, options
         if "triton" in settings.modes:
             set_attention_kernel(module, "triton" if mode == "triton" else "torch")
         if mode == "no recompute":
@@ -79,11 +79,10 @@ class Runner:
         self.trained = module.to(settings.device, settings.weights).train()
         shared = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
         self.evaluated = copy.deepcopy(module, shared).eval()  # the same weights: switching a mode takes time
-        self.inputs, self.options = inputs, options
         self.leaves = [x for x in (*inputs, *options.values()) if isinstance(x, Tensor) and x.requires_grad]
         self.leaves += [parameter for parameter in module.parameters() if parameter.requires_grad]
         self.gradient: Tensor | None = None
-        self.calls = {True: self._call(self.trained), False: self._call(self.evaluated)}
+        self._train, self._evaluate = self._call(self.trained), self._call(self.evaluated)
         if mode == "triton":
             self._check_kernel()
 
@@ -116,12 +115,12 @@ class Runner:
     def forward(self) -> Tensor:
         """A forward pass in evaluation mode, without gradients."""
         with torch.no_grad(), self._precision():
-            return self.calls[False]()
+            return self._evaluate()
 
     def training_forward(self) -> Tensor:
         """A forward pass in training mode, with gradients."""
         with self._precision():
-            out = self.calls[True]()
+            out = self._train()
         if self.gradient is None:
             self.gradient = torch.randn_like(out)
         return out
@@ -135,7 +134,7 @@ class Runner:
     def training_step(self) -> None:
         """Forward, cross entropy with random classes, backward, and AdamW."""
         with self._precision():
-            out = self.calls[True]()
+            out = self._train()
             loss = F.cross_entropy(out, torch.randint(out.shape[-1], out.shape[:1], device=out.device))
         loss.backward()
         self.optimizer.step()
