@@ -179,7 +179,7 @@ def test_broken_plugins_do_not_harm_the_list(broken, tmp_path):
 
 CHECK = """
 import sys
-from linvit.cli.import_check import check_plugins
+from linvit.cli.doctor import check_plugins
 for registry, name, owner, reason in check_plugins(float(sys.argv[1])):
     print(registry.kind, name, owner, reason or "ok")
 """

@@ -4,9 +4,12 @@ import importlib.util
 import os
 import platform
 import shutil
+import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
@@ -15,12 +18,25 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from linvit import entries, machine
-from linvit.cli.import_check import TIMEOUT, check_plugins, run_apart
 from linvit.errors import UserError, check_number
 from linvit.plain_text import printable
+from linvit.registry import Registry, attentions, backbones, heads
 from linvit.runs.folder import check_writable
 from linvit.terminal import argument_parser, entry
 
+TIMEOUT = 60.0  # seconds for one import
+REGISTRIES = {registry.kind: registry for registry in (attentions, backbones, heads)}
+
+CHECK = """
+import sys
+from linvit.cli.doctor import REGISTRIES, UserError
+try:
+    REGISTRIES[sys.argv[1]].get(sys.argv[2])
+except UserError as error:
+    cause = error.__cause__
+    sys.exit((f"{type(cause).__name__}: {cause}" if cause else str(error)).partition("\\n")[0])
+"""
+DONE = "linvit: done"  # the last line of a program that has come to its end
 GIB = 2**30
 SHARED_MEMORY = Path("/dev/shm")
 LEAST_SHARED = GIB // 4  # two loader processes with batches of 128 images of 224 pixels
@@ -28,7 +44,7 @@ LEAST_DISK = 2 * GIB  # two checkpoints of a large model
 MODULES = {"torch": "; torch.ones(1)", "torchvision": "", "timm": "", "lightning": "", "datasets": ""}
 EVERYTHING = """
 import linvit.cli.training.command_line
-from linvit.cli.import_check import REGISTRIES
+from linvit.cli.doctor import REGISTRIES
 for registry in REGISTRIES.values():
     for name, owners in registry.entries().items():
         if [entry.owner for entry in owners] == ["linvit"]:
@@ -195,3 +211,47 @@ def _plugins(timeout: float) -> Iterator[Problem]:
 
 def _show(name: str, text: str, column: int = 14) -> None:
     print("\n".join(entry(name, printable(text, lines=False), column)), flush=True)
+
+
+def run_apart(program: str, *arguments: str, timeout: float) -> tuple[list[str], str]:
+    """The lines that a program of Python prints in a fresh process, and why it failed, in words, or ""."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", f"{program}\nprint('\\n{DONE}', flush=True)", *arguments],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},  # so that it sees the same packages
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=timeout,
+        )
+    except subprocess.TimeoutExpired:
+        return [], f"its import takes more than {timeout:g} s (--timeout)"
+    lines = done.stdout.decode(errors="replace").splitlines()
+    if lines[-1:] == [DONE]:
+        return lines[:-2], ""
+    last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+    if done.returncode == 1 and last:
+        return lines, last
+    code = signal.Signals(-done.returncode).name if done.returncode < 0 else f"code {done.returncode}"
+    return lines, f"its import ends the process with {code}{last and f': {last}'}"
+
+
+def check_plugins(timeout: float) -> list[tuple[Registry, str, str, str]]:
+    """What third parties have registered, a few imported at a time: registry, name, owners, and why it is broken."""
+    foreign = [
+        (registry, name, " / ".join(entry.owner for entry in owners))
+        for registry in REGISTRIES.values()
+        for name, owners in registry.entries().items()
+        if any(entry.owner != "linvit" for entry in owners)
+    ]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        found = pool.map(lambda plugin: run_apart(CHECK, plugin[0].kind, plugin[1], timeout=timeout), foreign)
+        return [(*plugin, reason) for plugin, (_, reason) in zip(foreign, found, strict=True)]
+
+
+def check_import(registry: Registry, name: str, timeout: float) -> None:
+    """Raises a `UserError` if a plug-in's name cannot be imported in time; nothing is done for any other name."""
+    owners = [entry.owner for entry in registry.entries().get(name, []) if entry.registered is None]
+    if len(owners) == 1 and owners != ["linvit"]:
+        _, reason = run_apart(CHECK, registry.kind, name, timeout=timeout)
+        if reason:
+            raise UserError(f"{registry.kind} '{name}' of {owners[0]} cannot be imported: {reason}")

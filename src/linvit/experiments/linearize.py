@@ -17,8 +17,7 @@ from linvit.callbacks.common import DARK, LIGHT
 from linvit.callbacks.report import write_table
 from linvit.errors import UserError
 from linvit.experiments.analyze import Photo, read_photos
-from linvit.experiments.bench.costs import Cost
-from linvit.experiments.crossover import costs_by_size, crossover, crossover_text, times_of
+from linvit.experiments.bench.costs import Cost, costs_by_size, crossover, crossover_text, times_of
 from linvit.experiments.keep import TABLE, add_curve
 from linvit.experiments.page import Page
 from linvit.experiments.plots import Axis, Series, heat_map, line_plot, svg

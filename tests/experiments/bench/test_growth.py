@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from linvit.experiments.crossover import crossover, crossover_text, growth_exponent
+from linvit.experiments.bench.costs import crossover, crossover_text, growth_exponent
 
 SIZES = (196, 392, 784, 1568, 3136)
 

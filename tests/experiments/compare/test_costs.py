@@ -7,7 +7,7 @@ import torch
 
 import linvit
 from linvit.analysis.operations import count_on_meta
-from linvit.experiments import crossover
+from linvit.experiments.bench import costs as bench
 from linvit.experiments.compare.costs import Costs, measure, of_a_step
 from linvit.runs.folder import RunFolder
 from linvit.runs.run import Run
@@ -52,8 +52,8 @@ def test_a_step_costs_what_its_network_does():
 
 
 def test_a_student_is_timed_beside_its_teacher_at_several_sizes(tmp_path, monkeypatch):
-    monkeypatch.setattr(crossover, "TIMES", (1, 2))
-    monkeypatch.setattr(crossover, "LONGEST", float("inf"))
+    monkeypatch.setattr(bench, "TIMES", (1, 2))
+    monkeypatch.setattr(bench, "LONGEST", float("inf"))
     teacher = {"source": None}
     run = RunFolder(write_run(tmp_path / "linear-seed0/version_0", attention="linear", teacher=teacher))
     found = measure({"linear": run}, budget=0.05, device="cpu", teachers={"linear": "teacher"})
@@ -61,7 +61,7 @@ def test_a_student_is_timed_beside_its_teacher_at_several_sizes(tmp_path, monkey
     assert found["linear"].crossover in (0.0, math.inf) or 32 < found["linear"].crossover < 64
     image = torch.zeros(3, 32, 32)
     networks = {name: linvit.create_backbone("deit_nano", img_size=32) for name in ("one", "other")}
-    costs = crossover.costs_by_size(networks, image, torch.device("cpu"), 0.05)
+    costs = bench.costs_by_size(networks, image, torch.device("cpu"), 0.05)
     assert [(cost.name, cost.size) for cost in costs] == [
         *(("one", (32, 32)), ("other", (32, 32))),
         *(("one", (64, 64)), ("other", (64, 64))),

@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from linvit.callbacks.report import write_table
-from linvit.experiments.bench.costs import PASSES, Cost, format_size
+from linvit.experiments.bench.costs import PASSES, Cost, crossover, crossover_text, format_size, growth_exponent
 from linvit.experiments.bench.runner import Mode
-from linvit.experiments.crossover import crossover, crossover_text, growth_exponent
 from linvit.experiments.measure import Timing
 from linvit.experiments.plots import Axis, Series, line_plot
 from linvit.plain_text import markdown_table

@@ -14,9 +14,8 @@ from torch import nn
 from linvit.analysis.recorder import observe
 from linvit.entries import restrict_imports_to
 from linvit.errors import UserError
-from linvit.experiments.bench.costs import Cost, measure_costs
+from linvit.experiments.bench.costs import Cost, costs_by_size, crossover, measure_costs, times_of
 from linvit.experiments.bench.runner import Candidate, Settings
-from linvit.experiments.crossover import costs_by_size, crossover, times_of
 from linvit.experiments.measure import Timing
 from linvit.image_size import image_size
 from linvit.runs.folder import RunFolder

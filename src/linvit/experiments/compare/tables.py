@@ -5,11 +5,11 @@ import statistics
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from linvit.experiments.bench.costs import crossover_text
 from linvit.experiments.compare.costs import Costs
 from linvit.experiments.compare.grid import BUDGETS
 from linvit.experiments.compare.results import AVERAGED, Results
 from linvit.experiments.compare.statistics import LEAST, Difference, spread
-from linvit.experiments.crossover import crossover_text
 from linvit.plain_text import markdown_table, printable
 from linvit.runs.folder import EVALUATED
 from linvit.tasks.teacher import START
