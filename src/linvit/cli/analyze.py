@@ -81,9 +81,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     for fraction in args.query or ():
         check_number("--query: a fraction", fraction, at_least=0, at_most=1)
     if (args.backbone is None) == (not args.ckpt_path):
-        raise UserError(
-            "linvit analyze takes checkpoints, --ckpt_path RUN, or else a model without a run, --backbone NAME"
-        )
+        raise UserError("name checkpoints, --ckpt_path RUN, or else a model without a run, --backbone NAME")
     for option in ("attention", "pretrained", "img_size"):
         if args.backbone is None and getattr(args, option) is not None:
             raise UserError(f"--{option} is for --backbone NAME; the checkpoint decides the model")

@@ -4,6 +4,7 @@ import argparse
 import os
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
@@ -67,7 +68,10 @@ def main(argv: list[str]) -> int:
     """Runs `linvit data check`; prints what was found and returns 1 if something is bad, else 0."""
     parser = argparse.ArgumentParser("linvit data", description="Looks at data sets, and cuts large pictures.")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="check|tile")
-    texts = {"description": reflow("Looks at every image of a set before hours are spent on it."), "epilog": EPILOG}
+    texts: Any = {
+        "description": reflow("Looks at every image of a set before hours are spent on it."),
+        "epilog": EPILOG,
+    }
     check = verbs.add_parser(
         "check", help="decode every image of a set and list the bad ones", formatter_class=RAW, **texts
     )
@@ -145,7 +149,7 @@ def _first(lines: list[str], where: str = "") -> list[str]:
 
 def _add_tile(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Adds the verb to `linvit data`."""
-    texts = {"description": "Cuts large pictures with masks into tiles, once.", "epilog": TILE}
+    texts: Any = {"description": "Cuts large pictures with masks into tiles, once.", "epilog": TILE}
     tile = verbs.add_parser("tile", help="cut large pictures with masks into tiles", formatter_class=RAW, **texts)
     tile.add_argument("set", choices=["folder", *sorted(SETS)], help="any folders, or a set of ISPRS with its splits")
     tile.add_argument("--images", type=Path, required=True, help="folder of the pictures, or of train/, val/, test/")
@@ -168,8 +172,7 @@ def _tile(args: argparse.Namespace) -> int:
         stride = args.size - args.overlap
     if not 0 < stride <= args.size:
         raise UserError(
-            f"--stride must lie between 1 and --size={args.size}, or pixels are left out, and --overlap below "
-            f"it; got a stride of {stride}"
+            f"--stride must lie between 1 and --size={args.size}, --overlap below it; got a stride of {stride}"
         )
     if args.output.exists():
         raise UserError(f"'{args.output}' exists; remove it, or choose another --output")

@@ -78,18 +78,12 @@ def main(argv: list[str]) -> int:
         root = Path(plan.trainer.default_root_dir or "checkpoints")
         places = [*(root / f"stage_{number}" for number in range(1, len(stages))), root]
         if plan.ckpt_path and plan.stages:
-            raise UserError(
-                "--ckpt_path names one run, and stages are several: --resume=auto continues the one that was "
-                "interrupted, and --model.pretrained=FILE has the first start from other weights"
-            )
+            raise UserError("--ckpt_path names one run, and stages are several: --resume=auto continues them")
         teachers: list[Teacher] = []
         for stage in stages:  # wrong options end it before anything is trained
             run = Run.read(["fit", *of_stage(stage, options)]) if plan.stages else run
             if run.task.teacher is None:
-                raise UserError(
-                    "name the trained network that becomes linear: --teacher RUN, or see linvit linearize --help. A "
-                    "stage on labels alone has model.teacher.attention_weight: 0"
-                )
+                raise UserError("name the trained network that becomes linear: --teacher RUN, or model.teacher.source")
             teachers.append(run.task.teacher)
         trained = [train_teacher(teacher) for teacher in teachers]
         for stage in stages if plan.stages or any(trained) else []:
@@ -135,8 +129,7 @@ def of_stage_before(run: "Run", folders: Sequence[Path]) -> list[str]:
     """The options by which a stage starts from the last weights of the one before, which `run` was."""
     if not folders or run.trainer.fast_dev_run:  # type: ignore[attr-defined]
         return []
-    averaged = run.task.hparams["predict_with"] == "ema"
-    source = {"source": str(folders[-1] / "checkpoints" / LAST), "ema": averaged}
+    source = {"source": f"{folders[-1]}/checkpoints/{LAST}", "ema": run.task.hparams["predict_with"] == "ema"}
     return [f"--model.pretrained={json.dumps(source)}", "--model.teacher.copied=nothing"]
 
 
@@ -145,34 +138,31 @@ def of_teacher(teacher: str | None, options: Sequence[str]) -> list[str]:
     if teacher is None:
         return []
     named = {option.partition("=")[0] for option in options}
+    configured = not named.isdisjoint({"--config", "-c"})
     if teacher.startswith("timm:"):
         name = teacher.removeprefix("timm:")
-        spec = f"--model.backbone={{name: timm, model: {name}, pretrained: true}}"
-        alone: list[str] = []
-        if not named & {"--config", "-c"}:
-            import timm
+        own = [f"--model.backbone={{name: timm, model: {name}, pretrained: true}}", "--model.teacher.source=null"]
+        if configured:
+            return own
+        import timm
 
-            known = timm.get_pretrained_cfg(name)
-            alone = ["--config", ALONE]
-            alone += [f"--data.{part}={list(getattr(known, part))}" for part in ("mean", "std") if known is not None]
-        return [*alone, spec, "--model.teacher.source=null"]
+        known = timm.get_pretrained_cfg(name)
+        prepared = [f"--data.{part}={list(getattr(known, part))}" for part in ("mean", "std") if known is not None]
+        return ["--config", ALONE, *prepared, *own]
     from linvit.runs.folder import run_config, run_of_checkpoint
 
     path = Path(teacher)
     folder = run_of_checkpoint(path) if path.exists() else None
-    if folder is None and not named & {"--config", "-c"}:
-        raise UserError(
-            f"'{teacher}' is neither the folder of a run nor a checkpoint in one. Weights without a run, such as "
-            f"'{teacher}' if it is a file, need a --config of their network and data; timm:MODEL does not"
-        )
+    source = f"--model.teacher.source={teacher}"
+    if folder is None and configured:
+        return [source]
     if folder is None:
-        return [f"--model.teacher.source={teacher}"]
-    if not named & {"--model.attention", "--config", "-c"}:
         raise UserError(
-            "which attention shall take the place of the teacher's? --model.attention=focused, or linvit compare "
-            "linearize/quickstart for several; linvit list attentions names all"
+            f"'{teacher}' is neither the folder of a run nor a checkpoint in one. Other weights need a --config"
         )
-    return ["--config", str(run_config(folder)), "--config", OF_A_RUN, f"--model.teacher.source={teacher}"]
+    if not configured and "--model.attention" not in named:
+        raise UserError("which attention shall take the place of the teacher's? Such as --model.attention=focused")
+    return ["--config", str(run_config(folder)), "--config", OF_A_RUN, source]
 
 
 def train_teacher(teacher: "Teacher") -> bool:
@@ -190,9 +180,7 @@ def train_teacher(teacher: "Teacher") -> bool:
     try:
         lock(Path(teacher.source))
     except UserError as error:
-        raise UserError(
-            f"another process is training the teacher, in '{teacher.source}'. Start this command when that has ended"
-        ) from error
+        raise UserError(f"another process is training the teacher, in '{teacher.source}'. Wait for its end") from error
     print(reflow(f"the teacher is trained first: {how}"), flush=True)
     command, ends = [sys.executable, "-m", *how.split()], {**os.environ, END_WITH_STDIN: "1"}
     with subprocess.Popen(command, stdin=subprocess.PIPE, env=ends) as process:  # it stops when this process does

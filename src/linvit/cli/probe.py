@@ -151,18 +151,14 @@ def read_subject(name: str | None, config: str | None, options: Sequence[str], t
     elif name is not None:
         folder = run_of_checkpoint(name) if Path(name).exists() else None
         if folder is None:
-            raise UserError(
-                f"'{name}' is neither a run, NAME/version_N, nor a checkpoint in one, nor timm:MODEL; a value of an "
-                f"option follows a =, as in --data.source=FOLDER"
-            )
+            raise UserError(f"'{name}' is neither a run, NAME/version_N, nor a checkpoint in one, nor timm:MODEL")
         own = ["--config", str(run_config(folder)), f"--ckpt_path={name}"]
     run = Run("predict", [*own, *(["--config", config] if config else []), *options], quiet=True)
     if not isinstance(run.data, ClassificationData):  # of a dense task, whose backbone is probed
         data = run.data
         if not any(option.startswith("--data.source=") for option in options):
             raise UserError(
-                f"probes need images with one class each, and '{data.source}' is for {type(data).__name__}: name "
-                f"others, --data.source=FOLDER"
+                f"'{data.source}' is for {type(data).__name__}: name others, labelled: --data.source=FOLDER"
             )
         own = classification(img_size=list(data.size), mean=list(data.mean), std=list(data.std))
         run.data = Run("predict", [*own, *options], quiet=True).data

@@ -93,9 +93,7 @@ class Export:
     def __post_init__(self) -> None:
         self.is_detector = isinstance(self.network, Detector)
         if self.is_detector and self.dtype != "float32":
-            raise UserError(
-                "a detector is exported in float32: in half precision other boxes stay, and nobody could tell an error"
-            )
+            raise UserError("a detector is exported in float32: in half precision other boxes stay")
         known = self.description.preprocessing or {}
         if self.with_preprocessing and "mean" not in known:
             raise UserError("nobody wrote down how images are normalised: leave --with_preprocessing out")

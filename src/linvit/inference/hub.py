@@ -123,9 +123,9 @@ def write_card(description: ModelDescription, run: RunFolder, licence: str, plac
     specs = [(registry, description.options.get(registry.kind)) for registry in (attentions, heads, backbones)]
     names = {registry: _names(spec) for registry, spec in specs}
     model = description.options.get("backbone")
-    named = [*([model["model"]] if isinstance(model, Mapping) and "model" in model else []), *names[backbones], task]
-    parts = [part for part in (", ".join(names[attentions]), ", ".join(names[heads])) if part]
-    title = printable(" with ".join([str(named[0]), *[" and ".join(parts)] * bool(parts)]), lines=False)
+    own = model.get("model") if isinstance(model, Mapping) else None  # of timm
+    parts = filter(None, (", ".join(names[attentions]), ", ".join(names[heads])))
+    title = " with ".join(filter(None, (str(own or [*names[backbones], task][0]), " and ".join(parts))))
     head = {
         "license": licence,
         "library_name": "timm" if in_timm else "linvit",
@@ -149,7 +149,7 @@ def write_card(description: ModelDescription, run: RunFolder, licence: str, plac
     prepared = ", ".join(f"{name} {value}" for name, value in images if value is not None)
     return TEMPLATE.format(
         head=yaml.safe_dump(head, sort_keys=False),
-        title=title,
+        title=printable(title, lines=False),
         what=f"It predicts {what}, of {len(classes)} classes: {shown}.{taught}",
         linvit=place.linvit,
         timm=ONLY_FOR_TIMM.format(**place._asdict()) if in_timm else "",
@@ -245,12 +245,8 @@ def timm_config(network: nn.Module, description: ModelDescription, licence: str)
     images = description.preprocessing or {}
     channels, *size = get_model_input_config(network)["input_size"]
     config |= {name: images[name] for name in ("mean", "std", "crop_pct", "crop_mode") if name in images}
-    config |= {
-        "input_size": [channels, *(images.get("size") or size)],
-        "num_classes": network.num_classes,
-        "license": licence,
-        "custom_load": False,
-    }
+    config |= {"input_size": [channels, *(images.get("size") or size)], "num_classes": network.num_classes}
+    config |= {"license": licence, "custom_load": False}
     return {
         "architecture": config.pop("architecture"),
         "num_classes": network.num_classes,

@@ -135,8 +135,7 @@ class Distillation:
         """The errors of the last forward pass in training mode, unweighted, by part ("attention", ...) and module."""
         if not self._of_student:
             raise UserError(
-                "the student has not been called in training mode since the last loss; call student.train() and give "
-                "it images first"
+                "the student has not been called in training mode since the last loss: call student.train()"
             )
         errors: dict[str, dict[str, Tensor]] = {}
         for (part, name), own in self._of_student.items():

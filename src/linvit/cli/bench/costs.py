@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -48,15 +49,14 @@ MODES: dict[str, tuple[Mode, str]] = {
 ATTENTION = """examples:
   linvit bench attention                     all mechanisms up to 3,136 tokens:
                                              minutes on a CPU
-  linvit bench attention linear focused --grids 14,28,56,56x112,112
-  linvit bench attention '{name: focused, focusing_factor: 4}' focused
-  linvit bench attention my_package.my_module:MyAttention
+  linvit bench attention '{name: focused, focusing_factor: 4}' \\
+    my_package.my_module:MyAttention --grids 14,28,56x112
   linvit bench attention --device cuda --dtype bfloat16 --autocast --layer
-  linvit bench attention focused linear --layer --batch 4 --grids 56 --compile
+  linvit bench attention focused linear --layer --batch 4 --compile
                                              torch.compile: how much faster?
-  linvit bench attention focused linear --device cuda --dtype bfloat16 --kernel
+  linvit bench attention focused --device cuda --dtype bfloat16 --kernel
                                              Triton's kernels: quicker here?
-  linvit bench attention focused linear --no_recompute --layer --batch 4
+  linvit bench attention focused --layer --no_recompute
                                              recomputing in backward: what does
                                              it save, and what does it cost?
 
@@ -75,12 +75,10 @@ measured.
 BACKBONE = """examples:
   linvit bench backbone                      DeiT, PVT and Swin, with their own
                                              and with focused attention
-  linvit bench backbone swin_tiny flatten_swin_tiny --img_sizes 224,384,512x768
+  linvit bench backbone swin_tiny flatten_swin_tiny --img_sizes 224,512x768
   linvit bench backbone deit_tiny '{name: timm, model: vit_tiny_patch16_224}'
-  linvit bench backbone pvt_v2_b0 --attention hydra --forward_only --budget 20
-  linvit bench backbone deit_tiny hydra_deit_base --device cuda --batch 64
-  linvit bench backbone swin_tiny --img_sizes 224 --batch 8 --compile
-  linvit bench backbone my_package.my_module:MyBackbone
+  linvit bench backbone my_package.my_module:MyBackbone --attention hydra
+  linvit bench backbone deit_tiny --device cuda --batch 64 --compile
 
 A training step is forward, cross entropy, backward and AdamW. Tables and plots
 are those of linvit bench attention, over the image size; the crossover is with
@@ -122,7 +120,8 @@ def attention(argv: list[str]) -> int:
         print("\n".join(reflow(line) for line in PREDICTION), text_table(rows), sep="\n\n")
         return 0
     what = f"{'attention layers' if args.layer else 'mechanisms alone'}, {args.dim} channels, {args.heads} heads"
-    report = _measured(args, "Attention", "tokens N", what, builders, grids, settings, list(BASELINES))
+    about: Any = {"title": "Attention", "axis": "tokens N", "baselines": list(BASELINES)}
+    report = _measured(args, what, builders, grids, settings, **about)
     code = _finish(report, args.output)
     if "triton" in settings.modes:
         print(reflow(record_kernels(report.costs, specs, settings)))
@@ -141,7 +140,8 @@ def backbone(argv: list[str]) -> int:
     sizes, settings = parse_sizes("--img_sizes", args.img_sizes), _settings(args)._replace(optimizer=True)
     builders = backbone_builders(specs, settings, replaced)
     what = "backbones with classifier" + ("" if replaced is None else f", attention {args.attention}")
-    report = _measured(args, "Backbones", "pixels", what, builders, sizes, settings, [next(iter(builders))])
+    about: Any = {"title": "Backbones", "axis": "pixels", "baselines": [*builders][:1]}
+    report = _measured(args, what, builders, sizes, settings, **about)
     return _finish(report, args.output, accuracy_plot(report) if replaced is None else {})
 
 
@@ -190,13 +190,11 @@ def _settings(args: argparse.Namespace) -> Settings:
 
 def _measured(
     args: argparse.Namespace,
-    title: str,
-    axis: str,
     what: str,
     builders: Mapping[str, Build],
     sizes: Sequence[tuple[int, int]],
     settings: Settings,
-    baselines: list[str],
+    **about: Any,
 ) -> CostReport:
     """Costs, and the conditions under which they were measured, a Ctrl-C that ended the measurement among them."""
     for builder in builders.values():
@@ -204,18 +202,16 @@ def _measured(
     how = f"batch {args.batch}, {args.dtype}{' autocast' * args.autocast}, {' and '.join(settings.modes)}"
     how += ", processor time of one thread" * args.cpu_time
     known = conditions(args.device) | {"settings": f"{what}, {how}", "batch": str(args.batch)}
-    clock = time.process_time if args.cpu_time else time.perf_counter
+    measuring: Any = {"budget": args.budget, "clock": time.process_time if args.cpu_time else time.perf_counter}
     with tqdm(bar_format="{desc}", leave=False, disable=None) as line:
 
         def report(text: str) -> None:
             line.set_description_str(text, refresh=False)
             line.update(0)  # shows it, ten times a second at most
 
-        costs, interrupted = costs_over_sizes(
-            builders, sizes, settings, skipped=BASELINES, budget=args.budget, clock=clock, report=report
-        )
+        found, interrupted = costs_over_sizes(builders, sizes, settings, skipped=BASELINES, report=report, **measuring)
     known |= {"load at the end": cpu_load()} | ({INTERRUPTED: "yes, by Ctrl-C"} if interrupted else {})
-    return CostReport(title, axis, costs, known, baselines)
+    return CostReport(costs=found, conditions=known, **about)
 
 
 def parse_sizes(option: str, text: str) -> list[tuple[int, int]]:
@@ -224,9 +220,7 @@ def parse_sizes(option: str, text: str) -> list[tuple[int, int]]:
     for part in text.lower().split(","):
         sides = part.strip().split("x")
         if len(sides) > 2 or not all(side.isdigit() and int(side) > 0 for side in sides):
-            raise UserError(
-                f"{option} takes sizes such as 14 or 14x28 (height x width), separated by commas; got '{part}'"
-            )
+            raise UserError(f"{option} takes sizes such as 14 or 14x28 (H x W), with commas; got '{part}'")
         found.append((int(sides[0]), int(sides[-1])))
     return list(dict.fromkeys(found))
 
