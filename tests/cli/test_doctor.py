@@ -13,7 +13,6 @@ from tests.plugin.distributions import python, write_distribution
 def torch_is_well(monkeypatch):
     """torch and the others, whose import takes seconds, are taken to be whole."""
     monkeypatch.setattr(doctor, "_imports", lambda timeout: [])
-    monkeypatch.setattr(doctor, "_devices", lambda timeout: [])
 
 
 @pytest.fixture

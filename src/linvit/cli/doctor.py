@@ -43,12 +43,13 @@ LEAST_SHARED = GIB // 4  # two loader processes with batches of 128 images of 22
 LEAST_DISK = 2 * GIB  # two checkpoints of a large model
 MODULES = {"torch": "; torch.ones(1)", "torchvision": "", "timm": "", "lightning": "", "datasets": ""}
 EVERYTHING = """
-import linvit.cli.training.command_line
+import linvit.cli.doctor, linvit.cli.training.command_line
 from linvit.cli.doctor import REGISTRIES
 for registry in REGISTRIES.values():
     for name, owners in registry.entries().items():
         if [entry.owner for entry in owners] == ["linvit"]:
             registry.get(name)
+linvit.cli.doctor.print_devices()
 """
 
 
@@ -63,9 +64,7 @@ def main(argv: list[str]) -> int:
     """Runs `linvit doctor`; returns 1 if something is wrong, else 0. No torch is imported in this process."""
     parser = argument_parser("linvit doctor", __doc__)
     parser.add_argument("--output", type=Path, default=Path("checkpoints"), metavar="FOLDER", help="where runs save")
-    parser.add_argument(
-        "--timeout", type=float, default=2 * TIMEOUT, metavar="SECONDS", help="for one import (default: %(default)g)"
-    )
+    parser.add_argument("--timeout", type=float, default=2 * TIMEOUT, metavar="SECONDS", help="for one import (120)")
     args = parser.parse_args(argv)
     check_number("--timeout", args.timeout, above=0)
     problems = [*_installation(), *_machine(args.output)]
@@ -73,7 +72,7 @@ def main(argv: list[str]) -> int:
         problems += broken
         _show("plug-ins", "not looked at: they need torch and linvit")
     else:
-        problems += [*_devices(args.timeout), *_plugins(args.timeout)]
+        problems += _plugins(args.timeout)
     print(f"\n{len(problems)} found to be wrong" if problems else "\nnothing is wrong")
     for number, (what, remedy) in enumerate(problems, 1):
         _show(f"  {number}.", what, 6)
@@ -148,8 +147,10 @@ def _machine(output: Path) -> Iterator[Problem]:
 
 
 def _imports(timeout: float) -> Iterator[Problem]:
-    """Imports linvit and what it needs in processes of their own, which may crash or hang; finds what is broken."""
-    _, reason = run_apart(EVERYTHING, timeout=timeout)
+    """Imports linvit and what it needs in a process of its own, which may crash or hang, and shows torch's devices."""
+    lines, reason = run_apart(EVERYTHING, timeout=timeout)
+    for name, line in zip(["torch", "devices", *[""] * len(lines)], lines, strict=False):
+        _show(name, line)
     for name, use in MODULES.items() if reason else ():
         if found := run_apart(f"import {name}{use}", timeout=timeout)[1]:
             spec = importlib.util.find_spec(name)  # it may be a file of the user's that has the same name
@@ -158,20 +159,12 @@ def _imports(timeout: float) -> Iterator[Problem]:
             remedy = f"pip install --force-reinstall {packages}; what needs it was not looked at"
             yield Problem(f"{name} cannot be imported{where}: {found}", remedy)
             return
-    if reason:
-        yield Problem(f"linvit cannot be imported: {reason}", "pip install --force-reinstall linvit, or report it")
-
-
-def _devices(timeout: float) -> Iterator[Problem]:
-    """Shows torch and its devices, as a process of their own names them."""
-    lines, reason = run_apart("from linvit.cli.doctor import print_devices; print_devices()", timeout=timeout)
-    for name, line in zip(["torch", "devices", *[""] * len(lines)], lines, strict=False):
-        _show(name, line)
-    if reason:
-        remedy = (
-            "look at nvidia-smi and CUDA_VISIBLE_DEVICES; driver and CUDA of torch may not fit: https://pytorch.org"
+    if reason and lines:
+        yield Problem(
+            f"the devices of torch: {reason}", "look at nvidia-smi, CUDA_VISIBLE_DEVICES, https://pytorch.org"
         )
-        yield Problem(f"the devices of torch: {reason}", remedy)
+    elif reason:
+        yield Problem(f"linvit cannot be imported: {reason}", "pip install --force-reinstall linvit, or report it")
 
 
 def print_devices() -> None:

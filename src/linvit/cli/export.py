@@ -64,11 +64,10 @@ def main(argv: list[str]) -> int:
         raise UserError("--int8 is for classification and segmentation; the run is of detection")
     run = export.write(args.file)
     print(reflow(summary(args.file, export)))
-    cases = export.compare(run)
-    works = {"the file": run}
-    rows = [("  images", "error", "detections" if export.is_detector else "")]
+    cases, works = export.compare(run), {"the file": run}
+    rows = [("  images", "error", "detections" * export.is_detector)]
     for batch, (height, width), one, detections in cases:
-        rows.append((f"  {batch} x {height}x{width}", f"{one:.0e}", str(detections) if export.is_detector else ""))
+        rows.append((f"  {batch} x {height}x{width}", f"{one:.0e}", str(detections) * export.is_detector))
     print("\n".join(table(rows)))
     error = worst(case.error for case in cases)
     if not error <= TOLERANCE[args.dtype]:
@@ -80,10 +79,8 @@ def main(argv: list[str]) -> int:
         done = quantise_file(args.file, export, run, task, data)
         works |= {"the file in 8 bits": done.run}
         (before, after), (large, small) = done.scores, done.sizes
-        said = (
-            f"8 bits: {', '.join(QUANTISED)} of layers. test/{task.score_metric} before {before:.4f}, after {after:.4f}"
-        )
-        print(reflow(f"{said}; {large / 1e6:.3g} MB before, {small / 1e6:.3g} after"))
+        print(f"8 bits: {', '.join(QUANTISED)} of layers; {large / 1e6:.1f} MB before, {small / 1e6:.1f} after")
+        print(f"test/{task.score_metric} before {before:.4f}, after {after:.4f}")
     if not args.skip_latency:
         print(reflow(latency(export, works)))
     return 0

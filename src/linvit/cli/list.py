@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 
@@ -165,7 +165,10 @@ def _configuration(name: str, output: Path | None) -> str:
     text = configs.text(path)
     lines = list(_with_expected(path, text))
     if output is None and len(files := chain(path)) > 1:
-        lines = [*itertools.takewhile(lambda line: line.startswith("#"), lines), *_lines(_merged(files), path)]
+        tree: dict[str, Any] = {}
+        for file in files:
+            _add(yaml_text.load(configs.text(file), f"'{file}'") or {}, tree, file)
+        lines = [*itertools.takewhile(lambda line: line.startswith("#"), lines), *_lines(tree, path)]
     if output is None:
         return "\n".join(lines)
     check_new_file(output)
@@ -174,43 +177,31 @@ def _configuration(name: str, output: Path | None) -> str:
     return f"wrote {output}: change it, then train with\n  linvit {verb} {shlex.quote(str(output))}"
 
 
-class _Value(NamedTuple):
-    """What a file says of one option."""
-
-    value: Any
-    file: Path
-
-
-def _merged(files: list[Path]) -> dict[str, Any]:
-    """What some files say together, the last wins, key by key; a mapping with a name, as of a backbone, as a whole."""
-    tree: dict[str, Any] = {}
-    for file in files:
-        content = yaml_text.load(configs.text(file), f"'{file}'") or {}
-        _add({key: value for key, value in content.items() if key != "base"}, tree, file)
-    return tree
-
-
 def _add(content: Mapping[str, Any], tree: dict[str, Any], file: Path) -> None:
+    """Adds what a file says, key by key, with the file; a mapping with a name, as of a backbone, as a whole."""
     for key, value in content.items():
         if isinstance(value, dict) and "name" not in value:
             below = tree.get(key)
             tree[key] = below if isinstance(below, dict) else {}
             _add(value, tree[key], file)
-        else:
-            tree[key] = _Value(value, file)
+        elif key != "base":
+            tree[key] = value, file
 
 
 def _lines(tree: Mapping[str, Any], own: Path, indent: str = "") -> Iterator[str]:
     """The tree as YAML. The comments are names of linvit's configurations, or paths."""
     for key, node in tree.items():
-        if isinstance(node, _Value):
-            text = yaml.safe_dump(node.value, default_flow_style=True, width=10**6).removesuffix("\n...\n").strip()
-            inside = node.file.is_relative_to(CONFIGS)
-            name = node.file.relative_to(CONFIGS).with_suffix("").as_posix() if inside else str(node.file)
-            yield f"{indent}{key}: {text}" + (f"  # {name}" if node.file != own else "")
-        else:
+        if isinstance(node, dict):
             yield f"{indent}{key}:"
             yield from _lines(node, own, indent + "  ")
+            continue
+        value, file = node
+        text = yaml.safe_dump(value, default_flow_style=True, width=10**6).removesuffix("\n...\n").strip()
+        yield f"{indent}{key}: {text}" + (f"  # {_name(file)}" if file != own else "")
+
+
+def _name(file: Path) -> str:
+    return file.relative_to(CONFIGS).with_suffix("").as_posix() if file.is_relative_to(CONFIGS) else str(file)
 
 
 def _with_expected(path: Path, text: str) -> Iterator[str]:
@@ -219,7 +210,7 @@ def _with_expected(path: Path, text: str) -> Iterator[str]:
     for line in text.splitlines():
         yield line
         if own and line.startswith("# Command:"):
-            yield f"# Expected: {_expected(path.relative_to(CONFIGS).with_suffix('').as_posix(), heading(text))}"
+            yield f"# Expected: {_expected(_name(path), heading(text))}"
 
 
 def _expected(name: str, fields: Mapping[str, str]) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from linvit.errors import UserError
+from linvit.files import LAST, PREVIOUS
 from linvit.runs.configs import FLAG, arguments
 from linvit.signals import STOP
 from linvit.terminal import argument_parser, reflow
@@ -95,7 +96,6 @@ class ShortRun:
     def __init__(self, folder: Path, options: Sequence[str]) -> None:
         folder.mkdir()
         self.folder, self.options = folder, options
-        self.checkpoint: Path | None = None
         self.content: dict[str, Any] = {}  # of the last checkpoint
 
     @property
@@ -105,8 +105,7 @@ class ShortRun:
 
     def train(self, step: int) -> None:
         """Trains up to a step, in a new process."""
-        from linvit.files import LAST  # imports torch, which takes seconds
-        from linvit.weights import torch_file
+        from linvit.weights import torch_file  # imports torch, which takes seconds
 
         start = f"from step {self.content['global_step']}" if self.content else "from the beginning"
         print(f"training {start} to step {step}", flush=True)
@@ -115,25 +114,20 @@ class ShortRun:
         trainer = SHORT | {"default_root_dir": str(self.folder), "callbacks+": [callback]}
         own.write_text(json.dumps({"trainer": trainer}), encoding="utf-8")
         configs, others = split(self.options)
-        resumed = [] if self.checkpoint is None else [f"--ckpt_path={self.checkpoint}"]
+        resumed = [f"--ckpt_path={self.run / 'checkpoints' / LAST}"] if self.content else []
         command = [sys.executable, "-m", "linvit", "fit", *configs, f"--config={own}", *others, *resumed]
         done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", errors="replace", check=False)
-        self.checkpoint = self.run / "checkpoints" / LAST
-        if done.returncode not in (0, STOP.exit_code(signal.SIGTERM)) or not self.checkpoint.is_file():
-            raise UserError(
-                f"linvit fit failed with exit code {done.returncode}; its last words:\n{done.stderr[-3000:]}"
-            )
-        self.content = torch_file.load(self.checkpoint, objects=False)
+        checkpoint = self.run / "checkpoints" / LAST
+        if done.returncode not in (0, STOP.exit_code(signal.SIGTERM)) or not checkpoint.is_file():
+            said = done.stderr[-3000:]
+            raise UserError(f"linvit fit failed with exit code {done.returncode}; its last words:\n{said}")
+        self.content = torch_file.load(checkpoint, objects=False)
 
 
 def files(run: Path) -> dict[str, Any]:
-    """What a user reads in the folder of a run, in a form that can be compared: by the names of files.
-
-    Measured times and memory are left out.
-    """
+    """What a user reads in the folder of a run, by the names of files, without measured times and memory."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
-    from linvit.files import LAST, PREVIOUS
     from linvit.weights import torch_file
 
     found: dict[str, Any] = {}

@@ -35,22 +35,13 @@ OF_TRAINING = {*SET_BY_RUN, "pretrained", "freeze", "ema_decay", *(field.name fo
 
 @dataclass(frozen=True)
 class ModelDescription:
-    """What is known of a trained network. All of it is plain values, which JSON holds.
+    """What is known of a trained network. All of it is plain values, which JSON holds."""
 
-    Attributes:
-        version: linvit's, which trained it.
-        task: Class of its task: "linvit.tasks.classification:ClassificationTask".
-        options: Arguments of the task that make the network and its predictions: `backbone`, `attention`, `head`,
-            `img_size`, `in_chans`, `num_classes`, `class_names`, `window` ...
-        weights: Which of a run's weights these are: "raw", or "ema", their moving average.
-        preprocessing: Arguments of `linvit.inference.preprocessing.Preprocessing`; None if nobody said.
-    """
-
-    version: str
-    task: str
-    options: dict[str, Any]
-    weights: Weights = "raw"
-    preprocessing: dict[str, Any] | None = None
+    version: str  # linvit's, which trained it
+    task: str  # class of its task: "linvit.tasks.classification:ClassificationTask"
+    options: dict[str, Any]  # arguments of the task that make the network and its predictions: `backbone`, `window` ...
+    weights: Weights = "raw"  # which of a run's weights these are; "ema" is their moving average
+    preprocessing: dict[str, Any] | None = None  # arguments of `Preprocessing`; None if nobody said
 
     @property
     def class_names(self) -> list[str]:

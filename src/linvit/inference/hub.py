@@ -142,9 +142,7 @@ def write_card(description: ModelDescription, run: RunFolder, licence: str, plac
         "data": data,
     }
     origin = (data.get("init_args") or {}).get("source")
-    taught = " It was trained beside a teacher, as a copy of it with another attention." * bool(
-        run.model.get("teacher")
-    )
+    taught = " It was trained beside a teacher, as a copy with another attention." * bool(run.model.get("teacher"))
     images = (description.preprocessing or {}).items()
     prepared = ", ".join(f"{name} {value}" for name, value in images if value is not None)
     return TEMPLATE.format(
@@ -181,13 +179,9 @@ def _scores(run: RunFolder) -> str:
 
 def _papers(names: Mapping[Registry, Sequence[str]]) -> list[str]:
     """Author, year and title of the papers of mechanisms, heads and backbones, as far as their modules name them."""
-    found: dict[str, None] = {}
-    for registry, each in names.items():
-        for name in each:
-            entries = registry.entries().get(name)
-            if entries and (paper := source.citation(entries[0].target)):
-                found.setdefault(f"{name}: {paper}", None)
-    return list(found)
+    every = [(name, registry.entries().get(name)) for registry, each in names.items() for name in each]
+    found = [(name, source.citation(entries[0].target)) for name, entries in every if entries]
+    return list(dict.fromkeys(f"{name}: {paper}" for name, paper in found if paper))
 
 
 WEIGHTS, CONFIG, CARD = HUB_FILES[0], "config.json", "README.md"

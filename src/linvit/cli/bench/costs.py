@@ -107,8 +107,8 @@ def attention(argv: list[str]) -> int:
     parser.add_argument("--dim", type=int, default=96, help="channels over all heads (%(default)s, as in Swin-T)")
     parser.add_argument("--heads", type=int, default=3, help="heads (%(default)s)")
     parser.add_argument("--layer", action="store_true", help="with the projections of the layer around it")
-    about = "measure nothing: count operators, bytes and FLOPs, and predict the least time on several GPUs"
-    parser.add_argument("--roofline", action="store_true", help=about)
+    counts = "measure nothing: count operators, bytes and FLOPs, and predict the least time on several GPUs"
+    parser.add_argument("--roofline", action="store_true", help=counts)
     args = parser.parse_intermixed_args(argv)
     check_number("--dim", args.dim, at_least=1, whole=True)
     check_number("--heads", args.heads, at_least=1, whole=True)
