@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import linvit
-from tests.plugin.distributions import python
+from tests.plugin.distributions import forked
 
 ROOT = Path(linvit.__file__).parent
 FILES = {path.relative_to(ROOT).as_posix(): path for path in sorted(ROOT.rglob("*.py"))}
@@ -88,8 +88,8 @@ def test_every_module_is_imported_without_what_only_unix_has():
         "builtins.__import__ = refuse\n"
         f"for module in {modules!r}: importlib.import_module(module)\n"
     )
-    done = python("-c", code)
-    assert done.returncode == 0, done.stderr
+    done = forked(code)
+    assert done.returncode == 0, done.stdout
 
 
 def test_what_is_imported_is_declared():

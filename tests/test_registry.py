@@ -14,7 +14,7 @@ from linvit import Grid, UserError, entries
 from linvit.entries import Entry
 from linvit.registry import Registry, attentions, backbones
 from linvit.signatures import parameters_of, takes
-from tests.plugin.distributions import python, write_distribution
+from tests.plugin.distributions import forked, python, write_distribution
 
 SIZES = {"dim": 24, "num_heads": 3, "grid": Grid((2, 2))}
 MECHANISM = '"""Doc."""\nimport linvit\n\nclass Mine(linvit.Attention):\n    pass\n'
@@ -131,8 +131,8 @@ def test_one_line_adds_a_preset_everywhere(tmp_path):
         "assert linvit.create_backbone('mine_wide', num_classes=5).depth == 8\n"
         "assert linvit.create_backbone('linvit_mine:mine_wide').depth == 8\n"
     )
-    done = python("-c", code, path=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = forked(code, tmp_path)
+    assert done.returncode == 0, done.stdout
 
 
 def test_two_families_of_one_name_collide(install):

@@ -1,9 +1,14 @@
 """Makes real distributions, metadata and all, for tests of plug-ins, and runs Python where they are installed."""
 
+import importlib
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from typing import NamedTuple
+
+from tests.cli.forked import Forked
 
 
 def write_distribution(folder: Path, name: str, version: str, entry_points: str, **modules: str) -> None:
@@ -16,7 +21,7 @@ def write_distribution(folder: Path, name: str, version: str, entry_points: str,
         (folder / f"{module}.py").write_text(source, encoding="utf-8")
 
 
-def python(*arguments: str, path: Path | None = None, cwd: Path | None = None, timeout: float = 300):
+def python(*arguments: str, path: Path | None = None, cwd: Path | None = None, timeout: float = 900):
     """Runs the interpreter of the tests on arguments, with `path` first on its PYTHONPATH."""
     search = [str(path)] if path else []
     search += [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
@@ -24,3 +29,33 @@ def python(*arguments: str, path: Path | None = None, cwd: Path | None = None, t
     return subprocess.run(
         [sys.executable, *arguments], env=environment, cwd=cwd, capture_output=True, text=True, timeout=timeout
     )
+
+
+class Done(NamedTuple):
+    """How a program has ended, and what it has printed."""
+
+    returncode: int | None
+    stdout: str
+
+
+def forked(code: str, path: Path | None = None) -> Done:
+    """Runs a program in a fork of this process that forgets linvit and sees `path` first.
+
+    It stands for a new process where nothing is asked of torch's own import, which takes seconds.
+    """
+
+    def run() -> int:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "linvit"]:
+            del sys.modules[name]
+        sys.path[:0] = [str(path)] if path else []
+        importlib.invalidate_caches()
+        exec(code, {"__name__": "__main__"})
+        return 0
+
+    descriptor, name = tempfile.mkstemp()  # at the exit of the fork, temporary folders are removed
+    os.close(descriptor)
+    process = Forked(run, Path.cwd(), Path(name), dict(os.environ))
+    code_of_exit = os.waitstatus_to_exitcode(os.waitpid(process.pid, 0)[1])
+    said = Path(name).read_text(encoding="utf-8")
+    Path(name).unlink()
+    return Done(code_of_exit, said)
