@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 
 from linvit.cli import main
+from tests.cli.runs import undrawn
 
 # autograd starts its threads for devices at its first backward pass; after torch.compile it would find some, and would
 # refuse to run in a fork
@@ -115,7 +116,8 @@ class Ranks:
             with self.pids.open("a", encoding="utf-8") as file:
                 print(os.getpid(), file=file)
             before(int(os.environ.get("LOCAL_RANK", 0)))
-            return main(command) if call is None else call()
+            with undrawn():
+                return main(command) if call is None else call()
 
         if number > 1:
             command += [f"--trainer.devices={number}", "--trainer.strategy=ddp"]

@@ -6,7 +6,9 @@ import logging
 import re
 from pathlib import Path
 from typing import NamedTuple
+from unittest import mock
 
+import numpy as np
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from linvit.cli import main
@@ -43,7 +45,7 @@ def linvit(*arguments: object, cwd: Path) -> Done:
     handler, logger = logging.StreamHandler(log), logging.getLogger("lightning.pytorch")
     logger.addHandler(handler)
     try:
-        with contextlib.chdir(cwd), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        with contextlib.chdir(cwd), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), undrawn():
             code = main([str(argument) for argument in arguments])
     except SystemExit as stop:
         code = stop.code
@@ -51,6 +53,17 @@ def linvit(*arguments: object, cwd: Path) -> Done:
         logger.removeHandler(handler)
         STOP.release()  # a process would end now
     return Done(code, out.getvalue(), err.getvalue(), log.getvalue())
+
+
+@contextlib.contextmanager
+def undrawn():
+    """Pictures of confusion matrices are blank: drawing takes a fifth of a tiny run, and has tests of its own."""
+    blank = np.zeros((8, 8, 3), np.uint8)
+    with (
+        mock.patch("linvit.callbacks.report.confusion_picture", return_value=blank),
+        mock.patch("linvit.callbacks.segmentation.confusion_picture", return_value=blank),
+    ):
+        yield
 
 
 def flags(**options: object) -> list[str]:

@@ -8,7 +8,7 @@ import pytest
 import linvit
 from linvit.cli.check import main
 from linvit.registry import Registry
-from tests.plugin.distributions import python
+from tests.cli import runs
 
 MINE = '''
 import linvit
@@ -129,9 +129,9 @@ def test_help_has_examples(capsys):
 
 
 def test_the_command_line(mine):
-    done = python("-m", "linvit", "check", "mine:Mine", "--quick", cwd=mine)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.startswith("mine:Mine: passed (")
+    done = runs.linvit("check", "mine:Mine", "--quick", cwd=mine)
+    assert done.code == 0, done.out + done.err
+    assert done.out.startswith("mine:Mine: passed (")
 
 
 SOUND = "tests.testing.wrong_backbones:Sound"

@@ -12,9 +12,9 @@ import pytest
 import linvit.cli
 from linvit.cli.data import TASKS, main
 from linvit.data.base import ImageData, TargetReport
+from tests.cli import runs
 from tests.data.damaged import damaged, encoded, photo
 from tests.data.images import image_folder, picture, plain_table, save
-from tests.plugin.distributions import python
 from tests.rasters import values, write
 
 
@@ -245,10 +245,10 @@ def test_mistakes_are_user_errors_before_any_image_is_read(arguments, message, m
 
 
 def test_the_command_line(tmp_path):
-    done = python("-m", "linvit", "data", "check", "digits", "--workers", "1", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("digits: 1,797 images, 10 classes\n")
-    assert "1797/1797" in done.stderr  # a bar
+    done = runs.linvit("data", "check", "digits", "--workers", "1", cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert done.out.startswith("digits: 1,797 images, 10 classes\n")
+    assert "1797/1797" in done.err  # a bar
 
 
 def test_help(capsys):

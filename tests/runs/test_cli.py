@@ -3,8 +3,6 @@
 import csv
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import yaml
 
 from linvit.data import ClassificationData
 from linvit.tasks import ClassificationTask
+from tests.cli.forked import Ranks
 from tests.cli.runs import QUICKSTART, Done, Run, events, files, flags, linvit, tiny, train
 from tests.data.images import image_folder, picture, save
 
@@ -138,14 +137,13 @@ class TestFit:
             assert words not in run.done.log + run.done.err + done.log + done.err
 
     def test_classes_in_the_current_folder(self, tmp_path):
-        """As the console script finds them: the interpreter does not look into the current folder by itself."""
+        """As the console script finds them: pytest does not look into the current folder by itself."""
         (tmp_path / "loc.py").write_text(LOCAL, encoding="utf-8")
         short = tiny(trainer__max_epochs=1, trainer__limit_train_batches=2)
         chosen = ["--model.attention=loc:Mine", "--trainer.callbacks+=loc.Hello"]
-        command = [sys.executable, "-P", "-m", "linvit", "fit", "--config=quickstart", *short, *chosen]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        assert "hello" in done.stdout
+        process = Ranks(["fit", "--config=quickstart", *short, *chosen], tmp_path)
+        assert process.wait() == [0], process.text()
+        assert "hello" in process.text()
 
     def test_fast_dev_run_leaves_nothing(self, tmp_path):
         assert (
@@ -338,20 +336,14 @@ class TestGoingOn:
         root = tmp_path_factory.mktemp("killed")
         options = {"trainer__max_epochs": 1000, "trainer__limit_val_batches": 1}
         arguments = ["fit", f"--config={QUICKSTART}", *tiny(**options)]
-        with (root / "output").open("w") as output:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "linvit", *arguments],
-                cwd=root,
-                stdout=output,
-                stderr=output,
-            )
+        process = Ranks(arguments, root)
         checkpoint = Run(root, Done(0, "", "", "")).checkpoint("last")
         deadline = time.monotonic() + 120
-        while not checkpoint.exists() and process.poll() is None and time.monotonic() < deadline:
+        while not checkpoint.exists() and process.started[0].poll() is None and time.monotonic() < deadline:
             time.sleep(0.05)
         time.sleep(0.5)
-        process.kill()
-        assert process.wait(timeout=120) == -signal.SIGKILL, (root / "output").read_text()
+        process.send(signal.SIGKILL, [0])
+        assert process.wait() == [-signal.SIGKILL], process.text()
         return Run(root, Done(0, "", "", ""))
 
     def test_it_survives_kill_9(self, killed):
@@ -610,8 +602,7 @@ class TestCheckpointMistakes:
 
 def test_a_mistake_in_the_shell_shows_no_traceback(tmp_path):
     """What the other tests do in this process, once from outside."""
-    command = [sys.executable, "-m", "linvit", "fit", f"--config={QUICKSTART}", *tiny(model__attention="focussed")]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "linvit: error: no attention is called 'focussed'. Did you mean 'focused'?" in done.stderr
-    assert "Traceback" not in done.stderr
+    process = Ranks(["fit", f"--config={QUICKSTART}", *tiny(model__attention="focussed")], tmp_path)
+    assert process.wait() == [2], process.text()
+    assert "linvit: error: no attention is called 'focussed'. Did you mean 'focused'?" in process.text()
+    assert "Traceback" not in process.text()

@@ -1,12 +1,8 @@
 """What changes how a network runs and none of its results: compiling, recomputing, several devices."""
 
 import json
-import os
-import subprocess
-import sys
 from contextlib import nullcontext
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,10 +14,9 @@ from linvit.callbacks import AttentionRank
 from linvit.errors import UserError
 from linvit.tasks import ClassificationTask
 from linvit.tasks.execution import AttentionMemory, enable_grad_checkpointing
-from tests.tasks.two_ranks import run
+from tests.cli.forked import Ranks
+from tests.tasks.two_ranks import run, write
 from tests.training import SIDE, Memory, batches, fit, tiny_task, trainer
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -181,14 +176,8 @@ class TestTwoDevices:
     @classmethod
     def found(cls, tmp_path_factory):
         folder = tmp_path_factory.mktemp("two")
-        subprocess.run(
-            [sys.executable, "-m", "tests.tasks.two_ranks", str(folder)],
-            cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            timeout=300,
-            check=True,
-            capture_output=True,
-        )
+        ranks = Ranks([], folder, 2, call=lambda: write(folder, 2))
+        assert ranks.wait() == [0, 0], ranks.text()
         return folder, [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
 
     def test_no_device_waits_and_both_know_the_same(self, found):
