@@ -134,9 +134,7 @@ def test_rows_are_weights_of_a_known_sum(spec: Spec, seed: int, scale: float, gr
 
 @some
 @drawn(seed=seeds, scale=scales, grid=grids)
-@of_specs(
-    with_options("nystrom", {}, {"pinv_iters": 0}, {"pinv_iters": 12}, {"landmarks": "pool2d", "num_landmarks": None})
-)
+@of_specs(with_options("nystrom", {}, {"pinv_iters": 0}, {"pinv_iters": 12}, {"num_landmarks": None}))
 def test_rows_of_nystrom_miss_one_by_what_the_iteration_leaves(spec: Spec, seed: int, scale: float, grid: Grid) -> None:
     half = max(1, min(grid.num_queries, grid.num_keys) // 2)
     module = mechanism({"num_landmarks": half, **spec}, grid)

@@ -19,7 +19,7 @@ FAMILIES: dict[str, tuple[str, Layout]] = {
     "vssd": ("vssd_tiny", VSSD),
     "ca_deit": ("ca_deit_tiny", CA_DEIT),
 }
-NAMES = {"dim": "embed_dims", "linear_attn_duality": None, "ssd_positve_dA": None, "d_state": None}
+NAMES = {"dim": "embed_dim", "linear_attn_duality": None, "ssd_positve_dA": None, "d_state": None}
 
 
 def spec(golden: Golden) -> dict[str, Any]:

@@ -11,7 +11,8 @@ import linvit
 from linvit import Grid, UserError
 from linvit.layers.block import Block
 from linvit.layers.mlp import Mlp
-from linvit.layers.stripes import StripeAttention, StripeBranch, Stripes
+from linvit.layers.stripes import StripeAttention, StripeBranch
+from linvit.layers.windows import Windows
 from linvit.weights.layouts.backbones import CSWIN as LAYOUT
 from tests.golden_files import Golden, both_precisions, of_case
 from tests.helpers import assert_near, assert_same_gradients, perturb, randn
@@ -176,23 +177,21 @@ def test_half_of_the_channels_sees_columns_and_the_other_half_rows() -> None:
 
 
 @pytest.mark.parametrize(
-    ("plane", "stripe", "padding"),
+    ("plane", "stripe", "before"),
     [
-        ((6, 4), (6, 2), ((0, 0), (0, 0))),
-        ((5, 9), (5, 4), ((0, 0), (1, 2))),  # the smaller half comes before
-        ((3, 9), (7, 9), ((2, 2), (0, 0))),
+        ((6, 4), (6, 2), (0, 0)),
+        ((5, 9), (5, 4), (0, 1)),  # the smaller half comes before
+        ((3, 9), (7, 9), (2, 0)),
     ],
 )
-def test_stripes_are_cut_and_joined(
-    plane: tuple[int, int], stripe: tuple[int, int], padding: tuple[tuple[int, int], tuple[int, int]]
-) -> None:
-    stripes = Stripes(plane, stripe)
-    assert stripes.padding == padding
+def test_stripes_are_cut_and_joined(plane: tuple[int, int], stripe: tuple[int, int], before: tuple[int, int]) -> None:
+    stripes = Windows(plane, stripe, centred=True)
+    assert stripes.before == before
     x = randn(2, math.prod(plane), 3)
-    parts = stripes.cut(x)
+    parts = stripes.partition(x)
     assert parts.shape[1:] == (math.prod(stripe), 3)
     assert parts.abs().sum() == pytest.approx(float(x.abs().sum()))  # nothing lost, zeros added
-    assert torch.equal(stripes.join(parts), x)
+    assert torch.equal(stripes.reverse(parts), x)
 
 
 @pytest.mark.parametrize(

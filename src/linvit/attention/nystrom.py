@@ -1,6 +1,7 @@
 """Nystrom attention: `o = softmax(q kt^T) pinv(softmax(qt kt^T)) softmax(qt k^T) v`, q and k divided by dk^(1/4).
 
-The landmarks qt and kt are m means of queries and of keys; a few steps of an iteration stand for the pseudo-inverse.
+The landmarks qt and kt are m means of consecutive queries and keys, prefix tokens included; where m does not divide
+their number the first are of one token less (T2T-ViT). A few steps of an iteration stand for the pseudo-inverse.
 
 Paper: Xiong et al. 2021, "Nystromformer: A Nystrom-Based Algorithm for Approximating Self-Attention".
 Cost: `(N + M + m) (h dk + C) m + 4 T h m^3 + s N C` MACs for T steps and a convolution of length s, linear in N if m is
@@ -10,8 +11,6 @@ The iteration is part of the definition: after 6 steps it is often far from the 
 all queries or all keys, plain softmax attention costs no more and takes its place.
 """
 
-import math
-import operator
 from typing import Literal, cast
 
 import torch
@@ -38,10 +37,6 @@ class NystromAttention(ConvolvedAttention):
             depends on its neighbours).
         conv_kernel: Length s of a convolution of v along the sequence, added to the output; odd, 0 is none. One kernel
             per head, shared by its channels. Prefix tokens are part of the sequence. Not for keys of another grid.
-        landmarks: "segment": means of consecutive tokens, prefix tokens included; "pool2d": means of the blocks of an
-            a x b division of the grid, a b = m, with blocks as square as can be; prefix tokens stay out.
-        uneven: Where m does not divide the tokens: "t2t" makes the first parts one token shorter than the last
-            (T2T-ViT); "error" raises a `UserError`.
     """
 
     complexity = "O(N)"
@@ -60,16 +55,16 @@ class NystromAttention(ConvolvedAttention):
         pinv_iters: int = 6,
         init: Literal["exact", "original"] = "exact",
         conv_kernel: int = 0,
-        landmarks: Literal["segment", "pool2d"] = "segment",
-        uneven: Literal["t2t", "error"] = "t2t",
     ) -> None:
         super().__init__(dim, num_heads, grid, key_dim=key_dim)
         check_number("pinv_iters", pinv_iters, at_least=0, whole=True)
         check_side("conv_kernel", conv_kernel, "33 or 35")
         self.pinv_iters = pinv_iters
         self.init = init
-        self.landmarks = Landmarks(num_landmarks, landmarks, uneven)
-        self.landmarks.count(grid)  # raises if they do not fit
+        if num_landmarks is not None:
+            check_number("num_landmarks", num_landmarks, at_least=1, whole=True, note=", or null for a default")
+        self.num_landmarks = num_landmarks
+        self.kernel_rank(grid)  # raises if there are not as many tokens
         self.fewer_keys = not conv_kernel
         self.conv = None
         if conv_kernel:
@@ -118,11 +113,10 @@ class NystromAttention(ConvolvedAttention):
         def over_keys(logits: Tensor) -> Tensor:
             return (logits if hidden is None else logits + hidden).softmax(-1)
 
-        count = self.landmarks.count(grid)
+        count = self.kernel_rank(grid)
         if count == min(grid.num_queries, grid.num_keys):
             return (over_keys(q @ k.mT),)
-        qt = self.landmarks.means(q, count, grid.size, grid.num_prefix)
-        kt = self.landmarks.means(k, count, grid.keys_size, grid.num_prefix)
+        qt, kt = segment_means(q, count), segment_means(k, count)
         return (q @ kt.mT).softmax(-1), (qt @ kt.mT).softmax(-1), over_keys(qt @ k.mT)
 
     def _pinv(self, kernel: Tensor) -> Tensor:
@@ -146,84 +140,30 @@ class NystromAttention(ConvolvedAttention):
         return left @ self._pinv(middle), right.mT
 
     def kernel_rank(self, grid: Grid) -> int:
-        """The number of landmarks."""
-        return self.landmarks.count(grid)
-
-
-class Landmarks:
-    """The number of landmarks and the tokens that each is a mean of; the options are Nystrom attention's."""
-
-    def __init__(self, number: int | None, kind: str, uneven: str) -> None:
-        if number is not None:
-            check_number("num_landmarks", number, at_least=1, whole=True, note=", or null for a default")
-        self.number = number
-        self.pool = kind == "pool2d"
-        self.even = uneven == "error"
-
-    def means(self, x: Tensor, count: int, size: tuple[int, int], num_prefix: int) -> Tensor:
-        """Landmarks (B, h, m, dk) of the tokens (B, h, N, dk) of a grid."""
-        if not self.pool:
-            return segment_means(x, count, dim=2)
-        rows, columns = divisions(count, size, self.even)[0]
-        plane = x[:, :, num_prefix:].unflatten(2, size)  # (B, h, H, W, dk)
-        return segment_means(segment_means(plane, columns, dim=3), rows, dim=2).flatten(2, 3)
-
-    def count(self, grid: Grid) -> int:
         """The number of landmarks on a grid, the same for queries and keys.
 
         Raises:
-            UserError: If the grid has fewer tokens than `number`, or they cannot be divided as asked for.
+            UserError: If the grid has fewer tokens than `num_landmarks`.
         """
-        most = min(DEFAULT_NUMBER, self._most(grid))
-        if self.number is not None:
-            count = self.number
-        elif self.pool and not self.even:
-            count = next(m for m in range(most, 0, -1) if self._fits(m, grid))  # 1 always fits
-        else:
-            count = most
-        if not self._fits(count, grid):
-            raise UserError(self._misfit(count, grid))
-        return count
-
-    def _most(self, grid: Grid) -> int:
-        """The largest number of landmarks: the queries or the keys, whichever are fewer."""
-        return min(grid.num_queries, grid.num_keys) - (grid.num_prefix if self.pool else 0)
-
-    def _fits(self, count: int, grid: Grid) -> bool:
-        if self.pool:
-            return all(divisions(count, size, self.even) for size in (grid.size, grid.keys_size))
-        uneven = grid.num_queries % count or grid.num_keys % count
-        return count <= self._most(grid) and not (self.even and uneven)
-
-    def _misfit(self, count: int, grid: Grid) -> str:
-        queries, keys = ("x".join(map(str, size)) for size in (grid.size, grid.keys_size))
-        where = f"a grid of {queries} (keys {keys}) patches and {grid.num_prefix} prefix tokens"
-        most = self._most(grid)
-        if count > most:
-            return f"num_landmarks {count} is more than the {most} tokens for them on {where}; use at most {most}"
-        fitting = ", ".join(str(m) for m in range(1, most + 1) if self._fits(m, grid))
-        parts = "blocks" if self.pool else "segments"
-        equal = " of equal size" if self.even else ""
-        return f"{where} cannot be divided into num_landmarks {count} {parts}{equal}; these numbers can: {fitting}"
+        most = min(grid.num_queries, grid.num_keys)
+        if self.num_landmarks is None:
+            return min(DEFAULT_NUMBER, most)
+        if self.num_landmarks > most:
+            queries, keys = ("x".join(map(str, size)) for size in (grid.size, grid.keys_size))
+            raise UserError(
+                f"num_landmarks {self.num_landmarks} is more than the {most} tokens for them on a grid of {queries} "
+                f"(keys {keys}) patches and {grid.num_prefix} prefix tokens; use at most {most}"
+            )
+        return self.num_landmarks
 
 
-def segment_means(x: Tensor, count: int, dim: int) -> Tensor:
-    """Means over `count` consecutive segments of one dimension, the later ones one longer if it does not divide."""
-    length = x.shape[dim]
+def segment_means(x: Tensor, count: int) -> Tensor:
+    """Means over `count` consecutive segments of tokens (B, h, N, d); where it does not divide, the later are longer."""
+    length = x.shape[2]
     size = length // count
     shorter = (size + 1) * count - length  # segments of `size`; the others have `size + 1`
-    first, last = x.split([shorter * size, length - shorter * size], dim)
-    means: Tensor = first.unflatten(dim, (shorter, size)).mean(dim + 1)
+    first, last = x.split([shorter * size, length - shorter * size], 2)
+    means: Tensor = first.unflatten(2, (shorter, size)).mean(3)
     if shorter < count:
-        means = torch.cat([means, last.unflatten(dim, (count - shorter, size + 1)).mean(dim + 1)], dim)
+        means = torch.cat([means, last.unflatten(2, (count - shorter, size + 1)).mean(3)], 2)
     return means
-
-
-def divisions(count: int, size: tuple[int, int], even: bool) -> list[tuple[int, int]]:
-    """The divisions of an H x W grid into a x b = `count` blocks, the squarest first; `even`: of one size."""
-    height, width = map(operator.index, size)  # one graph per grid: torch.compile takes minutes for symbolic sizes
-    ways = [(rows, count // rows) for rows in range(1, min(count, height) + 1) if count % rows == 0]
-    ways = [(rows, columns) for rows, columns in ways if columns <= width]
-    if even:
-        ways = [(rows, columns) for rows, columns in ways if height % rows == 0 and width % columns == 0]
-    return sorted(ways, key=lambda way: abs(math.log(height * way[1] / (width * way[0]))))

@@ -29,11 +29,13 @@ class MLLA(Backbone):
     for classification takes images of one size alone.
 
     Args:
-        embed_dim: Channels C of stage 1; each further stage doubles them.
+        embed_dim: Channels C of stage 1, which each further stage doubles; or a list with one number per stage.
         proj_bias: Bias in the output projection of attention, for all stages or one per stage.
     """
 
     dense: ClassVar[Mapping[str, Any]] = {"feature_norms": True}
+    second_cpe: ClassVar[bool] = True  # before the MLP
+    last_norm: ClassVar[type[nn.Module]] = nn.LayerNorm
 
     def __init__(
         self,
@@ -42,7 +44,7 @@ class MLLA(Backbone):
         img_size: int | Sequence[int] = 224,
         attention: Spec | Sequence[Spec] = "mlla",
         drop_path_rate: float = 0.0,
-        embed_dim: int = 64,
+        embed_dim: int | Sequence[int] = 64,
         depths: Sequence[int] = (2, 4, 8, 4),
         num_heads: Sequence[int] = (2, 4, 8, 16),
         mlp_ratio: float = 4.0,
@@ -53,8 +55,8 @@ class MLLA(Backbone):
         feature_norms: bool = False,
     ) -> None:
         biases = [proj_bias] * len(depths) if isinstance(proj_bias, bool) else proj_bias
-        check_stages(len(depths), num_heads=num_heads, proj_bias=biases)
-        dims = [embed_dim * 2**i for i in range(len(depths))]
+        dims = [embed_dim * 2**i for i in range(len(depths))] if isinstance(embed_dim, int) else list(embed_dim)
+        check_stages(len(depths), embed_dim=dims, num_heads=num_heads, proj_bias=biases)
         super().__init__(num_classes, dims[-1])
         specs, rates = specs_and_rates(attention, drop_path_rate, depths)
         shared: dict[str, Any] = {"qkv_bias": qkv_bias, "proj_drop": proj_drop, "qk_norm": qk_norm}
@@ -66,17 +68,25 @@ class MLLA(Backbone):
                 CPEBlock(
                     dim,
                     AttentionLayer(dim, num_heads[i], grid, attention=spec, proj_bias=biases[i], **shared),
-                    Mlp(dim, int(dim * mlp_ratio)),
+                    self.mlp(dim, int(dim * mlp_ratio)),
                     rate,
                     norm_eps=1e-5,
-                    second=True,
+                    second=self.second_cpe,
                 )
                 for spec, rate in zip(specs[i], rates[i], strict=True)
             ]
-            embed = ConvMerging(dims[i - 1], dim) if i else ResidualStem(in_chans, dim)
+            embed = merging(dims[i - 1], dim) if i else self.stem(in_chans, dim)
             self.stages.append(Stage(dim, grid, embed, blocks))
         self.feature_norms = nn.ModuleList(nn.LayerNorm(dim) for dim in dims[:-1] if feature_norms)
-        self.finalize(nn.LayerNorm(dims[-1]), pyramid_info(dims))
+        self.finalize((nn.LayerNorm if feature_norms else self.last_norm)(dims[-1]), pyramid_info(dims))
+
+    def stem(self, in_chans: int, dim: int) -> nn.Module:
+        """Builds what makes tokens of images."""
+        return ResidualStem(in_chans, dim)
+
+    def mlp(self, dim: int, hidden: int) -> nn.Module:
+        """Builds the MLP of a block."""
+        return Mlp(dim, hidden)
 
 
 class ResidualStem(nn.Module):
@@ -101,25 +111,25 @@ def normed_conv(into: int, out: int, kernel: int, stride: int = 1) -> tuple[nn.C
     return nn.Conv2d(into, out, kernel, stride, kernel // 2, bias=False), nn.BatchNorm2d(out)
 
 
-class ConvMerging(nn.Module):
-    """(B, C, H, W) -> tokens (B, N, C') and their grid: strided depthwise convolution of 4 C' channels, BatchNorm."""
+class ConvTokens(nn.Module):
+    """(B, C, H, W) -> tokens (B, N, C') and their grid, by layers in a row."""
 
-    def __init__(self, into: int, dim: int) -> None:
+    def __init__(self, *layers: nn.Module) -> None:
         super().__init__()
-        wide = 4 * dim
-        self.conv = nn.Sequential(
-            nn.Conv2d(into, wide, 1),
-            nn.ReLU(),
-            nn.Conv2d(wide, wide, 3, 2, padding=1, groups=wide),
-            nn.ReLU(),
-            nn.Conv2d(wide, dim, 1),
-            nn.BatchNorm2d(dim),
-        )
+        self.conv = nn.Sequential(*layers)
 
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
         """Returns tokens and their patch grid."""
         x = self.conv(x)  # (B, C', H', W')
         return x.flatten(2).mT, (x.shape[2], x.shape[3])
+
+
+def merging(into: int, dim: int) -> ConvTokens:
+    """Builds a strided depthwise convolution of four times the channels, between two 1 x 1, and BatchNorm."""
+    wide = 4 * dim
+    depthwise = nn.Conv2d(wide, wide, 3, 2, padding=1, groups=wide)
+    last = nn.Conv2d(wide, dim, 1), nn.BatchNorm2d(dim)
+    return ConvTokens(nn.Conv2d(into, wide, 1), nn.ReLU(), depthwise, nn.ReLU(), *last)
 
 
 mlla_tiny = preset(MLLA)

@@ -6,50 +6,18 @@ Paper: Dong et al. 2022, "CSWin Transformer: A General Vision Transformer Backbo
 
 import math
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
 from linvit.attention.ops.functional import SizeOf
 from linvit.errors import UserError, check_number
 from linvit.layers.attention_layer import NOT_KEPT
 from linvit.layers.hosting import AttentionHost, QKNorm, attend, qk_norms, queries_keys_values
+from linvit.layers.windows import Windows
 from linvit.registry import Spec, attentions
-
-
-class Stripes(NamedTuple):
-    """How a plane is cut: padded by zeros to whole stripes, one half (rounded down) before it and the rest after it."""
-
-    plane: tuple[int, int]
-    stripe: tuple[int, int]
-
-    @property
-    def padding(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Rows of padding above and below, columns at the left and at the right."""
-        rows, columns = (-side % part for side, part in zip(self.plane, self.stripe, strict=True))
-        return (rows // 2, rows - rows // 2), (columns // 2, columns - columns // 2)
-
-    def cut(self, x: Tensor) -> Tensor:
-        """Cuts tokens (B, H * W, C) of the plane into those of each stripe, (B * stripes, H' * W', C)."""
-        rows, columns = self.padding
-        x = x.unflatten(1, self.plane)  # (B, H, W, C)
-        if any(rows + columns):
-            x = F.pad(x, (0, 0, *columns, *rows))
-        height, width = self.stripe
-        x = x.unflatten(2, (-1, width)).unflatten(1, (-1, height))  # (B, down, H', across, W', C)
-        return x.transpose(2, 3).flatten(3, 4).flatten(0, 2)
-
-    def join(self, x: Tensor) -> Tensor:
-        """Joins stripes (B * stripes, H' * W', C) to the plane (B, H * W, C) and removes the padding."""
-        (above, below), (left, right) = self.padding
-        (height, width), (rows, columns) = self.plane, self.stripe
-        down, across = (above + height + below) // rows, (left + width + right) // columns
-        x = x.unflatten(1, self.stripe).unflatten(0, (-1, down, across))  # (B, down, across, H', W', C)
-        x = x.transpose(2, 3).flatten(3, 4).flatten(1, 2)  # (B, padded H, padded W, C)
-        return x[:, above : above + height, left : left + width].flatten(1, 2)
 
 
 class StripeBranch(nn.Module):
@@ -73,7 +41,7 @@ class StripeBranch(nn.Module):
         super().__init__()
         self.stripe = stripe
         host = {} if key_dim is None else {"key_dim": key_dim}
-        nominal = grid._replace(size=self.stripes(grid.size).stripe)
+        nominal = grid._replace(size=self.stripes(grid.size).window)
         self.mechanism: Attention = attentions.create(attention, dim=dim, num_heads=num_heads, grid=nominal, **host)
         width, out_dim = self.mechanism.dim, self.mechanism.out_dim
         self.lepe = nn.Conv2d(width, out_dim, 3, padding=1, groups=math.gcd(width, out_dim))
@@ -90,25 +58,25 @@ class StripeBranch(nn.Module):
                 return size_of(count)
         return None
 
-    def stripes(self, size: tuple[int, int]) -> Stripes:
-        """Returns how a plane of this size is cut."""
-        return Stripes(size, (self.stripe[0] or size[0], self.stripe[1] or size[1]))
+    def stripes(self, size: tuple[int, int]) -> Windows:
+        """Returns how a plane of this size is cut: padded by zeros to whole stripes, one half before and one behind."""
+        return Windows(size, (self.stripe[0] or size[0], self.stripe[1] or size[1]), centred=True)
 
     def layout(self, size: tuple[int, int]) -> Tensor:
         """Returns which patch of a plane (H, W) is at each place of each stripe, (stripes, H' W'); -1 for padding."""
         patches = torch.arange(1, size[0] * size[1] + 1).view(1, -1, 1)
-        return self.stripes(size).cut(patches).squeeze(-1) - 1
+        return self.stripes(size).partition(patches).squeeze(-1) - 1
 
     def forward(self, projected: list[Tensor], x: Tensor, grid: Grid) -> Tensor:
         """Returns the branch's output (B, N, out_dim)."""
         stripes = self.stripes(grid.size)
-        inside = Grid(stripes.stripe)
+        inside = Grid(stripes.window)
         if self.mechanism.takes_input or self.mechanism.projections in ("kv", "qk"):
-            x = stripes.cut(x)
-        parts = [stripes.cut(part) for part in projected]
+            x = stripes.partition(x)
+        parts = [stripes.partition(part) for part in projected]
         q, k, v = queries_keys_values(self.mechanism, parts, x, (self.q_norm, self.k_norm))
         out = attend(self.mechanism, q, k, v, inside, x=x)
-        return stripes.join(out + inside.map_patches(self.lepe, v))
+        return stripes.reverse(out + inside.map_patches(self.lepe, v))
 
 
 class StripeAttention(AttentionHost):

@@ -24,15 +24,16 @@ MASK_VALUE = -1e4
 class Windows(NamedTuple):
     """How the tokens of a map (H, W) are laid out in windows (h, w).
 
-    The map is padded by zeros at the right and the bottom to whole windows, then rolled by `shift` rows and columns
-    towards the top left. The rows and columns of a window lie `dilation` (r) apart: each r h x r w tokens have r^2
-    windows, one for every place within r x r tokens.
+    The map is padded by zeros at the right and the bottom to whole windows, or if `centred` on all sides (the half that
+    is rounded down comes first), then rolled by `shift` rows and columns towards the top left. The rows and columns of
+    a window lie `dilation` (r) apart: each r h x r w tokens have r^2 windows, one for every place within r x r tokens.
     """
 
     size: tuple[int, int]
     window: tuple[int, int]
     shift: int = 0
     dilation: int = 1
+    centred: bool = False
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -46,11 +47,19 @@ class Windows(NamedTuple):
         height, width = (n * part * self.dilation for n, part in zip(self.counts, self.window, strict=True))
         return height, width
 
+    @property
+    def before(self) -> tuple[int, int]:
+        """Rows and columns of padding above and at the left."""
+        (height, width), (rows, columns) = self.padded, self.size
+        return ((height - rows) // 2, (width - columns) // 2) if self.centred else (0, 0)
+
     def partition(self, x: Tensor) -> Tensor:
         """Cuts tokens (B, H W, C) into windows (B n, h w, C), those of an image one after the other, row by row."""
         plane: Tensor = x.unflatten(1, self.size)
         if self.padded != self.size:
-            plane = F.pad(plane, (0, 0, 0, self.padded[1] - self.size[1], 0, self.padded[0] - self.size[0]))
+            above, left = self.before
+            below, right = self.padded[0] - self.size[0] - above, self.padded[1] - self.size[1] - left
+            plane = F.pad(plane, (0, 0, left, right, above, below))
         if self.shift:
             plane = plane.roll((-self.shift, -self.shift), (1, 2))
         (height, width), phases = self.window, self.dilation
@@ -64,7 +73,8 @@ class Windows(NamedTuple):
         plane = parts.permute(0, 1, 5, 3, 2, 6, 4, 7).flatten(4, 6).flatten(1, 3)  # (B, H', W', C)
         if self.shift:
             plane = plane.roll((self.shift, self.shift), (1, 2))
-        return plane[:, : self.size[0], : self.size[1]].flatten(1, 2)
+        above, left = self.before
+        return plane[:, above : above + self.size[0], left : left + self.size[1]].flatten(1, 2)
 
     def apart(self, device: torch.device) -> Tensor:
         """Returns which pairs of tokens in a window come from opposite sides of the map, (n, 1, h w, h w)."""

@@ -9,15 +9,17 @@ from linvit.backbones.initialise import tie_mechanisms
 from linvit.backbones.stage import specs_per_layer
 from linvit.backbones.timm.hiera import ReplacedHieraAttention
 from linvit.backbones.timm.hosts import ACCEPTED, Model, ReplacedAttention
-from linvit.backbones.timm.levit import ReplacedLeViTAttention
-from linvit.backbones.timm.maxxvit import ReplacedMaxViTAttention
-from linvit.backbones.timm.nextvit import ReplacedNextViTAttention
-from linvit.backbones.timm.pvt_v2 import ReplacedPVTv2Attention
+from linvit.backbones.timm.maps import ReplacedMaxViTAttention, ReplacedSAMAttention
 from linvit.backbones.timm.record import record_replacement
-from linvit.backbones.timm.sam import ReplacedSAMAttention
-from linvit.backbones.timm.swin import ReplacedSwinAttention, ReplacedSwinV2Attention, ReplacedTinyViTAttention
-from linvit.backbones.timm.twins import ReplacedTwinsAttention
+from linvit.backbones.timm.reduced import ReplacedNextViTAttention, ReplacedPVTv2Attention
 from linvit.backbones.timm.vit import ReplacedCaiTAttention, ReplacedViTAttention
+from linvit.backbones.timm.windows import (
+    ReplacedLeViTAttention,
+    ReplacedSwinAttention,
+    ReplacedSwinV2Attention,
+    ReplacedTinyViTAttention,
+    ReplacedTwinsAttention,
+)
 from linvit.errors import UserError
 from linvit.registry import Spec
 

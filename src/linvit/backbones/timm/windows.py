@@ -1,14 +1,18 @@
-"""Attention in windows that the model has cut: Swin, Swin V2, DaViT, TinyViT."""
+"""Attention in windows, which the model or the layer has cut: Swin, Swin V2, DaViT, TinyViT, Twins; and LeViT's."""
 
 import math
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
-from timm.models import davit, swin_transformer, swin_transformer_v2, tiny_vit
+from timm.models import davit, levit, swin_transformer, swin_transformer_v2, tiny_vit, twins
 from torch import Tensor
 from torch.nn import functional as F
 
 from linvit.attention.base import Grid
 from linvit.backbones.timm.hosts import Model, ReplacedAttention
+from linvit.errors import UserError
+from linvit.layers.hosting import queries_keys_values
+from linvit.layers.windows import Windows
 from linvit.registry import Spec
 
 
@@ -96,3 +100,50 @@ class ReplacedTinyViTAttention(ReplacedAttention):
     def position_bias(self, q: Tensor, grid: Grid) -> Tensor | None:
         """The bias of absolute distances in rows and columns, (1, h, N, N)."""
         return None if self.attention_biases is None else self.attention_biases[None, :, self.attention_bias_idxs]
+
+
+class ReplacedLeViTAttention(ReplacedTinyViTAttention):
+    """Replaces LeViT's attention within a stage; the attention that halves the map between two stages stays."""
+
+    sources = (levit.Attention,)
+    kept = ReplacedAttention.kept | {"attention_biases"}
+    init_non_persistent_buffers: Any = levit.Attention._init_buffers
+    _compute_attention_bias_idxs = levit.Attention._compute_attention_bias_idxs
+
+    def __init__(self, source: Any, spec: Spec, model: Model, name: str) -> None:
+        if source.use_conv:
+            raise UserError("timm's levit_conv cannot take another attention; take levit, which is the same by layers")
+        linear = SimpleNamespace(
+            qkv=source.qkv.linear, proj=source.proj.ln.linear, num_heads=source.num_heads, key_dim=source.key_dim
+        )
+        ReplacedAttention.__init__(self, linear, spec, Grid(tuple(source.resolution)))
+        if self.projections != "qkv":
+            raise UserError(
+                f"LeViT's projections have one BatchNorm for q, k and v, and {type(self.mechanism).__name__} projects "
+                f"'{self.projections}'. Take another attention for it"
+            )
+        self.keep_biases(source)
+        source.qkv.linear, source.proj.ln.linear = self.qkv, self.proj
+        self.qkv, self.proj = source.qkv, source.proj
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, N, C) -> (B, N, C)."""
+        return self.mix(x, self.mechanism.grid)
+
+
+class ReplacedTwinsAttention(ReplacedAttention):
+    """Replaces Twins' attention within groups of neighbours, padded by zeros as there."""
+
+    sources = (twins.LocallyGroupedAttn,)
+
+    def __init__(self, source: Any, spec: Spec, model: Model, name: str) -> None:
+        super().__init__(source, spec, Grid((source.ws, source.ws)))
+
+    def forward(self, x: Tensor, size: tuple[int, int]) -> Tensor:
+        """(B, N, C) -> (B, N, C) for the plane (H, W)."""
+        windows = Windows((size[0], size[1]), self.mechanism.grid.size)
+        t = self.stemmed(x, Grid(windows.size))
+        parts = windows.partition(t)
+        q, k, v = queries_keys_values(self.mechanism, self.projected(parts), parts)
+        out = windows.reverse(self.attended(parts, q, k, v, self.mechanism.grid))
+        return self.project(out, x)
