@@ -158,7 +158,7 @@ class NystromAttention(ConvolvedAttention):
 
 
 def segment_means(x: Tensor, count: int) -> Tensor:
-    """Means over `count` consecutive segments of tokens (B, h, N, d); where it does not divide, the later are longer."""
+    """Means over `count` consecutive segments of tokens (B, h, N, d); the later are longer, if any are."""
     length = x.shape[2]
     size = length // count
     shorter = (size + 1) * count - length  # segments of `size`; the others have `size + 1`
