@@ -7,7 +7,7 @@ order of images and their classes are the same; images are files of the formats 
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import datasets
 import pyarrow as pa
@@ -22,64 +22,39 @@ EXTENSIONS = tuple(ending for ending, kind in Image.registered_extensions().item
 TEXT = (".json", ".jsonl", ".csv", ".txt", ".md")
 
 
-class Listing(NamedTuple):
-    """What lies directly in one folder, by names: images, and files that nobody reads."""
-
-    images: list[str]
-    ignored: list[str]
-
-
-class FoundClasses(NamedTuple):
-    """Classes, sorted, none if there are no two; the splits whose images have classes; what may be wrong."""
-
-    names: list[str]
-    splits: set[str]
-    warnings: list[str]
-
-
 def image_folder(path: Path, splits: Mapping[str, Path]) -> dict[str, datasets.Dataset]:
-    """The images below the folder of each split as tables, with their classes if they have such (`find_classes`)."""
-    trees = {name: walk(folder) for name, folder in splits.items()}
-    files = {name: paths for name, tree in trees.items() if (paths := _images(tree))}
+    """The images below the folder of each split as tables, with classes, which are the folders that they lie in.
+
+    The images of a split have classes if all lie equally deep, and below the folder of the split; a single class is
+    none.
+    """
+    trees = {split: walk(folder) for split, folder in splits.items()}
+    files = {split: paths for split, tree in trees.items() if (paths := _images(tree))}
     if not files:
         raise UserError(
             f"there are no images in '{path}'; expected one folder of images per class, under train/ and val/, or "
             f"images with masks in train/images and train/masks, val/images and val/masks"
         )
-    classes = find_classes(trees, str(path))
-    for warning in classes.warnings:
-        rank_zero_warn(warning)
-    kind, tables = datasets.ClassLabel(names=classes.names), {}
-    number = {name: index for index, name in enumerate(classes.names)}
-    for name, paths in files.items():
-        own = [number[file.rsplit("/", 2)[1]] for file in paths] if name in classes.splits else None
-        tables[name] = path_table({"image": paths}, {} if own is None else {"label": (kind, pa.array(own, pa.int64()))})
-    return tables
-
-
-def find_classes(trees: Mapping[str, Mapping[str, Listing]], source: str) -> FoundClasses:
-    """The classes of a set, which are the names of the folders that its images lie in.
-
-    The images of a split have classes if all lie equally deep, and below the folder of the split. A tree has the
-    folders of a split by their paths, its own first.
-    """
-    names: set[str] = set()
-    splits, warnings = set(), []
-    for split, tree in trees.items():
-        top = next(iter(tree)).count("/")
-        filled = {folder.count("/") - top: folder for folder, listing in tree.items() if listing.images}
-        if len(filled) > 1:
-            warnings.append(
-                f"the {split} images of '{source}' have no classes: they lie at different depths, such as in "
-                f"'{filled[min(filled)]}' and in '{filled[max(filled)]}'"
+    classes: dict[str, list[str]] = {}  # the class of each image
+    for split, paths in files.items():
+        parents = dict.fromkeys(map(os.path.dirname, paths))
+        depths = {parent.count("/"): parent for parent in parents}
+        if len(depths) > 1:
+            where = f"'{depths[min(depths)]}' and in '{depths[max(depths)]}'"
+            rank_zero_warn(
+                f"the {split} images of '{path}' have no classes: they lie at different depths, such as in {where}"
             )
-        elif filled and 0 not in filled:
-            names |= {folder.rpartition("/")[2] for folder, listing in tree.items() if listing.images}
-            splits.add(split)
-            depth = top + min(filled)
-            if empty := sorted(f for f, listing in tree.items() if f.count("/") == depth and not listing.images):
-                warnings.append(f"no images lie in {quote_first(empty)}: fill or remove these folders")
-    return FoundClasses(sorted(names), splits, warnings) if len(names) > 1 else FoundClasses([], set(), warnings)
+        elif next(iter(trees[split])) not in parents:
+            classes[split] = [file.rsplit("/", 2)[1] for file in paths]
+            if empty := sorted(below for below in trees[split].keys() - parents.keys() if below.count("/") in depths):
+                rank_zero_warn(f"no images lie in {quote_first(empty)}: fill or remove these folders")
+    names = sorted({name for own in classes.values() for name in own})
+    kind, tables = datasets.ClassLabel(names=names), {}
+    number = {name: index for index, name in enumerate(names)}
+    for split, paths in files.items():
+        own = [number[name] for name in classes.get(split, [])] if len(names) > 1 else []
+        tables[split] = path_table({"image": paths}, {"label": (kind, pa.array(own, pa.int64()))} if own else {})
+    return tables
 
 
 def files_below(folder: Path) -> list[str]:
@@ -89,7 +64,9 @@ def files_below(folder: Path) -> list[str]:
 
 def ignored_files(folder: Path) -> list[str]:
     """Paths of all files below a folder that nobody reads, such as HEIC images, sorted."""
-    return sorted(f"{path}/{name}" for path, listing in walk(folder).items() for name in listing.ignored)
+    read = (*EXTENSIONS, *TEXT)
+    tree = walk(folder).items()
+    return sorted(f"{path}/{name}" for path, names in tree for name in names if not name.lower().endswith(read))
 
 
 def path_table(
@@ -110,8 +87,8 @@ def path_table(
     return datasets.Dataset(pa.Table.from_arrays([*stored, *values], schema=features.arrow_schema))
 
 
-def walk(folder: Path) -> dict[str, Listing]:
-    """Every folder below one, itself included, that is neither hidden nor special; links are followed."""
+def walk(folder: Path) -> dict[str, list[str]]:
+    """The files of every folder below one, itself first, that is neither hidden nor special; links are followed."""
 
     def refuse(error: OSError) -> None:
         raise UserError(
@@ -122,18 +99,19 @@ def walk(folder: Path) -> dict[str, Listing]:
     tree = {}
     for path, folders, files in os.walk(folder.absolute(), onerror=refuse, followlinks=True):
         folders[:] = [name for name in folders if not name.startswith((".", "__")) and not _leads_up(f"{path}/{name}")]
-        shown = [name for name in files if not name.startswith(".")]
-        images = [name for name in shown if name.lower().endswith(EXTENSIONS)]
-        tree[path] = Listing(images, [name for name in shown if not name.lower().endswith((*EXTENSIONS, *TEXT))])
+        tree[path] = [name for name in files if not name.startswith(".")]
     return tree
 
 
 def _leads_up(link: str) -> bool:
     """Whether a link leads to a folder that it lies in: following it would never end."""
-    return os.path.islink(link) and f"{os.path.realpath(os.path.dirname(link))}/".startswith(
-        f"{os.path.realpath(link)}/"
-    )
+    return os.path.islink(link) and Path(os.path.realpath(os.path.dirname(link))).is_relative_to(os.path.realpath(link))
 
 
-def _images(tree: Mapping[str, Listing]) -> list[str]:
-    return sorted(f"{folder}/{name}" for folder, listing in tree.items() for name in listing.images)
+def _images(tree: Mapping[str, list[str]]) -> list[str]:
+    return sorted(f"{path}/{name}" for path, names in tree.items() for name in names if is_image(name))
+
+
+def is_image(name: str) -> bool:
+    """Whether a file has the name of an image that is read."""
+    return name.lower().endswith(EXTENSIONS)

@@ -30,7 +30,7 @@ Value = int | tuple[int, int, int]
 
 
 class MaskValueError(BadImageError):
-    """A mask that can be read, but has values that are no classes."""
+    """A mask that can be read, but has values that are no classes, or may have."""
 
 
 class MaskReader:
@@ -91,14 +91,15 @@ class MaskReader:
         try:
             with open_image(self.images.load(stored)) as picture:
                 if picture.format in LOSSY:
-                    raise OSError(
-                        f"a mask saved as {picture.format} has other labels at edges than it had before; save masks as "
-                        f"PNG, from before they were compressed"
+                    raise MaskValueError(
+                        label,
+                        f"a mask saved as {picture.format} has other labels at edges than it had before; save masks "
+                        f"without loss, as PNG, from before they were compressed",
                     )
                 if picture.width * picture.height > self.images.max_pixels:
                     raise OSError(f"{picture.width} x {picture.height} pixels are more than {self.images.max_pixels}")
                 return self._colours(picture) if self.coloured else self._numbers(picture)
-        except MemoryError:
+        except (MemoryError, BadImageError):
             raise
         except Exception as error:  # decoders raise nearly anything on damaged files
             raise BadImageError(label, reason_of(error)) from error

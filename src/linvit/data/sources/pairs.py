@@ -1,6 +1,6 @@
 """Folders of images and folders of masks, paired by the names of their files."""
 
-from collections.abc import Mapping
+import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +18,6 @@ MASK_FOLDERS = ("annotations", "masks", "mask", "labels", "label", "ann_dir", "g
 IMAGE_SUFFIX = "_leftImg8bit"
 """What names of Cityscapes' images have that their masks have not."""
 VOC_LISTS, VOC_FOLDERS = Path("ImageSets", "Segmentation"), ("JPEGImages", "SegmentationClass")
-LOSSY_ENDINGS = (".jpg", ".jpeg", ".jp2", ".webp", ".avif")
 
 
 class Folders(NamedTuple):
@@ -84,55 +83,37 @@ def child(path: Path, names: tuple[str, ...]) -> Path | None:
 def pairs(folders: Folders, suffix: str, split: str) -> datasets.Dataset:
     """A table of `image` and `mask`, of files that are called alike but for the extension; sorted by name."""
     images = by_stem(folders.images, IMAGE_SUFFIX)
+    masks = {} if folders.masks is None else by_stem(folders.masks, suffix)
     if folders.names is not None:
         named = folders.names.read_text(encoding="utf-8").split()
         if missing := [stem for stem in named if stem not in images]:
             raise UserError(f"'{folders.names}' names images that '{folders.images}' lacks: {quote_first(missing)}")
-        images = {stem: images[stem] for stem in named}
+        images, masks = ({stem: own[stem] for stem in named if stem in own} for own in (images, masks))
     if not images:
         raise UserError(f"there are no images in '{folders.images}'")
-    columns = {"image": [*images.values()]}
-    if folders.masks is not None:
-        masks = by_stem(folders.masks, suffix)
-        if folders.names is not None:
-            masks = {stem: masks[stem] for stem in images if stem in masks}
-        lossy = [path for path in masks.values() if path.lower().endswith(LOSSY_ENDINGS)]
-        if lossy:
-            raise UserError(
-                f"masks must be saved without loss, as PNG: {quote_first(lossy, 3)} have other labels at edges than "
-                f"they had before they were saved, which these files do not have any more"
-            )
-        alone = [images[stem] for stem in images.keys() - masks.keys()]
-        without = [masks[stem] for stem in masks.keys() - images.keys()]
-        if alone or without:
-            hint = (
-                ""
-                if suffix or not without
-                else "; if names of masks have an ending more than those of images, it is --data.mask_suffix"
-            )
-            raise UserError(
-                f"images and masks of the {split} split do not belong together: {len(alone)} of {len(images)} images "
-                f"in '{folders.images}' have no mask of the same name in '{folders.masks}'"
-                f"{f', such as {quote_first(sorted(alone), 3)}' if alone else ''}, and {len(without)} of {len(masks)} "
-                f"masks have no image{f', such as {quote_first(sorted(without), 3)}' if without else ''}{hint}"
-            )
-        columns["mask"] = [masks[stem] for stem in images]
-    else:
+    if folders.masks is None:
         rank_zero_warn(f"the {split} images in '{folders.images}' have no folder of masks")
-    return path_table(columns)
+        return path_table({"image": [*images.values()]})
+    if alone := sorted(images.keys() ^ masks.keys()):
+        raise UserError(
+            f"images in '{folders.images}' and masks in '{folders.masks}', of the {split} split, do not belong "
+            f"together: {len(images.keys() - masks.keys())} of {len(images)} images have no mask of the same name, and "
+            f"{len(masks.keys() - images.keys())} of {len(masks)} masks no image, such as {quote_first(alone, 3)}. If "
+            f"names of masks have an ending more than those of images, it is --data.mask_suffix"
+        )
+    return path_table({"image": [*images.values()], "mask": [masks[stem] for stem in images]})
 
 
-def by_stem(folder: Path, suffix: str = "") -> Mapping[str, str]:
-    """Image files below a folder by their path within it, without extension and suffix; sorted.
+def by_stem(folder: Path, suffix: str = "", pattern: str = "(.*)") -> dict[str, str]:
+    """Image files below a folder by their path within it, without extension and suffix, or a part of it; sorted.
 
-    If some of them have the suffix, the others are left out.
+    The part is the group of a pattern that is searched for. If some files have the suffix, the others are left out.
     """
     found: dict[str, str] = {}
     stems = {path: path[len(str(folder.absolute())) + 1 :].rpartition(".")[0] for path in files_below(folder)}
-    ending = [path for path, stem in stems.items() if stem.endswith(suffix)]
-    for path in ending or stems:
-        stem = stems[path].removesuffix(suffix)
-        if stem in found:
-            raise UserError(f"'{found[stem]}' and '{path}' differ in their extension alone; remove one of them")
-        found[stem] = path
+    for path in [path for path, stem in stems.items() if stem.endswith(suffix)] or stems:
+        if match := re.search(pattern, stems[path].removesuffix(suffix)):
+            if match[1] in found:
+                raise UserError(f"'{found[match[1]]}' and '{path}' are both called {match[1]}; remove one of them")
+            found[match[1]] = path
     return found

@@ -1,17 +1,16 @@
 """Large pictures with masks, cut into tiles that keep their bands, their bits and their georeference."""
 
-import re
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
 
-from linvit.data.sources.folder import files_below
 from linvit.data.sources.masks import LOSSY, NUMBER_VALUES, UNKNOWN, MaskReader
-from linvit.data.sources.pairs import Folders, by_split, pairs
-from linvit.data.sources.read import MAX_PIXELS, BadImageError, ImageReader, reason_of
+from linvit.data.sources.pairs import Folders, by_split, by_stem, pairs
+from linvit.data.sources.read import MAX_PIXELS, ImageReader, reason_of
 from linvit.data.transforms.bands import Kind
 from linvit.data.transforms.decode import header, open_image, stored_values
 from linvit.errors import UserError, quote_first
@@ -47,8 +46,8 @@ def find_areas(images: Path, masks: Path, suffix: str, val: Collection[str], tes
     for split, folders in (found or {"train": Folders(images, masks)}).items():
         if folders.masks is None:
             raise UserError(f"the pictures in '{folders.images}' have no folder of masks in '{masks}'")
-        rows = pairs(folders, suffix, split)
-        columns = [[cell["path"] for cell in rows.data.column(name).to_pylist()] for name in ("image", "mask")]
+        rows = pairs(folders, suffix, split).with_format("arrow")[:]
+        columns = [[cell["path"] for cell in rows[name].to_pylist()] for name in ("image", "mask")]
         for image, mask in zip(*columns, strict=True):
             stem = str(Path(image).relative_to(folders.images.absolute()).with_suffix(""))
             chosen = "test" if stem in test else "val" if stem in val else split
@@ -59,27 +58,30 @@ def find_areas(images: Path, masks: Path, suffix: str, val: Collection[str], tes
     return areas
 
 
+@contextmanager
+def readable(path: str) -> Iterator[None]:
+    """Turns anything that decoders raise about a damaged file into a `UserError`."""
+    try:
+        yield
+    except (MemoryError, UserError):
+        raise
+    except Exception as error:
+        raise UserError(f"cannot read '{path}': {reason_of(error)}") from error
+
+
 def read_picture(path: str) -> tuple[np.ndarray, Kind, Georeference | None]:
     """The values (bands, H, W) of a picture as they are stored, its kind, and where it lies."""
-    try:
+    with readable(path):
         data = LARGE.load({"bytes": None, "path": path})
         kind = header(data)
         return stored_values(data, kind, False, path), kind, georeference(path)
-    except (MemoryError, UserError):
-        raise
-    except Exception as error:  # decoders raise nearly anything on damaged files
-        raise UserError(f"cannot read '{path}': {reason_of(error)}") from error
 
 
 def read_mask(path: str) -> Image.Image:
     """A mask as it is stored: numbers of 8 or 16 bits, a palette, or colours."""
-    try:
+    with readable(path):
         picture = open_image(LARGE.load({"bytes": None, "path": path}))
         picture.load()
-    except MemoryError:
-        raise
-    except Exception as error:
-        raise UserError(f"cannot read '{path}': {reason_of(error)}") from error
     if picture.format in LOSSY:
         raise UserError(
             f"'{path}' is a {picture.format}, which changes labels at edges; give masks saved as PNG or TIFF"
@@ -157,28 +159,27 @@ SETS = {
 
 def isprs_areas(of: AerialSet, images: Path, masks: Path, eval_masks: Path | None = None) -> list[Area]:
     """The pictures of a set with their masks; those of validation and test may be others: eroded ones."""
-    found = [_by_area(of, folder) for folder in (images, masks, eval_masks or masks)]
+    folders = dict.fromkeys((images, masks, eval_masks or masks))
+    found = {folder: by_stem(folder, pattern=of.area) for folder in folders}
+    for folder, own in found.items():
+        if not own:
+            raise UserError(f"no image in '{folder}' has a name of this set, which matches the pattern {of.area}")
     chosen = []
-    for name, image in found[0].items():
+    for name, image in found[images].items():
         split = "test" if name in of.test else "val" if name in of.val else "train"
-        labels = found[1 if split == "train" else 2]
-        if name not in labels:
-            folder = masks if split == "train" else eval_masks or masks
-            raise UserError(
-                f"'{image}' ({split}) has no mask in '{folder}', which has the areas {quote_first(sorted(labels), 40)}"
-            )
-        chosen.append(Area(name, split, image, labels[name]))
+        folder = masks if split == "train" else eval_masks or masks
+        if name not in found[folder]:
+            areas = quote_first(sorted(found[folder]), 40)
+            raise UserError(f"'{image}' ({split}) has no mask in '{folder}', which has the areas {areas}")
+        chosen.append(Area(name, split, image, found[folder][name]))
     return chosen
 
 
 def read_classes(path: str) -> tuple[Image.Image, int]:
     """A colour-coded mask as numbers with the set's colours as palette, and how many stray pixels of it are ignored."""
     reader = MaskReader(len(ISPRS_COLOURS), values=[*ISPRS_COLOURS], ignored=[BOUNDARY])
-    try:
-        raw = reader.raw({"bytes": None, "path": path}, path)
-    except BadImageError as error:
-        raise UserError(f"cannot read '{error.name}': {error.reason}") from error
-    mask = reader.classify(raw)
+    with readable(path):
+        mask = reader.classify(reader.raw({"bytes": None, "path": path}, path))
     stray = mask == UNKNOWN
     if stray.mean() > STRAY:
         raise UserError(f"'{path}' is not a mask of this set: {stray.mean():.0%} of its pixels have other colours")
@@ -186,20 +187,3 @@ def read_classes(path: str) -> tuple[Image.Image, int]:
     picture = Image.fromarray(mask, "P")
     picture.putpalette([*np.array(ISPRS_COLOURS).flatten().tolist(), *[0] * 3 * (256 - len(ISPRS_COLOURS))])
     return picture, int(stray.sum())
-
-
-def _by_area(of: AerialSet, folder: Path) -> dict[str, str]:
-    """The files in a folder by their areas."""
-    if not folder.is_dir():
-        raise UserError(f"there is no folder '{folder}'")
-    found: dict[str, str] = {}
-    for path in files_below(folder):
-        match = re.search(of.area, Path(path).name)
-        if match is None:
-            continue
-        if match[1] in found:
-            raise UserError(f"'{found[match[1]]}' and '{path}' are of the same area; give a folder with one of each")
-        found[match[1]] = path
-    if not found:
-        raise UserError(f"no image in '{folder}' has a name of this set, which matches the pattern {of.area}")
-    return found
