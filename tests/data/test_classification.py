@@ -180,7 +180,7 @@ class TestFacts:
         folder = image_folder(tmp_path / "data", ["train"], ["ant", "bee", "cow"])
         assert data(folder, num_classes=3).num_classes == 3
         assert error_of(lambda: data(folder, num_classes=expected).num_classes) == (
-            f"data source '{folder}' has 3 classes (ant, bee, cow), but num_classes says {expected}. "
+            f"data source '{folder}' has 3 classes, but num_classes says {expected}. "
             f"Complete the data, or set --data.num_classes=3, or null to take what it has"
         )
 

@@ -181,9 +181,6 @@ class DetectionData(ImageData):
             raise UserError(f"{said}. Repair or remove them (linvit data check lists all), or leave them out by {way}")
         if found.wrong_format is not None:
             raise UserError(f"the {split} split of '{self.source}': {found.wrong_format}")
-        if found.untrained and split == "train":
-            which = "; ".join(describe_findings(found.untrained, name))
-            rank_zero_warn(f"{len(found.untrained)} objects of '{self.source}' are left out of training: {which}")
         return found.per_class
 
     def check_training(self) -> None:
@@ -235,13 +232,9 @@ class DetectionData(ImageData):
                 f"  {split:<10}{len(rows):>12,} images, {empty:,} of them without objects; {objects:,} objects, "
                 f"{audit.crowds:,} of them crowds"
             )
-            for findings, what in (
-                (audit.malformed, f"OF {audit.total:,} ANNOTATIONS ARE MALFORMED"),
-                (audit.untrained, "objects are left out of training"),
-            ):
-                if findings:
-                    lines += [f"  {split:<10}WARNING: {len(findings):,} {what}"]
-                    lines += [f"    {line}" for line in describe_findings(findings, name)]
+            if audit.malformed:
+                lines.append(f"  {split:<10}{len(audit.malformed):>12,} of {audit.total:,} ANNOTATIONS ARE MALFORMED")
+                lines += [f"    {line}" for line in describe_findings(audit.malformed, name)]
             for one in audit.malformed:
                 reason = ": ".join(filter(None, (one.reason, one.detail)))
                 malformed.append(ImageFinding(split, annotation_name(one, name), reason))

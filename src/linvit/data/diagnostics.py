@@ -1,6 +1,6 @@
 """Diagnostic tasks, which are generated: what a mechanism can recall, count or find, and at which distance."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any, ClassVar, Self
 
@@ -14,9 +14,44 @@ from linvit.data.sources.tokens import PATCH, TASKS, VALUES, Diagnostic, Size, s
 from linvit.data.transforms import classification
 from linvit.data.transforms.segmentation import EvalTransform
 from linvit.errors import check_choice
+from linvit.ignore_index import IGNORE_INDEX
 
 
-class DiagnosticData(ImageData):
+class GeneratedData(ImageData):
+    """Base of data modules whose images are made when they are asked for, each with an exact answer."""
+
+    sources: ClassVar[Collection[str]] = ()
+    """Names of the data that the module makes."""
+    answer: ClassVar[str]
+    """The entry of a sample that is to be predicted."""
+
+    def targets(self, split: str) -> Mapping[str, Target]:
+        """The answers."""
+        return {self.answer: Target("scene")}
+
+    @classmethod
+    def recognises(cls, source: str) -> bool:
+        """Whether it is a name of the data."""
+        return source in cls.sources
+
+    @classmethod
+    def to_check(cls, source: str, given: Mapping[str, Any], **more: Any) -> Self:
+        """The module for `linvit data check`."""
+        own = cls.check_options.keys() - ImageData.check_options.keys()
+        return cls(source, **{name: given[name] for name in own if given[name] is not None}, **more)
+
+    def facts(self) -> list[str]:
+        """What there is to say of the images, for `linvit data check`, which finds none that is bad."""
+        answers = torch.cat([batch[self.answer] for batch in self.evaluation_dataloader("val")])
+        counts = answers.flatten().bincount(minlength=IGNORE_INDEX)[:IGNORE_INDEX]
+        shape, asked = " x ".join(map(str, answers.shape[1:])), counts.sum() / len(answers)
+        return [
+            f"{self.source}: {asked:.1f} answers of {self.num_classes} for an image{' of ' * bool(shape)}{shape}, "
+            f"chance {counts.max() / counts.sum():.3f} (always the most frequent of the validation set), ceiling 1"
+        ]
+
+
+class DiagnosticData(GeneratedData):
     """Grids of tokens, each an image patch of 4 x 4 pixels, with an exact answer, one of 16, for those that are asked.
 
     `linvit.tasks.SegmentationTask` learns them: the mask has a pixel per token, and 255 where nothing is asked. With
@@ -54,6 +89,8 @@ class DiagnosticData(ImageData):
         name: {"type": int, "metavar": "N", "help": "of a diagnostic task"}
         for name in ("pairs", "distractors", "distance")
     }
+    sources = TASKS
+    answer = "mask"
     list_keys: ClassVar[tuple[str, ...]] = ("size",)
     num_classes = VALUES
     class_names: ClassVar[list[str]] = [*map(str, range(VALUES))]
@@ -87,33 +124,8 @@ class DiagnosticData(ImageData):
         self.data_source = GeneratedSource(source, self.images, given, partial(sample, given=given))
         self.train_transform = self.eval_transform = EvalTransform(None)
 
-    def targets(self, split: str) -> Mapping[str, Target]:
-        """The answers."""
-        return {"mask": Target("scene")}
 
-    @classmethod
-    def recognises(cls, source: str) -> bool:
-        """Whether it is the name of a task."""
-        return source in TASKS
-
-    @classmethod
-    def to_check(cls, source: str, given: Mapping[str, Any], **more: Any) -> Self:
-        """The module for `linvit data check`."""
-        return cls(source, **{name: given[name] for name in cls.check_options if given[name] is not None}, **more)
-
-    def facts(self) -> list[str]:
-        """What there is to say of the images, for `linvit data check`, which finds none that is bad."""
-        masks = torch.cat([batch["mask"] for batch in self.evaluation_dataloader("val")])
-        counts = masks.flatten().bincount(minlength=VALUES)[:VALUES]
-        height, width = masks.shape[1:]
-        asked, chance = counts.sum() / len(masks), counts.max() / counts.sum()
-        return [
-            f"{self.source}: images of {height} x {width} tokens, of which {asked:.1f} are asked, {VALUES} answers",
-            f"  chance {chance:.3f} (always the most frequent answer of the validation set), ceiling 1",
-        ]
-
-
-class PathfinderData(ImageData):
+class PathfinderData(GeneratedData):
     """Images of dashed paths and two dots, with the label 1 if one path joins the dots, else 0.
 
     What it measures is whether a network follows a path from dash to dash over the whole image (Linsley et al. 2018,
@@ -134,6 +146,8 @@ class PathfinderData(ImageData):
         $ linvit fit --config diagnostics/pathfinder --model.attention=linear --data.img_size=64
     """
 
+    sources = ("pathfinder",)
+    answer = "label"
     num_classes = 2
     class_names: ClassVar[list[str]] = ["apart", "joined"]
 
@@ -146,29 +160,9 @@ class PathfinderData(ImageData):
         test: int = 1000,
         **data: Any,
     ) -> None:
-        check_choice("--data.source", source, ["pathfinder"])
+        check_choice("--data.source", source, self.sources)
         check_choice("--data.img_size", str(img_size), map(str, paths.LAYOUTS))
         super().__init__(source, img_size=img_size, **data)
         made = partial(paths.sample, side=img_size)
         self.data_source = GeneratedSource(source, self.images, Generated(train, val, test), made)
         self.train_transform = self.eval_transform = classification.EvalTransform(self.size, "center", 1.0)
-
-    def targets(self, split: str) -> Mapping[str, Target]:
-        """Whether the dots are joined."""
-        return {"label": Target("scene")}
-
-    @classmethod
-    def recognises(cls, source: str) -> bool:
-        """Whether it is its name."""
-        return source == "pathfinder"
-
-    @classmethod
-    def to_check(cls, source: str, given: Mapping[str, Any], **more: Any) -> Self:
-        """The module for `linvit data check`."""
-        return cls(source, **more)
-
-    def facts(self) -> list[str]:
-        """What there is to say of the images, for `linvit data check`."""
-        labels = torch.cat([batch["label"] for batch in self.evaluation_dataloader("val")])
-        chance = labels.bincount(minlength=2).max() / len(labels)
-        return [f"pathfinder: two dots and dashed paths, chance {chance:.3f} (of the validation set), ceiling 1"]

@@ -11,7 +11,13 @@ from lightning.pytorch import Trainer
 
 import linvit
 from linvit.data import ClassificationData
-from linvit.data.sources.labels import check_labels, check_same_classes, check_trained_classes, count_classes
+from linvit.data.sources.labels import (
+    check_labels,
+    check_same_classes,
+    check_trained_classes,
+    count_classes,
+    places_of,
+)
 from linvit.tasks import ClassificationTask
 from tests.data.images import image_folder, picture, plain_table, png, save
 
@@ -269,3 +275,10 @@ def test_images_of_a_stream_are_those_of_the_table(tmp_path):
     assert (table["image"] == stream["image"]).all()
     assert (table["label"] == stream["label"]).all()
     assert table["id"] == stream["id"]
+
+
+def test_folders_called_by_numbers():
+    assert places_of(["2", "0"], ["cat", "dog", "owl"], "v2") == [2, 0]
+    assert places_of(["2", "10"], ["10", "2", "11"], "digits") == [1, 0]  # the names themselves are numbers
+    with pytest.raises(linvit.UserError, match=r"'3'.* The network has 'cat', 'dog', 'owl'"):
+        places_of(["2", "3"], ["cat", "dog", "owl"], "v2")

@@ -85,27 +85,22 @@ def _numbered(rows: datasets.Dataset, label: str, names: list[str]) -> datasets.
 def check_labels(rows: datasets.Dataset, image: str, label: str, num_classes: int, split: str, source: str) -> None:
     """Raises a `UserError` unless the label of every row lies in [0, num_classes); its images are not looked at."""
     column = rows.select_columns([label]).with_format("arrow")[:][label]
-    known = pyarrow.compute.and_(
-        pyarrow.compute.greater_equal(column, 0), pyarrow.compute.less(column, num_classes)
-    ).fill_null(False)
-    wrong = np.flatnonzero(~known.to_numpy())
+    labels = pyarrow.compute.fill_null(column.cast(pyarrow.int64()), -1).to_numpy()
+    wrong = np.flatnonzero((labels < 0) | (labels >= num_classes))
     if not len(wrong):
         return
     paths = undecoded(rows, image)
-    first = ", ".join(
-        f"{name_of(paths[row][image], f'row {row}')} has {column[row].as_py()}" for row in wrong[:SHOWN].tolist()
-    )
-    more = f", and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
+    first = [f"{name_of(paths[row][image], f'row {row}')} has {column[row].as_py()}" for row in wrong[:SHOWN].tolist()]
+    first += [f"and {len(wrong) - SHOWN} more"] * (len(wrong) > SHOWN)
     raise UserError(
         f"{len(wrong)} of {len(rows)} labels in the {split} split of '{source}' lie outside the {num_classes} classes, "
-        f"0 to {num_classes - 1}: {first}{more}. Repair or remove these rows, or set --data.num_classes"
+        f"0 to {num_classes - 1}: {', '.join(first)}. Repair or remove these rows, or set --data.num_classes"
     )
 
 
 def label_counts(rows: datasets.Dataset, label: str, num_classes: int) -> str:
     """How many images the classes of a table have, in words."""
-    labels = np.array([value for value in rows[label] if value is not None and value >= 0])
-    counts = np.bincount(labels.astype(int), minlength=num_classes)
+    counts = np.bincount([value for value in rows[label] if value is not None and value >= 0], minlength=num_classes)
     empty = int((counts == 0).sum())
     return f"{counts.min()} to {counts.max()} of each class" + (f", {empty} classes have none" if empty else "")
 
@@ -131,10 +126,9 @@ def count_classes(splits: dict[str, datasets.Dataset], label: str, expected: int
             f"classes, set --data.num_classes={found}"
         )
     if expected is not None and found != expected:
-        classes = "" if names is None else f" ({', '.join(names[:10])}{', ...' if found > 10 else ''})"
         raise UserError(
-            f"data source '{source}' has {found} classes{classes}, but num_classes says {expected}. Complete the data, "
-            f"or set --data.num_classes={found}, or null to take what it has"
+            f"data source '{source}' has {found} classes, but num_classes says {expected}. Complete the data, or set "
+            f"--data.num_classes={found}, or null to take what it has"
         )
     return int(found)
 
@@ -154,16 +148,19 @@ def check_trained_classes(
     splits: dict[str, datasets.Dataset], label: str, classes: list[str], source: str
 ) -> str | None:
     """What to warn of if a trained class has no validation image; one without training images is a `UserError`."""
-    present = {split: set(rows.unique(label)) & set(range(len(classes))) for split, rows in splits.items()}
-    trained = present["train"]
-    for split in ("val", "test"):
-        if untrained := [classes[index] for index in sorted(present.get(split, set()) - trained)]:
-            hint = "" if untrained[0].isdecimal() else did_you_mean(untrained[0], [classes[index] for index in trained])
+    every = range(len(classes))
+    present = {split: {*rows.unique(label)} for split, rows in splits.items()}
+    absent = {
+        split: [classes[i] for i in every if i in own and i not in present["train"]] for split, own in present.items()
+    }
+    for split, names in absent.items():
+        if names:
+            hint = did_you_mean(names[0], [name for name in classes if name not in names and not name.isdecimal()])
             raise UserError(
-                f"the {split} split of '{source}' has classes without training images: {quote_first(untrained)}.{hint} "
+                f"the {split} split of '{source}' has classes without training images: {quote_first(names)}.{hint} "
                 f"Name them as train does, add training images, or move them elsewhere"
             )
-    unseen = [classes[index] for index in sorted(trained - present.get("val", trained))]
+    unseen = [classes[i] for i in every if i in present["train"] and i not in present.get("val", every)]
     said = f"the val split of '{source}' has no images of some trained classes: {quote_first(unseen)}"
     return said if unseen else None
 

@@ -104,8 +104,7 @@ class ObjectReader(SampleReader):
 class ObjectAudit(NamedTuple):
     """The objects of a split: how many that are sound and of a class each image and each class has, int (rows,), (K,).
 
-    `total` counts malformed annotations, too; `untrained` are left out of training though the data do not say so.
-    `wrong_format` says if the boxes seem to be stored in another format.
+    `total` counts malformed annotations, too; `wrong_format` says if the boxes seem to be stored in another format.
     """
 
     per_image: np.ndarray
@@ -113,7 +112,6 @@ class ObjectAudit(NamedTuple):
     crowds: int
     total: int
     malformed: list[AnnotationFinding]
-    untrained: list[AnnotationFinding]
     wrong_format: str | None
 
 
@@ -135,9 +133,8 @@ def audit_objects(
     objects, categories = column.objects(lists), lists["category"]
     where = np.repeat(np.arange(len(each)), [len(own["bbox"]) for own in each])
     size = tuple(np.where(sizes > 0, sizes, np.inf)[where].T)  # infinite where it is not known
-    sound, kept = usable(objects, size), trainable(objects, size)
+    sound = usable(objects, size)
     known = np.array([category in labels for category in categories], bool)
-    meant = np.logical_or.reduce([~sound, *(objects[flag] for flag in ("iscrowd", "ignore") if flag in objects)])
 
     def findings(which: np.ndarray, reason: str, details: Sequence[Any]) -> list[AnnotationFinding]:
         ids = lists.get("id") or range(len(where))
@@ -151,14 +148,12 @@ def audit_objects(
         *findings(~sound, unsound, corners),
         *findings(sound & ~known & (not subset), "a category that is none of the classes", categories),
     ]
-    untrained = findings(~kept & ~meant, "a box outside of its image or thinner than a pixel, or an area of 0", corners)
     return ObjectAudit(
         np.bincount(where[used], minlength=len(cells)),
         np.bincount([labels[categories[i]] for i in np.flatnonzero(used)], minlength=len(labels)),
         int(objects["iscrowd"].sum()) if "iscrowd" in objects else 0,
         len(where) + len(unread),
         malformed,
-        untrained,
         _wrong_format(objects["boxes"], size, column.box_format),
     )
 

@@ -40,7 +40,6 @@ class Generated:
         train: Training samples of an epoch.
         val: Validation samples, the same in every epoch and run.
         test: Test samples, likewise.
-        fresh: Whether every epoch has new training samples.
         seed: Of all samples.
     """
 
@@ -48,7 +47,6 @@ class Generated:
     train: int = 2000
     val: int = 200
     test: int = 400
-    fresh: bool = True
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -206,7 +204,7 @@ class GeneratedReader(Reader):
     def __call__(self, row: Mapping[str, Any], number: int, place: str, seed: int) -> dict[str, Any]:
         """Makes a sample; one of training follows from its seed in the epoch, too, if each epoch has new ones."""
         split = row["split"]
-        fresh = seed if self.options.fresh and split == SCENE_SPLITS[0] else 0
+        fresh = seed if split == SCENE_SPLITS[0] else 0
         made_from = sample_seed(self.options.seed, SCENE_SPLITS.index(split), row["scene"], fresh)
         made = self.make(split, made_from) | {"image_id": row["scene"]}
         sample = {name: made[name] for name in ("image", *self.entries)}

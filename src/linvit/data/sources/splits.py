@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import datasets
 import numpy as np
@@ -100,24 +100,23 @@ def readable_source(source: str) -> Iterator[None]:
 def existing(source: str) -> Path:
     """The path that a source names."""
     path = Path(source).expanduser()
-    if path.exists() and not (path.is_dir() or path.is_file()):
+    if path.is_dir() or path.is_file():
+        return path
+    if path.exists():
         raise UserError(f"'{source}' is neither a folder nor a regular file")
-    if not path.exists():
-        nearest = did_you_mean(source, [*embedded(), SCENES]) if source != SCENES else ""
-        raise UserError(
-            f"there is no data at '{source}' (looked for {path.absolute()}).{nearest} Give an embedded set "
-            f"({', '.join(embedded())}; for segmentation {SCENES}), the path of an image folder, parquet or arrow "
-            f"data, or {HUB}owner/name"
-        )
-    return path
+    nearest = did_you_mean(source, [*embedded(), SCENES]) if source != SCENES else ""
+    raise UserError(
+        f"there is no data at '{source}' (looked for {path.absolute()}).{nearest} Give an embedded set "
+        f"({', '.join(embedded())}; for segmentation {SCENES}), the path of an image folder, parquet or arrow data, or "
+        f"{HUB}owner/name"
+    )
 
 
-def source_kind(path: Path) -> Literal["saved", "parquet", "arrow", "tar"] | None:
-    """What local data is, by what lies there; None for anything else, such as images in folders."""
+def source_kind(path: Path) -> str | None:
+    """What local data is, by what lies there: saved, parquet, arrow, tar; None for others, as images in folders."""
     if path.is_dir() and any((path / mark).exists() for mark in ("dataset_dict.json", "state.json")):
         return "saved"
-    kinds: tuple[Literal["parquet", "arrow", "tar"], ...] = ("parquet", "arrow", "tar")
-    for kind in kinds:
+    for kind in ("parquet", "arrow", "tar"):
         below = (f"*.{kind}",) if kind == "tar" else (f"*.{kind}", f"*/*.{kind}")  # a full search is slow
         if path.suffix == f".{kind}":
             return kind
@@ -175,13 +174,10 @@ def _validated(file: Path) -> dict[bytes, bytes]:
 
 def _check_classes(file: Path, text: bytes) -> None:
     """Raises a `UserError` for a feature of so many unnamed classes that their numbers would fill the memory."""
-    parts: list[Any] = [json.loads(text)]
-    while parts:
-        part = parts.pop()
-        if isinstance(part, dict):
-            classes = part.get("num_classes")
-            if isinstance(classes, int | float) and classes > MAX_CLASSES:
-                raise UserError(f"'{file}' claims a column of {classes} classes; at most {MAX_CLASSES} are taken")
-            parts += part.values()
-        elif isinstance(part, list):
-            parts += part
+
+    def look(entry: dict[str, Any]) -> None:
+        classes = entry.get("num_classes")
+        if isinstance(classes, int | float) and classes > MAX_CLASSES:
+            raise UserError(f"'{file}' claims a column of {classes} classes; at most {MAX_CLASSES} are taken")
+
+    json.loads(text, object_hook=look)
