@@ -6,7 +6,6 @@ of the archive included. Files without one, from other programs, have a CRC-32 o
 """
 
 import hashlib
-import os
 import struct
 import zipfile
 from pathlib import Path
@@ -21,10 +20,10 @@ ENTRY, LAST_RECORD = b"PK\x03\x04", b"PK\x05\x06"
 CHUNK = 2**20
 
 
-def append(file: BinaryIO, digest: str) -> None:
-    """Writes the checksum to the end of an archive that has no comment."""
-    file.seek(-2, os.SEEK_END)
-    file.write(struct.pack("<H", COMMENT) + LABEL + digest.encode())
+def write(file: BinaryIO, archive: memoryview) -> None:
+    """Writes an archive that has no comment, with its checksum."""
+    file.write(archive[:-2])
+    file.write(struct.pack("<H", COMMENT) + LABEL + hashlib.sha256(archive).hexdigest().encode())
 
 
 def verify(path: Path) -> None:

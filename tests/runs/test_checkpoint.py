@@ -165,23 +165,20 @@ def test_another_model_is_a_user_error(weights, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"optimizer_states": []}, "optimizer_states is [], not a list with the state of an optimizer"),
-        ({"optimizer_states": None}, "optimizer_states is None, not a list"),
-        ({"optimizer_states": ...}, "optimizer_states is missing, not a list"),
-        ({"optimizer_states": [{}]}, "optimizer_states is a list, not a list with the state of an optimizer"),
-        ({"optimizer_states": [3]}, "optimizer_states is a list, not a list with the state of an optimizer"),
-        ({"lr_schedulers": []}, "lr_schedulers is [], not a list with the state of a schedule"),
-        ({"loops": None}, "loops is None, not the progress of a training run"),
-        ({"loops": {"fit_loop": {}}}, "loops is a dict, not the progress of a training run"),
-        ({"loops": ...}, "loops is missing"),
-        ({"epoch": -1}, "epoch is -1, not a whole number from 0"),
-        ({"epoch": "two"}, "epoch is 'two', not"),
-        ({"global_step": 1.5}, "global_step is 1.5, not"),
-        ({"global_step": ..., "loops": ...}, "global_step is missing, not a whole number from 0; loops is missing"),
-        ({"callbacks": [1]}, "callbacks is not a mapping"),
-        ({"state_dict": {"w": 3}}, "state_dict is not a mapping of names to tensors"),
-        ({"state_dict": {}}, "state_dict is not a mapping of names to tensors"),
-        ({"hyper_parameters": {"ema_decay": 0.9}}, "ema_updates is missing"),
+        ({"optimizer_states": []}, "optimizer_states"),
+        ({"optimizer_states": ...}, "optimizer_states"),
+        ({"optimizer_states": [{}]}, "optimizer_states"),
+        ({"optimizer_states": [3]}, "optimizer_states"),
+        ({"lr_schedulers": []}, "lr_schedulers"),
+        ({"loops": None}, "loops"),
+        ({"loops": {"fit_loop": {}}}, "loops"),
+        ({"epoch": -1}, "epoch"),
+        ({"epoch": "two"}, "epoch"),
+        ({"global_step": ..., "loops": ...}, "global_step, loops"),
+        ({"callbacks": [1]}, "callbacks"),
+        ({"state_dict": {"w": 3}}, "state_dict"),
+        ({"state_dict": {}}, "state_dict"),
+        ({"hyper_parameters": {"ema_decay": 0.9}}, "ema_updates"),
     ],
     ids=str,
 )
@@ -191,22 +188,21 @@ def test_one_that_cannot_be_resumed_says_what_it_lacks(run, tmp_path, change, me
     torch.save({name: value for name, value in content.items() if value is not ...}, path)
     with pytest.raises(linvit.UserError) as error:
         read_checkpoint(path, resumed=True)
-    assert f"checkpoint '{path}' cannot be resumed: " in str(error.value)
-    assert message in str(error.value)
+    assert f"cannot be resumed: {message} missing, or not as a run writes it" in str(error.value)
     assert f"--model.pretrained={path}" in str(error.value)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"class_names": 5}, "class_names is not a list of names"),
-        ({"class_names": [5]}, "class_names is not a list of names"),
-        ({"img_size": "x"}, "img_size is 'x', not a side or two"),
-        ({"img_size": [8, None]}, "img_size is a list, not a side or two"),
-        ({"num_classes": -1}, "num_classes is -1, not a whole number from 0"),
+        ({"class_names": 5}, "cannot be used: class_names missing"),
+        ({"class_names": [5]}, "cannot be used: class_names missing"),
+        ({"img_size": "x"}, "cannot be used: img_size missing"),
+        ({"img_size": [8, None]}, "cannot be used: img_size missing"),
+        ({"num_classes": -1}, "cannot be used: num_classes missing"),
         ({"lr": "x"}, "lr must be a number above 0; got 'x'"),
         ({"no_decay": [{}]}, "no_decay must be a list of parts of names"),
-        ({"ema_decay": "x"}, "ema_updates is missing"),
+        ({"ema_decay": "x"}, "cannot be used: ema_updates missing"),
         ({"drop_path_rate": [1]}, "build no model: TypeError: "),
         ({"img_size": 10**6}, "its options describe a larger model than it holds"),
         ({"backbone": {"name": "deit_nano", "depth": 10**7}}, "its options describe a larger model than it holds"),

@@ -1,13 +1,13 @@
 """What a run keeps of itself, its last state and its best ones, in files that are whole and have a checksum."""
 
-import hashlib
+import io
 import math
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -40,13 +40,12 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         path = Path(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            archive = (
+                io.BytesIO()
+            )  # as Lightning does: what torch.save meets in a file it words without the system's reason
+            torch.save(on_cpu(checkpoint), archive)
             with replacing(path) as file:
-                hashing = Hashing(file)
-                try:
-                    torch.save(on_cpu(checkpoint), hashing)  # type: ignore[arg-type]
-                except RuntimeError as error:  # of torch, which words the file's own otherwise
-                    raise hashing.error or error from error
-                checksum.append(file, hashing.digest.hexdigest())
+                checksum.write(file, archive.getbuffer())
         except OSError as error:
             raise OSError(error.errno, error.strerror or str(error), str(path)) from error
 
@@ -60,27 +59,6 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         if not is_remote(path) and Path(path).is_file():
             checksum.verify(Path(path))
         return super().load_checkpoint(path, map_location, weights_only)
-
-
-class Hashing:
-    """What `torch.save` writes to: hands all bytes on to a file, and keeps their SHA-256 and what went wrong."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self.file = file
-        self.digest = hashlib.sha256()
-        self.error: OSError | None = None
-
-    def write(self, data: bytes) -> int:
-        """Writes and counts in."""
-        self.digest.update(data)
-        try:
-            return self.file.write(data)
-        except OSError as error:
-            self.error = self.error or error
-            raise
-
-    def flush(self) -> None:
-        """Nothing: the file is flushed when it is complete."""
 
 
 def on_cpu(content: Any) -> Any:

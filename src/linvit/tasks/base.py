@@ -28,7 +28,6 @@ from linvit.optim import adamw, look_ahead, parameter_groups
 from linvit.signatures import check_choices
 from linvit.tasks.execution import (
     AttentionMemory,
-    MatmulPrecision,
     add_up_over_ranks,
     enable_grad_checkpointing,
     freeze_parameters,
@@ -285,11 +284,11 @@ class Task(LightningModule):
         return outputs
 
     def configure_callbacks(self) -> list[Callback]:
-        """Exact resuming, precision, and those of `run_callbacks`, as far as the trainer has none of their class."""
+        """Exact resuming, and those of `run_callbacks`, as far as the trainer has none of their class."""
         present: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
         return [
             own
-            for own in [ExactResume(), MatmulPrecision(), AttentionMemory(), *self.run_callbacks()]
+            for own in [ExactResume(), AttentionMemory(), *self.run_callbacks()]
             if not any(isinstance(other, type(own)) for other in present)
         ]
 
@@ -326,8 +325,10 @@ class Task(LightningModule):
         }
 
     def setup(self, stage: str) -> None:
-        """Has checkpoints opened safely; raises a `UserError` for a run in which the moving average would be wrong."""
+        """Has checkpoints opened safely, sets the precision of products; refuses runs with a wrong moving average."""
         guard(self.trainer.strategy, self)
+        self._precision = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision(self.hparams["float32_matmul_precision"])
         if stage == "fit" and self.ema is not None:
             check_ema_support(self.trainer)
         if stage == "fit" and self.teacher is not None:
@@ -341,7 +342,8 @@ class Task(LightningModule):
             self.distillation = TaskDistillation(self, self.teacher)
 
     def teardown(self, stage: str) -> None:
-        """Lets the teacher go."""
+        """Restores the precision, and lets the teacher go."""
+        torch.set_float32_matmul_precision(self._precision)
         if stage == "fit" and self.distillation is not None:
             self.distillation.close()
             self.distillation = None

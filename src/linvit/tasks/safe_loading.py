@@ -17,7 +17,6 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
-from packaging.version import InvalidVersion, Version
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
@@ -36,25 +35,25 @@ YAML = re.compile(r"[{\[]|:(\s|$)")  # text that a parser of configurations may 
 @contextmanager
 def opened(source: Any) -> Iterator[Path]:
     """A checkpoint as a file here, which holds tensors and plain values alone."""
-    here = isinstance(source, Path) or (isinstance(source, str) and "://" not in source)
     with ExitStack() as stack:  # no folder is made if none is needed: a kill would leave it
-        path = Path(source) if here else _temporary(stack)
-        if not here:
+        if isinstance(source, Path) or (isinstance(source, str) and "://" not in source):
+            path = Path(source)
+        else:
+            folder = stack.enter_context(TemporaryDirectory(prefix="linvit-", ignore_cleanup_errors=True))
+            path = Path(folder, "checkpoint.ckpt")
             _copy(source, path)
-        elif not path.is_file():
+        if not path.is_file():
             raise UserError(f"there is no checkpoint at '{source}'")
         content = check_content(torch_file.load(path, objects=False), source)
         with no_larger_than(content["state_dict"], source):
             yield path
 
 
-def _temporary(stack: ExitStack) -> Path:
-    folder = stack.enter_context(TemporaryDirectory(prefix="linvit-", ignore_cleanup_errors=True))
-    return Path(folder, "checkpoint.ckpt")
+def check_content(content: Any, source: Any, resumed: bool = False) -> dict[str, Any]:
+    """The content of a file, if it holds options and weights of a task, and names nothing that is to be called.
 
-
-def check_content(content: Any, source: Any) -> dict[str, Any]:
-    """The content of a file, if it holds options and weights of a task, and names nothing that is to be called."""
+    If it is to be `resumed`, it must hold the states of a training run, too.
+    """
     if not isinstance(content, dict) or not {"hyper_parameters", "state_dict"} <= content.keys():
         holds = ", ".join(map(str, content)) if isinstance(content, dict) else type(content).__name__
         raise UserError(
@@ -74,13 +73,36 @@ def check_content(content: Any, source: Any) -> dict[str, Any]:
     for name, value in options.items():
         if reason := not_plain(value, text=name not in ("class_names", "pretrained")):
             raise UserError(f"'{source}' is not opened: its option '{name}' holds {reason}, which linvit never writes")
-    try:
-        known = Version(content[VERSION]) >= Version("2")
-    except (KeyError, TypeError, InvalidVersion):
-        known = False
-    if not known:
+    if not re.fullmatch(r"[2-9]\.\d[\w.+]*", str(content.get(VERSION))):
         raise UserError(f"'{source}' is not a checkpoint of a linvit run: it has no {VERSION} from 2.0 on")
+    if wrong := [name for name, fits in _kinds(content, resumed).items() if not fits]:
+        use = "resumed" if resumed else "used"
+        raise UserError(f"'{source}' cannot be {use}: {', '.join(wrong)} missing, or not as a run writes it")
     return content
+
+
+def _kinds(content: Mapping[str, Any], resumed: bool) -> dict[str, bool]:
+    """Whether parts of a checkpoint are there, and of the kind that Lightning and linvit write."""
+    weights, options = content["state_dict"], content["hyper_parameters"]
+    names, size = options.get("class_names"), options.get("img_size", 1)
+    found = {
+        "state_dict": bool(weights) and all(isinstance(tensor, Tensor) for tensor in weights.values()),
+        "callbacks": isinstance(content.get("callbacks", {}), Mapping),
+        "class_names": names is None or (isinstance(names, list) and all(isinstance(name, str) for name in names)),
+        "img_size": all(map(_is_count, size if isinstance(size, list | tuple) else [size])),
+        "num_classes": _is_count(options.get("num_classes", 1)),
+        "ema_updates": not options.get("ema_decay") or _is_count(content.get("ema_updates")),
+    }
+    if not resumed:
+        return found
+    optimizers: Any = content.get("optimizer_states")
+    return found | {
+        "epoch": _is_count(content.get("epoch")),
+        "global_step": _is_count(content.get("global_step")),
+        "optimizer_states": _is_list(optimizers) and all({"state", "param_groups"} <= one.keys() for one in optimizers),
+        "lr_schedulers": _is_list(content.get("lr_schedulers")),
+        "loops": epochs_done(content) is not None,
+    }
 
 
 def not_plain(value: Any, text: bool = False, depth: int = 0) -> str | None:
@@ -152,8 +174,7 @@ def guard(strategy: Strategy, task: LightningModule) -> None:
             content: dict[str, Any] = load(file, True)
         if task.trainer.state.fn != TrainerFn.FITTING:
             return {name: part for name, part in content.items() if name not in OF_TRAINING}
-        if wrong := list(problems(content, resumed=True)):
-            raise UserError(f"checkpoint '{checkpoint_path}' cannot be resumed: {'; '.join(wrong)}")
+        check_content(content, checkpoint_path, resumed=True)
         for callback in task.trainer.checkpoint_callbacks:
             state = content.get("callbacks", {}).get(callback.state_key)
             if isinstance(callback, ModelCheckpoint) and state is not None and not names_own_files(callback, state):
@@ -188,36 +209,6 @@ def _copy(source: Any, path: Path) -> None:
         raise UserError(f"cannot get the checkpoint '{source}': {type(error).__name__}: {error}") from error
 
 
-def problems(content: Mapping[str, Any], resumed: bool) -> Iterator[str]:
-    """Says what a checkpoint lacks, or has of another kind than Lightning and linvit write."""
-    weights, options = content["state_dict"], content["hyper_parameters"]
-    if not weights or not all(isinstance(n, str) and isinstance(tensor, Tensor) for n, tensor in weights.items()):
-        yield "state_dict is not a mapping of names to tensors"
-    if not isinstance(content.get("callbacks", {}), Mapping):
-        yield "callbacks is not a mapping"
-    names, size = options.get("class_names"), options.get("img_size", 1)
-    if not isinstance(names, list | None) or not all(isinstance(name, str) for name in names or ()):
-        yield "class_names is not a list of names"
-    if not all(_is_count(side) for side in (size if isinstance(size, list | tuple) else [size])):
-        yield f"img_size is {_said(options, 'img_size')}, not a side or two"
-    if not _is_count(options.get("num_classes", 1)):
-        yield f"num_classes is {_said(options, 'num_classes')}, not a whole number from 0"
-    if options.get("ema_decay") and not _is_count(content.get("ema_updates")):
-        yield f"ema_updates is {_said(content, 'ema_updates')}, not a whole number from 0"
-    if not resumed:
-        return
-    for name in ("epoch", "global_step"):
-        if not _is_count(content.get(name)):
-            yield f"{name} is {_said(content, name)}, not a whole number from 0"
-    optimizers: Any = content.get("optimizer_states")
-    if not _is_list(optimizers) or not all({"state", "param_groups"} <= state.keys() for state in optimizers):
-        yield f"optimizer_states is {_said(content, 'optimizer_states')}, not a list with the state of an optimizer"
-    if not _is_list(content.get("lr_schedulers")):
-        yield f"lr_schedulers is {_said(content, 'lr_schedulers')}, not a list with the state of a schedule"
-    if epochs_done(content) is None:
-        yield f"loops is {_said(content, 'loops')}, not the progress of a training run"
-
-
 def epochs_done(content: Mapping[str, Any]) -> int | None:
     """How many epochs a run had finished, or None if the checkpoint does not say it as Lightning does."""
     try:
@@ -231,11 +222,8 @@ def epochs_done(content: Mapping[str, Any]) -> int | None:
 
 def stopped_early(content: Mapping[str, Any]) -> bool:
     """Whether Lightning's `EarlyStopping` has ended the run."""
-    states = content.get("callbacks", {})
-    return any(
-        str(name).startswith("EarlyStopping") and isinstance(state, Mapping) and bool(state.get("stopped_epoch"))
-        for name, state in states.items()
-    )
+    states = content.get("callbacks", {}).items()
+    return any(str(name).startswith("EarlyStopping") and state.get("stopped_epoch") for name, state in states)
 
 
 def _is_list(value: Any) -> bool:
@@ -244,11 +232,3 @@ def _is_list(value: Any) -> bool:
 
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _said(content: Mapping[str, Any], name: str) -> str:
-    """A value, in short."""
-    if name not in content:
-        return "missing"
-    value = content[name]
-    return repr(value) if isinstance(value, int | float | str | None) or not value else f"a {type(value).__name__}"
