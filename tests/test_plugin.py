@@ -157,18 +157,14 @@ def test_the_plugin_survives_a_fast_dev_run(cosine, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_broken_plugins_do_not_harm_the_list(broken, tmp_path):
-    """Nothing is imported: `bad_sleep` would sleep, `bad_exit` would end the process. Entry points may be malformed."""
-    folder = shutil.copytree(broken, tmp_path / "site")
-    write_distribution(folder, "linvit-malformed", "0.1", "[linvit.attentions]\nno sign of equality\n")
+def test_broken_plugins_do_not_harm_the_list(broken):
+    """Nothing is imported: `bad_sleep` would sleep, `bad_exit` would end the process."""
     code = (
         "import sys\nfrom linvit.cli import main\nassert main(['list']) == 0\n"
         f"assert not {{'torch', *{set(BROKEN)!r}}} & set(sys.modules)"
     )
-    done = python("-c", code, path=folder)
+    done = python("-c", code, path=broken)
     assert done.returncode == 0, done.stderr
-    (warning,) = done.stderr.splitlines()
-    assert warning.startswith(f"linvit: warning: the plug-ins of linvit-malformed 0.1 in '{folder}' are skipped: ")
     for name in [*linvit.list_attentions(), *linvit.list_backbones(), "cosine"]:
         assert "broken" not in line_of(name, done.stdout)
     for name, (_, remark, _) in BROKEN.items():

@@ -8,12 +8,11 @@ from the source of their module.
 import functools
 import importlib
 import shlex
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from importlib.metadata import Distribution, EntryPoint, distributions
+from importlib.metadata import entry_points
 from operator import attrgetter
 from typing import Any
 
@@ -35,6 +34,7 @@ class Entry:
         if self.registered is not None:
             return self.registered
         module, _, attribute = self.target.partition(":")
+        whose = f"{kind} class '{self.name}'" if self.target == self.name else f"{kind} '{self.name}' of {self.owner}"
         try:
             loaded = importlib.import_module(module)
             loaded = attrgetter(attribute)(loaded) if attribute else loaded
@@ -43,25 +43,16 @@ class Entry:
         except BaseException as error:  # a plug-in may even call sys.exit
             if self.owner == "linvit":
                 raise
-            if self.target == self.name:
-                raise UserError(
-                    f"{kind} class '{self.name}' cannot be imported: {type(error).__name__}: {error}. "
-                    f"Check the path 'package.module:Class', and that its package is installed"
-                ) from error
             raise UserError(
-                f"{kind} '{self.name}' of {self.owner} cannot be imported from '{self.target}': "
-                f"{type(error).__name__}: {error}. Fix or uninstall {self.owner}, or name another {kind}."
+                f"{whose} cannot be imported from '{self.target}': {type(error).__name__}: {error}"
             ) from error
         if not attribute:
             raise UserError(
-                f"the entry point '{self.name}' of {self.owner} names the module '{module}', which defines no {kind}. "
-                f"Write NAME = linvit.preset(CLASS, option=value) in it, or name a class: '{module}:Class'"
+                f"{whose} names the module '{module}', which defines no {kind}. Write NAME = linvit.preset(CLASS, "
+                f"option=value) in it, or name a class: '{module}:Class'"
             )
         if not callable(loaded):
-            raise UserError(
-                f"{kind} '{self.name}' of {self.owner} is {loaded!r}, not a class. "
-                f"Fix the entry point '{self.target}' or uninstall {self.owner}."
-            )
+            raise UserError(f"{whose} is {loaded!r}, not a class")
         return loaded  # type: ignore[no-any-return]
 
 
@@ -101,52 +92,17 @@ def by_path(kind: str, path: str, known: Mapping[str, list[Entry]]) -> Entry:
     return Entry(path, path, f"'{path}'")
 
 
-malformed: set[str] = set()
-"""Distributions whose `entry_points.txt` cannot be read, with their folders."""
-
-
 @functools.cache
 def announced(group: str) -> tuple[Entry, ...]:
-    """The names of a group, read without an import: an entry point is a class, or a module with its presets.
-
-    A distribution whose `entry_points.txt` cannot be read is skipped, with a line that names it.
-    """
+    """The names of a group, read without an import: an entry point is a class, or a module with its presets."""
     found: list[Entry] = []
-    seen = set()
-    for distribution in distributions():
-        try:
-            points = distribution.entry_points.select(group=group)
-        except Exception as error:  # a file of any content
-            where = f"{_owner(distribution)} in '{distribution.locate_file('')}'"
-            if where not in malformed:
-                malformed.add(where)
-                reason = f"its entry_points.txt is malformed ({type(error).__name__})"
-                print(f"linvit: warning: the plug-ins of {where} are skipped: {reason}", file=sys.stderr)
-            continue
-        owner = _owner(distribution) if points else ""
-        if owner in seen:  # installed twice: the first counts, as for Python
-            continue
-        if points and owner != "unknown":
-            seen.add(owner)
-        for point in points:
-            module, attribute = _target(point)
-            presets = [] if attribute else source.presets(module)
-            found += [Entry(name, f"{module}:{name}", owner) for name in presets]
-            if not presets:
-                found.append(Entry(point.name, f"{module}:{attribute}" if attribute else module, owner))
+    for point in entry_points(group=group):
+        match = point.pattern.match(point.value)  # without spaces and `[extras]`
+        module, attribute = (match["module"], match["attr"] or "") if match else (point.value, "")
+        named = f"{point.dist.name} {point.dist.version}" if point.dist else "unknown"
+        owner = "linvit" if named.startswith("linvit ") else named
+        presets = [] if attribute else source.presets(module)
+        found += [Entry(name, f"{module}:{name}", owner) for name in presets]
+        if not presets:
+            found.append(Entry(point.name, f"{module}:{attribute}" if attribute else module, owner))
     return tuple(found)
-
-
-def _target(point: EntryPoint) -> tuple[str, str]:
-    """Splits an entry point into module and class, without spaces and `[extras]`; a malformed one stays."""
-    match = point.pattern.match(point.value)
-    return (match["module"], match["attr"] or "") if match else (point.value, "")
-
-
-def _owner(distribution: Distribution) -> str:
-    """Name and version of a distribution, as far as its metadata can be read."""
-    try:
-        name, version = distribution.name, distribution.version
-    except Exception:  # a file of any content
-        return "unknown"
-    return name if name == "linvit" else f"{name} {version}" if name else "unknown"

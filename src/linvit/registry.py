@@ -6,14 +6,13 @@ listing names imports no torch.
 """
 
 import functools
-import inspect
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
 from linvit.entries import Entry, announced, by_path
 from linvit.errors import UserError, check_choice, did_you_mean
-from linvit.signatures import choices, parameters_of, signature
+from linvit.signatures import choices, signature
 
 T = TypeVar("T", bound=Callable[..., Any])
 
@@ -99,7 +98,7 @@ class Registry:
             if not (isinstance(constructor, type) and issubclass(constructor, base)):  # type: ignore[arg-type]
                 raise UserError(
                     f"{self.kind} '{name}' of {owners[0].owner} is {constructor!r}, not a subclass of "
-                    f"{self.base.replace(':', '.')}. Fix {owners[0].owner} or name another {self.kind}."
+                    f"{self.base.replace(':', '.')}"
                 )
         return constructor
 
@@ -122,7 +121,11 @@ class Registry:
         for option, value in {**context, **options}.items():
             own = option in options
             if not (takes_any or option in parameters) or (own and option in context):
-                raise UserError(self._no_option(name, option, parameters, context if own else {}))
+                known = [key for key in parameters if not (own and key in context)]
+                raise UserError(
+                    f"{self.kind} '{name}' takes no option '{option}'.{did_you_mean(option, known)}\n"
+                    f"  options: {', '.join(known) or 'none'}"
+                )
             if option not in parameters:
                 continue
             default, allowed = parameters[option].default, choices(parameters[option])
@@ -147,7 +150,10 @@ class Registry:
         options = dict(spec)
         name = options.pop("name", None)
         if not isinstance(name, str):
-            raise UserError(self._nameless(spec, options))
+            raise UserError(
+                f"{self.kind} spec {dict(spec)!r} has no name. Write {{name: NAME, option: value}}, or on the command "
+                f"line --model.{self.kind}.name=NAME"
+            )
         return name, options
 
     def _unknown(self, name: str) -> str:
@@ -155,12 +161,11 @@ class Registry:
         for known, owners in self.entries().items():
             by_owner.setdefault(" and ".join(entry.owner for entry in owners), []).append(known)
         listed = "; ".join(f"{', '.join(names)} ({owner})" for owner, names in by_owner.items()) or "none"
-        article = "an" if self.kind[0] in "aeiou" else "a"
         return (
             f"no {self.kind} is called '{name}'.{did_you_mean(name, self.entries())}\n"
             f"  known: {listed}\n"
-            f"  {article} {self.kind} of your own: announce it in the entry-point group '{self.group}', "
-            f"or name its class as 'package.module:Class'"
+            f"  your own: announce it in the entry-point group '{self.group}', or name its class as "
+            f"'package.module:Class'"
         )
 
     def _collision(self, name: str, owners: list[Entry]) -> str:
@@ -168,31 +173,6 @@ class Registry:
         return (
             f"two owners claim the {self.kind} name '{name}': {claims}. Rename or uninstall one of them, "
             f"or name the class itself: '{owners[0].target}'"
-        )
-
-    def _no_option(
-        self, name: str, option: str, parameters: Mapping[str, inspect.Parameter], context: Mapping[str, Any]
-    ) -> str:
-        options = {key: parameter.default for key, parameter in parameters.items() if key not in context}
-        shown = ", ".join(
-            key if value is inspect.Parameter.empty else f"{key}={value}" for key, value in options.items()
-        )
-        return (
-            f"{self.kind} '{name}' takes no option '{option}'.{did_you_mean(option, options)}\n"
-            f"  options: {shown or 'none'}"
-        )
-
-    def _nameless(self, spec: Mapping[str, Any], options: Mapping[str, Any]) -> str:
-        takers = (
-            name
-            for name, owners in self.entries().items()
-            if owners[0].owner == "linvit" and options.keys() <= parameters_of(self.get(name)).keys()
-        )
-        name = next(takers, "NAME")
-        written = ", ".join(f"{key}: {value}" for key, value in {"name": name, **options}.items())
-        return (
-            f"{self.kind} spec {dict(spec)!r} has no name. Write {{{written}}}, "
-            f"or on the command line --model.{self.kind}.name={name}"
         )
 
 

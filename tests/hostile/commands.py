@@ -53,17 +53,12 @@ def plugins(root: Path) -> Iterator[Path]:
     """Folders of installed packages."""
     group = "[linvit.attentions]\n"
     packages = {
-        "malformed": ("no sign of equality", {}),
         "hanging": ("hanging = hanging_:Mine", {"hanging_": "import time\ntime.sleep(1000)\n"}),
         "leaving": ("hanging = leaving_:Mine", {"leaving_": "import os\nos._exit(0)\n"}),
     }
     for name, (line, modules) in packages.items():
         write_distribution(root / name, f"linvit-{name}", "1.0", f"{group}{line}\n", **modules)
         yield root / name
-    write_distribution(root / "binary", "linvit-binary", "1.0", "")
-    for file in ("entry_points.txt", "METADATA"):
-        (root / "binary" / "linvit_binary-1.0.dist-info" / file).write_bytes(os.urandom(300))
-    yield root / "binary"
 
 
 def _with(*arguments: str) -> Door:

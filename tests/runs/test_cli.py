@@ -382,8 +382,8 @@ class TestMistakes:
             ({"model__backbone": "deit_nanno"}, ["no backbone is called 'deit_nanno'", "Did you mean 'deit_nano'?"]),
             ({"model__attention": "{name: focused, focusing: 4}"}, ["'focusing'", "Did you mean 'focusing_factor'?"]),
             ({"model__attention.focusing": 4, "model__attention.name": "focused"}, ["'focusing_factor'?"]),
-            ({"model__attention": "{focusing_factor: 4}"}, ["has no name", "{name: focused, focusing_factor: 4}"]),
-            ({"model__attention.focusing_factor": 4}, ["has no name", "--model.attention.name=focused"]),
+            ({"model__attention": "{focusing_factor: 4}"}, ["has no name", "{name: NAME, option: value}"]),
+            ({"model__attention.focusing_factor": 4}, ["has no name", "--model.attention.name=NAME"]),
             ({"model__attention": "[softmax, linear, softmax]"}, ["lists 3 specs", "1 stage(s)"]),
             (
                 {"model__backbone": "{name: deit_nano, num_heads: 5}"},

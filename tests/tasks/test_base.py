@@ -62,7 +62,7 @@ def test_any_timm_model_is_a_backbone():
     [
         ({"backbone": "deit_tinny"}, "no backbone is called 'deit_tinny'. Did you mean 'deit_tiny'?"),
         ({"attention": "softmaks"}, "no attention is called 'softmaks'. Did you mean 'softmax'?"),
-        ({"attention": {"kernel_q": "l1"}}, "has no name. Write {name: hydra, kernel_q: l1}"),
+        ({"attention": {"kernel_q": "l1"}}, "has no name. Write {name: NAME, "),
         ({"backbone_lr_scale": 0}, "backbone_lr_scale must be a number above 0; got 0"),
         ({"img_size": 18}, "image size 18x18 is not divisible by patch size 4; the nearest sizes are 16x16 and 20x20"),
         ({"img_size": [16]}, "[16]"),

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from linvit import entries, machine
+from linvit import machine
 from linvit.errors import UserError, check_number
 from linvit.plain_text import printable
 from linvit.registry import Registry, attentions, backbones, heads
@@ -198,8 +198,6 @@ def _plugins(timeout: float) -> Iterator[Problem]:
             yield Problem(f"{registry.kind} '{name}' of {owner}: {reason}", f"fix or uninstall {owner}")
     if not plugins:
         _show("plug-ins", "none")
-    for where in sorted(entries.malformed):
-        yield Problem(f"the entry_points.txt of {where} is malformed", "install that package again, or uninstall it")
 
 
 def _show(name: str, text: str, column: int = 14) -> None:
