@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import linvit
-from linvit.model_info import ade20k_info, coco_info
+from linvit.model_info import dense_info
 from linvit.registry import backbones
 from linvit.tasks.published import published_ap, published_miou
 from tests.test_configs import ROOT
@@ -66,14 +66,11 @@ def test_it_is_compared_with_what_is_published_of_it(key):
     model, _, _, _ = settings(key)
     network = {key: model[key] for key in ("backbone", "head")} | {"attention": model.get("attention")}
     if len(key) == 3:
-        want, found = (
-            coco_info()[key].box_ap,
-            published_ap(**network, num_classes=80, decay_epochs=model["decay_epochs"]),
-        )
+        want, found = dense_info()[key], published_ap(**network, num_classes=80, decay_epochs=model["decay_epochs"])
     else:
-        want, found = ade20k_info()[key].miou, published_miou(**network, num_classes=150, img_size=512)
-    assert (found is None) == (want is None)
-    assert found is None or next(iter(found.scores.values())) == pytest.approx(want / 100)
+        want, found = dense_info()[(*key, "")], published_miou(**network, num_classes=150, img_size=512)
+    assert (found is None) == (not want.scores)
+    assert found is None or (found.scores, found.source) == (want.scores, want.source)
 
 
 SIZED = [key for key, row in ROWS.items() if row["params_m"] and key[-1] != "3x"]

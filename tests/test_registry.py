@@ -287,7 +287,7 @@ def test_an_unknown_option_gives_the_nearest_and_all_options():
     first, second = str(error.value).splitlines()
     assert first == "attention 'focused' takes no option 'focusing'. Did you mean 'focusing_factor'?"
     assert second.startswith("  options: ")
-    assert "focusing_factor, dwc_kernel, " in second
+    assert "focusing_factor: float = 3, dwc_kernel: int = 5, " in second
     assert "dim" not in second.replace("key_dim", "")  # what the host supplies is not the user's to set
 
 

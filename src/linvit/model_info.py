@@ -27,21 +27,12 @@ class ModelInfo(NamedTuple):
     also: dict[str, Any]  # options of a second model that the accuracy may be of, if the authors contradict each other
 
 
-class Ade20kInfo(NamedTuple):
-    """What was published of a segmentor on ADE20K: one scale, not mirrored, crops of 512x512 in training."""
+class DenseInfo(NamedTuple):
+    """What was published of a segmentor on ADE20K or a detector on COCO val2017, at one scale; no mirrored images."""
 
-    miou: float | None  # per cent; none if none is published
+    scores: dict[str, float]  # "mIoU", or "box_AP" and "mask_AP", in [0, 1]; empty if none is published
     source: str
-    options: dict[str, Any]  # of the backbone that the score is of, where they are not its defaults
-
-
-class CocoInfo(NamedTuple):
-    """What was published of a detector on COCO val2017, one scale."""
-
-    box_ap: float | None  # per cent; none if none is published
-    mask_ap: float | None  # none if the head has no masks
-    source: str
-    options: dict[str, Any]
+    options: dict[str, Any]  # of the backbone that the scores are of, where they are not its defaults
 
 
 @functools.cache
@@ -52,7 +43,7 @@ def model_info() -> dict[str, ModelInfo]:
             img_size=int(row["img_size"]),
             parameters=int(row["parameters"]),
             macs=int(row["macs"]),
-            top1=_number(row["top1"]),
+            top1=float(row["top1"]) if row["top1"] else None,
             top1_source=row["top1_source"],
             crop_pct=float(row["crop_pct"]),
             crop_mode=row["crop_mode"],
@@ -63,30 +54,17 @@ def model_info() -> dict[str, ModelInfo]:
 
 
 @functools.cache
-def ade20k_info() -> dict[tuple[str, str], Ade20kInfo]:
-    """What was published of segmentors, by the names of backbone and head. Nothing that linvit measured."""
+def dense_info() -> dict[tuple[str, str, str], DenseInfo]:
+    """The rows of `configs/` by backbone, head and schedule: "1x" or "3x" on COCO (12 or 36 epochs), "" on ADE20K."""
+    names = {"miou": "mIoU", "box_ap": "box_AP", "mask_ap": "mask_AP"}
     return {
-        (row["backbone"], row["head"]): Ade20kInfo(_number(row["miou"]), row["source"], mapping(row["options"]))
-        for row in table(ADE20K)
-    }
-
-
-@functools.cache
-def coco_info() -> dict[tuple[str, str, str], CocoInfo]:
-    """What was published of detectors, by the names of backbone, head and schedule, "1x" or "3x" (12 or 36 epochs)."""
-    return {
-        (row["backbone"], row["head"], row["schedule"]): CocoInfo(
-            box_ap=_number(row["box_ap"]),
-            mask_ap=_number(row["mask_ap"]),
-            source=row["source"],
-            options=mapping(row["options"]),
+        (row["backbone"], row["head"], row.get("schedule", "")): DenseInfo(
+            {name: float(row[column]) / 100 for column, name in names.items() if row.get(column)},
+            row["source"],
+            mapping(row["options"]),
         )
-        for row in table(COCO)
+        for row in (*table(ADE20K), *table(COCO))
     }
-
-
-def _number(text: str) -> float | None:
-    return float(text) if text else None
 
 
 def mapping(text: str) -> dict[str, Any]:

@@ -124,7 +124,7 @@ class Registry:
                 known = [key for key in parameters if not (own and key in context)]
                 raise UserError(
                     f"{self.kind} '{name}' takes no option '{option}'.{did_you_mean(option, known)}\n"
-                    f"  options: {', '.join(known) or 'none'}"
+                    f"  options: {', '.join(str(parameters[key]) for key in known) or 'none'}"
                 )
             if option not in parameters:
                 continue

@@ -254,7 +254,7 @@ def test_gamma_begins_at_zero_and_learns() -> None:
     [
         ("norm_epsilon", "norm_eps"),
         ("gama", "gamma"),
-        ("normalization", "options: .*eps=1e-06, norm_eps=1e-12, gamma=False"),
+        ("normalization", "options: .*eps: float = 1e-06, norm_eps: float = 1e-12, gamma: bool = False"),
     ],
 )
 def test_unknown_option_is_refused(option: str, message: str) -> None:

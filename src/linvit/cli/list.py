@@ -14,7 +14,7 @@ from linvit import source, yaml_text
 from linvit.entries import Entry
 from linvit.errors import UserError, check_choice
 from linvit.files import check_new_file
-from linvit.model_info import CONFIGS, ade20k_info, coco_info, model_info
+from linvit.model_info import CONFIGS, model_info
 from linvit.registry import attentions, backbones, heads
 from linvit.runs import configs
 from linvit.runs.configs import chain, config_file, heading, names, shipped
@@ -222,13 +222,6 @@ def _expected(name: str, fields: Mapping[str, str]) -> str:
         facts = model_info()[recipe]
         said = f"published top-1 {facts.top1} ({facts.top1_source})" if facts.top1 else "no top-1 is published"
         return f"not yet run; {said}"
-    for (backbone, head), miou in ade20k_info().items():
-        if miou.miou and name == f"ade20k/{backbone}_{head}":
-            return f"not yet run; published mIoU {miou.miou} ({miou.source})"
-    for (backbone, head, schedule), ap in coco_info().items():
-        if ap.box_ap and name == f"coco/{backbone}_{head}_{schedule}".replace("cascade_mask_rcnn", "cascade"):
-            masks = "" if ap.mask_ap is None else f", mask AP {ap.mask_ap}"
-            return f"not yet run; published box AP {ap.box_ap}{masks} ({ap.source})"
     return "not yet run"
 
 

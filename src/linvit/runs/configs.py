@@ -1,18 +1,22 @@
 """Configurations by path, or by the name of one that comes with linvit, and those that they start from."""
 
+import functools
 import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from linvit import yaml_text
 from linvit.errors import UserError, did_you_mean
-from linvit.model_info import CONFIGS
-from linvit.runs.recipes import recipes
+from linvit.model_info import ADE20K, COCO, CONFIGS, mapping, table
 
 FLAG, SHORT = "--config", "-c"
+DEVICES = 8  # of the published runs of recipes
+EPOCHS: dict[str, dict[str, Any]] = {"3x": {"trainer.max_epochs": 36, "model.decay_epochs": [27, 33]}}
+"""What a schedule changes in the bases, which train for 12 epochs."""
 FIELD = re.compile(r"^# (\w+):\s+(.*)$", re.MULTILINE)
 
 
@@ -129,3 +133,57 @@ def _bases(path: Path) -> list[Path]:
                 f"{near(base)}"
             )
     return [file for file in found.values() if file is not None]
+
+
+@functools.cache
+def recipes() -> dict[str, str]:
+    """The YAML text of each recipe that is the row of a table, by its name, such as `coco/swin_tiny_mask_rcnn_1x`.
+
+    A row of `configs/coco.csv` or `ade20k.csv` says what is a recipe's own: the backbone and head, the base, and what
+    differs from it. Names have cascaded heads without the rest of their name, which fits a terminal so.
+    """
+    found = {}
+    for file in (ADE20K, COCO):
+        for row in table(file):
+            parts = (row["backbone"], row["head"].removesuffix("_mask_rcnn"), row.get("schedule"))
+            name = f"{file.stem}/{'_'.join(filter(None, parts))}"
+            found[name] = _recipe(name, row)
+    return found
+
+
+def _recipe(name: str, row: dict[str, str]) -> str:
+    batch = int(row["batch"])
+    precision = "in mixed precision (--trainer.precision=16-mixed)"
+    if row["precision"] == "32":
+        precision = "in float32 (--trainer.precision=32-true)"
+    images = "one image" if batch == DEVICES else f"{batch // DEVICES} images"
+    titles = {"miou": "mIoU", "box_ap": "box AP", "mask_ap": "mask AP"}
+    scores = ", ".join(f"{title} {float(row[key])}" for key, title in titles.items() if row.get(key))
+    # the paper of a backbone is that of its recipe for ImageNet
+    first = (CONFIGS / "imagenet" / f"{row['backbone']}.yaml").read_text(encoding="utf-8").partition("\n")[0]
+    comment = {
+        "Paper": first.removeprefix("# Paper:").strip(),
+        "Command": f"linvit fit --config {name} --data.source=PATH --model.pretrained=WEIGHTS",
+        "Expected": "not yet run" + (f"; published {scores} ({row['source']})" if scores else ""),
+        "Hardware": f"the published total batch is {batch}: {DEVICES} devices with {images} each, {precision}",
+        "Note": row["note"],
+    }
+    backbone: Any = row["backbone"]
+    if row["options"]:
+        backbone = {"name": backbone, **mapping(row["options"])}
+    settings = {
+        "model.backbone": backbone,
+        "model.drop_path_rate": float(row["drop_path"]),
+        "model.published_batch_size": batch,
+        "data.batch_size": batch // DEVICES,
+        **EPOCHS.get(row.get("schedule", ""), {}),
+        **mapping(row["more"]),
+    }
+    content: dict[str, Any] = {"base": f"base/{name.partition('/')[0]}/{row['base']}"}
+    for option, value in settings.items():
+        part, _, key = option.partition(".")
+        below = content.setdefault(part, {})
+        (below if part == "trainer" else below.setdefault("init_args", {}))[key] = value
+    lines = [f"# {field + ':':9} {value}" for field, value in comment.items() if value]
+    body: str = yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=10**6)
+    return "\n".join([*lines, body])

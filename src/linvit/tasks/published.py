@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from linvit.image_size import image_size
-from linvit.model_info import ade20k_info, coco_info, model_info
+from linvit.model_info import dense_info, model_info
 from linvit.registry import Spec, backbones, heads
 from linvit.signatures import equal_options, parameters_of
 
@@ -40,30 +40,25 @@ def published_miou(
     backbone: Spec, head: Spec, attention: Any, num_classes: int, img_size: int | Sequence[int]
 ) -> PublishedScores | None:
     """The mean IoU on ADE20K in [0, 1], trained on crops of 512x512; see `published_top1`."""
-    found = ade20k_info().get((backbones.parse(backbone)[0], heads.parse(head)[0]))
     theirs = num_classes == 150 and image_size(img_size) == (512, 512)
-    if not (found and found.miou and theirs and _are_published(backbone, head, attention, found.options)):
-        return None
-    return PublishedScores({"mIoU": found.miou / 100}, found.source)
+    return _published(backbone, head, attention, "") if theirs else None
 
 
 def published_ap(
     backbone: Spec, head: Spec, attention: Any, num_classes: int, decay_epochs: Sequence[float]
 ) -> PublishedScores | None:
     """The average precision on COCO in [0, 1], trained for as long; see `published_top1`."""
-    trained = {(8, 11): "1x", (27, 33): "3x"}.get(tuple(decay_epochs), "")  # type: ignore[arg-type]
-    found = coco_info().get((backbones.parse(backbone)[0], heads.parse(head)[0], trained))
-    if not (found and found.box_ap and num_classes == 80 and _are_published(backbone, head, attention, found.options)):
-        return None
-    masks = {} if found.mask_ap is None else {"mask_AP": found.mask_ap / 100}
-    return PublishedScores({"box_AP": found.box_ap / 100, **masks}, found.source)
+    schedule = {(8, 11): "1x", (27, 33): "3x"}.get(tuple(decay_epochs))  # type: ignore[arg-type]
+    return _published(backbone, head, attention, schedule) if schedule and num_classes == 80 else None
 
 
-def _are_published(backbone: Spec, head: Spec, attention: Any, published: Mapping[str, Any]) -> bool:
+def _published(backbone: Spec, head: Spec, attention: Any, schedule: str) -> PublishedScores | None:
     (name, options), (head_name, head_options) = backbones.parse(backbone), heads.parse(head)
-    constructor = backbones.get(name)
-    own = attention is None and equal_options(_changed(options, constructor), _changed(published, constructor))
-    return own and not _changed(head_options, heads.get(head_name))
+    found = dense_info().get((name, head_name, schedule))
+    if found is None or not found.scores or attention is not None or _changed(head_options, heads.get(head_name)):
+        return None
+    changed, theirs = (_changed(given, backbones.get(name)) for given in (options, found.options))
+    return PublishedScores(found.scores, found.source) if equal_options(changed, theirs) else None
 
 
 def _changed(options: Mapping[str, Any], constructor: Any) -> dict[str, Any]:
