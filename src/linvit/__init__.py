@@ -8,25 +8,29 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from linvit import registry  # its `backbones` and `heads` have the names of folders, so they get none here
-from linvit.errors import UserError
-from linvit.registry import preset
+from linvit.errors import UserError as UserError
+from linvit.registry import preset as preset
 
 if TYPE_CHECKING:
-    from linvit.attention.base import Attention, Grid, create_attention
-    from linvit.attention.ops.decorators import full_precision, recomputed
-    from linvit.backbones.base import Backbone
-    from linvit.backbones.create import create_backbone
-    from linvit.backbones.replace_attention import replace_attention
-    from linvit.heads.create import create_head
-    from linvit.heads.detection.base import DetectionHead
-    from linvit.heads.detection.detector import create_detector
-    from linvit.heads.segmentation.base import SegmentationHead
-    from linvit.heads.segmentation.segmentor import create_segmentor
-    from linvit.inference.model import load
-    from linvit.layers.attention_layer import AttentionLayer
-    from linvit.linearization.distillation import Distillation, Matching
-    from linvit.linearization.student import linearize
-    from linvit.weights.load import load_pretrained
+    from linvit.attention.base import Attention as Attention
+    from linvit.attention.base import Grid as Grid
+    from linvit.attention.base import create_attention as create_attention
+    from linvit.attention.ops.decorators import full_precision as full_precision
+    from linvit.attention.ops.decorators import recomputed as recomputed
+    from linvit.backbones.base import Backbone as Backbone
+    from linvit.backbones.create import create_backbone as create_backbone
+    from linvit.backbones.replace_attention import replace_attention as replace_attention
+    from linvit.heads.create import create_head as create_head
+    from linvit.heads.detection.base import DetectionHead as DetectionHead
+    from linvit.heads.detection.detector import create_detector as create_detector
+    from linvit.heads.segmentation.base import SegmentationHead as SegmentationHead
+    from linvit.heads.segmentation.segmentor import create_segmentor as create_segmentor
+    from linvit.inference.model import load as load
+    from linvit.layers.attention_layer import AttentionLayer as AttentionLayer
+    from linvit.linearization.distillation import Distillation as Distillation
+    from linvit.linearization.distillation import Matching as Matching
+    from linvit.linearization.student import linearize as linearize
+    from linvit.weights.load import load_pretrained as load_pretrained
 
 __version__ = version("linvit")
 
@@ -56,35 +60,10 @@ _LAZY = {
     "replace_attention": "linvit.backbones.replace_attention",
 }
 
-__all__ = [
-    "Attention",
-    "AttentionLayer",
-    "Backbone",
-    "DetectionHead",
-    "Distillation",
-    "Grid",
-    "Matching",
-    "SegmentationHead",
-    "UserError",
-    "create_attention",
-    "create_backbone",
-    "create_detector",
-    "create_head",
-    "create_segmentor",
-    "full_precision",
-    "linearize",
-    "list_attentions",
-    "list_backbones",
-    "list_heads",
-    "load",
-    "load_pretrained",
-    "preset",
-    "recomputed",
-    "register_attention",
-    "register_backbone",
-    "register_head",
-    "replace_attention",
-]
+_REGISTRIES = ("attention", "backbone", "head")
+__all__ = sorted(
+    ["UserError", "preset", *_LAZY, *(name for kind in _REGISTRIES for name in (f"list_{kind}s", f"register_{kind}"))]
+)
 
 
 def __getattr__(name: str) -> Any:

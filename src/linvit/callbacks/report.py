@@ -46,7 +46,6 @@ class Report(Callback):
 
     def __init__(self, folder: str | Path | None = None) -> None:
         self.folder = folder
-        self._found: Any = None
         self._table: Path | None = None
 
     def collect(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> Any:
@@ -58,35 +57,25 @@ class Report(Callback):
         raise NotImplementedError
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Collects."""
-        self._found = self.collect(trainer, pl_module, "val")
-
-    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Collects."""
-        self._found = self.collect(trainer, pl_module, "test")
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Reports, before a checkpoint of this moment is written."""
         if not trainer.sanity_checking:
             self._report(trainer, pl_module, "val")
-            if trainer.state.fn == "validate":
-                self.on_train_end(trainer, pl_module)
 
-    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Reports."""
         self._report(trainer, pl_module, "test")
-        self.on_train_end(trainer, pl_module)
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Says where the last report is."""
         if self._table is not None:
             rank_zero_info(f"scores of each class: {self._table}")
 
     def _report(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        found = self.collect(trainer, pl_module, stage)
         folder = self.folder or (trainer.log_dir if trainer.loggers else None)  # all ranks ask for that of rank 0
-        if self._found is None or folder is None or trainer.fast_dev_run or not trainer.is_global_zero:  # type: ignore[attr-defined]
+        if found is None or folder is None or trainer.fast_dev_run or not trainer.is_global_zero:  # type: ignore[attr-defined]
             return
-        unit, counts, scores, picture, images = self.findings(self._found, pl_module)
+        unit, counts, scores, picture, images = self.findings(found, pl_module)
         rows = [["class", unit, *scores]]
         for name, count, *values in zip(class_names(pl_module), counts.tolist(), *scores.values(), strict=True):
             rows.append([name, str(count), *("" if np.isnan(value) else f"{value:.6f}" for value in values)])

@@ -1,7 +1,7 @@
 """How a network is executed: in which precision, with less memory or with more; and what of it is trained."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -86,6 +86,30 @@ def _total(own: Tensor, group: Any = None) -> list[Tensor]:
     total = own.clone()
     distributed.all_reduce(total, group=group)
     return [total]
+
+
+class SharedScore(Metric):
+    """One of several scores of a `state`, such as a confusion matrix; who updates that calls `update` of each score."""
+
+    full_state_update = False
+
+    def __init__(self, state: Any, score: Callable[..., Any], *arguments: Any) -> None:
+        super().__init__()
+        self.state = state
+        self.score = score
+        self.arguments = arguments
+
+    def update(self) -> None:
+        """Says that the state has been updated."""
+
+    def compute(self) -> Tensor:
+        """The score, a scalar: what the function says of the state and its further arguments."""
+        return torch.as_tensor(self.score(self.state, *self.arguments), dtype=torch.float32, device=self.device)
+
+    def reset(self) -> None:
+        """Empties the state, too."""
+        super().reset()
+        self.state.reset()
 
 
 def keep_attention_features(network: nn.Module) -> None:

@@ -5,7 +5,7 @@ from PIL import Image
 
 from linvit import coco_masks
 from linvit.callbacks.detection import curves_picture, draw
-from linvit.tasks.detection.results import Objects
+from linvit.tasks.detection.evaluation import Objects
 
 COLOURS = np.array([[200, 0, 0], [0, 0, 200]], dtype=np.uint8)
 WHITE = (255, 255, 255)

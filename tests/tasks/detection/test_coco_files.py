@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from linvit.data import DetectionData
-from linvit.tasks.detection.results import DetectionResults, Objects
+from linvit.tasks.detection.evaluation import DetectionResults, Objects
 from tests.golden_files import load
 
 GOLDEN = load("dense_coco_eval")

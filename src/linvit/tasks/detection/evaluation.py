@@ -1,14 +1,19 @@
-"""COCO's evaluation, by faster-coco-eval, which agrees with pycocotools in all figures."""
+"""True and detected objects of a set, collected on all ranks and evaluated once, on rank 0, by faster-coco-eval.
+
+It agrees with pycocotools in all figures.
+"""
 
 import contextlib
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
+from torch import Tensor, distributed
 
 from linvit import coco_masks
+from linvit.callbacks.common import gather
 from linvit.errors import UserError
 
 FIGURES = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
@@ -74,3 +79,150 @@ def tools() -> tuple[Any, Any]:
             "COCO's average precision needs the package 'faster-coco-eval': pip install 'linvit[detection]'"
         ) from error
     return COCO, COCOeval_faster
+
+
+class Objects(NamedTuple):
+    """True or detected objects of an image, in pixels of the original. 100 with masks take some 50 kB.
+
+    Attributes:
+        size: (H, W) of the original image.
+        boxes: (n, 4): x1, y1, x2, y2.
+        labels: Classes (n,), int64.
+        counts: The counts of n run-length encoded masks; None where there are no masks.
+        scores: (n,), of detected objects.
+        iscrowd: (n,), bool, of true objects: a crowd, which nothing needs to find.
+        area: (n,), of true objects, as their annotations say it.
+    """
+
+    size: tuple[int, int]
+    boxes: np.ndarray
+    labels: np.ndarray
+    counts: list[str | bytes] | None = None
+    scores: np.ndarray | None = None
+    iscrowd: np.ndarray | None = None
+    area: np.ndarray | None = None
+
+    @classmethod
+    def of_truth(cls, batch: Mapping[str, Any], i: int) -> Self:
+        """The true objects of an image of an evaluation batch."""
+        rles = batch["rles"][i] if batch.get("rles") is not None else None
+        numbers = {name: batch[name][i].cpu().numpy() for name in ("boxes", "labels", "iscrowd", "area")}
+        return cls(image_size(batch, i), counts=_counts(rles), **numbers)
+
+    @classmethod
+    def of_detections(cls, found: Mapping[str, Tensor], size: tuple[int, int]) -> Self:
+        """What a detector found in an image; its masks are encoded."""
+        masks = found.get("masks")
+        rles = None if masks is None else coco_masks.encode(masks.cpu().numpy())
+        boxes, scores = (found[name].float().cpu().numpy() for name in ("boxes", "scores"))
+        return cls(size, boxes, found["labels"].cpu().numpy(), _counts(rles), scores)
+
+    def above(self, threshold: float) -> "Objects":
+        """Those of detected objects whose scores are at least a threshold."""
+        if not threshold or self.scores is None:
+            return self
+        kept = self.scores >= threshold
+        counts = self.counts and [count for count, own in zip(self.counts, kept, strict=True) if own]
+        return self._replace(boxes=self.boxes[kept], labels=self.labels[kept], scores=self.scores[kept], counts=counts)
+
+    @property
+    def rles(self) -> list[dict[str, Any]]:
+        """The masks as COCO's RLEs."""
+        return [{"size": list(self.size), "counts": counts} for counts in self.counts or []]
+
+    def annotations(self, image: int, categories: Sequence[int]) -> list[dict[str, Any]]:
+        """The objects as COCO's JSON has them: boxes are x, y, width and height."""
+        boxes = self.boxes.astype(np.float64)
+        boxes[:, 2:] -= boxes[:, :2]
+        columns: dict[str, Sequence[Any]] = {"bbox": boxes.tolist()}
+        columns["category_id"] = [categories[label] for label in self.labels.tolist()]
+        if self.counts is not None:
+            columns["segmentation"] = self.rles
+        if self.scores is not None:
+            columns["score"] = self.scores.tolist()
+        if self.iscrowd is not None and self.area is not None:
+            columns |= {"iscrowd": self.iscrowd.astype(int).tolist(), "area": self.area.tolist()}
+        rows = zip(*columns.values(), strict=True)
+        return [{"image_id": image, **dict(zip(columns, row, strict=True))} for row in rows]
+
+
+def image_size(batch: Mapping[str, Any], i: int) -> tuple[int, int]:
+    """(H, W) of the original of an image of a batch."""
+    height, width = batch["size"][i]
+    return int(height), int(width)
+
+
+def _counts(rles: Sequence[Mapping[str, Any]] | None) -> list[str | bytes] | None:
+    return None if rles is None else [rle["counts"] for rle in rles]
+
+
+Kind = Literal["box", "mask"]
+
+
+class DetectionResults:
+    """True and detected objects of the images of a set, and COCO's figures of them.
+
+    torchmetrics' `MeanAveragePrecision` is not used: its thresholds are float32 numbers, which changes the AP.
+    """
+
+    def __init__(self, num_classes: int, kinds: Sequence[Kind], area_from: Literal["box", "mask"]) -> None:
+        self.num_classes = num_classes
+        self.kinds = kinds
+        self.area_from = area_from
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets everything."""
+        self._images: dict[int, tuple[Objects, Objects]] = {}
+        self._figures: dict[str, float] | None = None
+        self.evaluations: dict[Kind, Evaluation] = {}
+        self.objects = np.zeros(self.num_classes, dtype=np.int64)
+
+    def update(self, index: int, true: Objects, detected: Objects) -> None:
+        """Adds an image by its number in the set. An image that comes twice counts once."""
+        self._images[index] = true, detected
+        self._figures = None
+
+    def figure(self, name: str) -> float:
+        """One of `figures`."""
+        return self.figures()[name]
+
+    def figures(self) -> dict[str, float]:
+        """The figures by name, such as "box_AP" and "mask_AP50", on all ranks, all of which must call it."""
+        if self._figures is None:
+            if (parts := gather(self._images)) is not None:
+                found = {index: image for part in parts for index, image in part.items()}
+                self._evaluate({index: found[index] for index in sorted(found)})
+            self._figures = _from_rank_0(
+                {
+                    f"{kind}_{name}": figure
+                    for kind, evaluation in self.evaluations.items()
+                    for name, figure in zip(FIGURES, evaluation.figures.tolist(), strict=True)
+                }
+            )
+        return self._figures
+
+    def _evaluate(self, images: Mapping[int, tuple[Objects, Objects]]) -> None:
+        classes = range(self.num_classes)
+        pairs = images.items()
+        true, detected = ([one for i, pair in pairs for one in pair[k].annotations(i, classes)] for k in (0, 1))
+        for number, annotation in enumerate(true, 1):  # COCO's evaluation takes 0 for no match
+            annotation["id"] = number
+        sizes = {i: pair[0].size for i, pair in pairs}
+        truth = {
+            "images": [{"id": i, "height": height, "width": width} for i, (height, width) in sizes.items()],
+            "categories": [{"id": label, "name": str(label)} for label in classes],
+            "annotations": true,
+        }
+        for kind in self.kinds:
+            self.evaluations[kind] = evaluate(truth, detected, kind, self.area_from)
+        labels = [one["category_id"] for one in true if not one["iscrowd"]]
+        self.objects = np.bincount(np.array(labels, dtype=np.int64), minlength=self.num_classes)
+
+
+def _from_rank_0(found: dict[str, float]) -> dict[str, float]:
+    """What rank 0 has found, on all ranks."""
+    told = [found]
+    if distributed.is_available() and distributed.is_initialized():
+        distributed.broadcast_object_list(told)
+    return told[0]

@@ -18,8 +18,8 @@ from linvit.callbacks.detection import DetectionPictures, DetectionReport, draw,
 from linvit.errors import UserError, check_number
 from linvit.heads.detection.detector import create_detector
 from linvit.tasks.base import Task
-from linvit.tasks.detection.evaluation import FIGURES, tools
-from linvit.tasks.detection.results import CocoScore, DetectionResults, Kind, Objects, image_size
+from linvit.tasks.detection.evaluation import FIGURES, DetectionResults, Kind, Objects, image_size, tools
+from linvit.tasks.execution import SharedScore
 from linvit.tasks.published import PublishedScores, published_ap
 from linvit.tasks.results import Result
 
@@ -147,7 +147,8 @@ class DetectionTask(Task):
         kinds: list[Kind] = ["box", "mask"] if self.network.with_masks else ["box"]
         settings = self.hparams
         results = DetectionResults(settings["num_classes"], kinds, settings["area_from"])
-        return {f"{kind}_{name}": CocoScore(results, f"{kind}_{name}") for kind in kinds for name in FIGURES}
+        names = [f"{kind}_{name}" for kind in kinds for name in FIGURES]
+        return {name: SharedScore(results, DetectionResults.figure, name) for name in names}
 
     def setup(self, stage: str) -> None:
         """Raises a `UserError` before the first batch if the package that evaluates is not installed."""
@@ -183,7 +184,7 @@ class DetectionTask(Task):
         self._check_masks(batch, "rles")
         found = [(Objects.of_truth(batch, i), self._detect(network, batch, i)) for i in range(len(batch["image"]))]
         for index, pair in zip(batch["index"].tolist(), found, strict=True):
-            metrics[self.score_metric].results.update(index, *pair)
+            metrics[self.score_metric].state.update(index, *pair)
         for metric in metrics.values():
             metric.update()
         return found
@@ -209,7 +210,7 @@ class DetectionTask(Task):
     def results(self, stage: str) -> DetectionResults:
         """Those of the set that was just evaluated, by the weights that predict. All ranks call it."""
         metrics: Any = self.metrics[f"{stage}/" if self.average is None else f"{stage}/ema_"]
-        results: DetectionResults = metrics[self.score_metric].results
+        results: DetectionResults = metrics[self.score_metric].state
         results.figures()
         return results
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torchmetrics import MeanMetric, Metric
+from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassConfusionMatrix
 
 from linvit.heads.layers import resize
@@ -84,6 +84,11 @@ def class_scores(matrix: Tensor) -> dict[str, Tensor]:
     }
 
 
+def mean_score(confusion: PixelConfusion, name: str, exclude_from_mean: Sequence[int] = ()) -> Tensor:
+    """One of the scores of `mean_scores`."""
+    return mean_scores(confusion.compute(), exclude_from_mean)[name]
+
+
 def mean_scores(matrix: Tensor, exclude_from_mean: Sequence[int] = ()) -> dict[str, Tensor]:
     """Scores of a confusion matrix, each a scalar.
 
@@ -97,27 +102,3 @@ def mean_scores(matrix: Tensor, exclude_from_mean: Sequence[int] = ()) -> dict[s
     matrix = matrix.double() / matrix.sum()
     right, by_chance = matrix.trace(), matrix.sum(0) @ matrix.sum(1)
     return {**means, "aAcc": right, "kappa": (right - by_chance) / (1 - by_chance)}
-
-
-class ConfusionScore(Metric):
-    """One score of a confusion matrix that several scores share; whoever updates the matrix calls `update` of each."""
-
-    full_state_update = False
-
-    def __init__(self, confusion: PixelConfusion, name: str, exclude_from_mean: Sequence[int] = ()) -> None:
-        super().__init__()
-        self.confusion = confusion
-        self.name = name
-        self.exclude_from_mean = exclude_from_mean
-
-    def update(self) -> None:
-        """Says that the matrix has been updated."""
-
-    def compute(self) -> Tensor:
-        """The score, a scalar."""
-        return mean_scores(self.confusion.compute(), self.exclude_from_mean)[self.name].float()
-
-    def reset(self) -> None:
-        """Empties the matrix, too."""
-        super().reset()
-        self.confusion.reset()

@@ -15,8 +15,7 @@ from torch.nn import functional as F
 from torchmetrics import Metric
 
 from linvit.callbacks.common import class_names
-from linvit.callbacks.dense import legend, overlay, palette
-from linvit.callbacks.segmentation import SegmentationPictures, SegmentationReport, write_mask
+from linvit.callbacks.dense import SegmentationPictures, SegmentationReport, legend, overlay, palette, write_mask
 from linvit.errors import UserError, check_choice, check_number
 from linvit.heads.layers import resize
 from linvit.heads.segmentation.inference import bands, starts
@@ -25,14 +24,15 @@ from linvit.ignore_index import IGNORE_INDEX
 from linvit.image_size import image_size
 from linvit.plain_text import printable
 from linvit.tasks.base import Description, Task
+from linvit.tasks.execution import SharedScore
 from linvit.tasks.published import PublishedScores, published_miou
 from linvit.tasks.results import Result
 from linvit.tasks.segmentation.scores import (
-    ConfusionScore,
     PixelConfusion,
     PixelMean,
     class_scores,
     dice_loss,
+    mean_score,
     pixel_cross_entropy,
 )
 
@@ -153,7 +153,7 @@ class SegmentationTask(Task):
             check_choice("an entry of exclude_from_mean", name, list(names))
         excluded = [names.index(name) for name in self.hparams["exclude_from_mean"]]
         confusion = PixelConfusion(self.hparams["num_classes"])
-        scores = {name: ConfusionScore(confusion, name, excluded) for name in SCORES}
+        scores = {name: SharedScore(confusion, mean_score, name, excluded) for name in SCORES}
         return {"loss": PixelMean(), **scores}
 
     def training_loss(self, batch: dict[str, Any]) -> Tensor:
@@ -168,7 +168,7 @@ class SegmentationTask(Task):
     def score_batch(self, network: nn.Module, batch: dict[str, Any], metrics: Mapping[str, Any]) -> list[Tensor]:
         """Updates loss and scores; returns the classes (H, W), uint8 or int64, of each image at its labels' size."""
         found = []
-        confusion = metrics["mIoU"].confusion
+        confusion = metrics["mIoU"].state
         for image, mask in zip(batch["image"], batch["mask"], strict=True):
             label, top, predicted = mask.long(), 0, []
             for scores in self._bands(network, image, label.shape):
@@ -216,7 +216,7 @@ class SegmentationTask(Task):
     def class_table(self, stage: str) -> tuple[Tensor, dict[str, Tensor]]:
         """The confusion matrix of the set that was just evaluated, by the weights that predict, and class scores."""
         metrics: Any = self.metrics[f"{stage}/" if self.average is None else f"{stage}/ema_"]
-        matrix: Tensor = metrics["mIoU"].confusion.compute()
+        matrix: Tensor = metrics["mIoU"].state.compute()
         return matrix, class_scores(matrix)
 
     def _loss(self, logits: Tensor, label: Tensor) -> Tensor:
