@@ -100,7 +100,7 @@ def main(argv: list[str]) -> int:
             here = [f"--trainer.default_root_dir={place}", *of_stage_before(run, folders)]
             here += [f"--resume={args.resume}"] * bool(args.resume)
             run = Run.read(["fit", *of_stage(stage, options), *here])
-            run.fit()
+            run.start()
             folders.append(Path(str(run.trainer.log_dir)))  # which all ranks ask for
             if not run.finished:
                 args.resume = None  # what follows upon other weights is another run

@@ -186,9 +186,8 @@ def shown_tag(tag: str) -> str:
     return tag if tag.startswith(SCORES) else f"{OTHERS}/{tag}"
 
 
-def run_loggers(given: Any, versions: Path, version: str | None, purge_step: int | None) -> list[Logger]:
+def run_loggers(given: list[Any], versions: Path, version: str | None, purge_step: int | None) -> list[Logger]:
     """The loggers of a training run: those of its folder, and then those that are given."""
     tensorboard = RunTensorBoardLogger(versions, version, purge_step)
-    others = given if isinstance(given, list) else [given]
     own = [tensorboard, CsvLogger(lambda: tensorboard.log_dir, purge_step)]
-    return [*own, *(other for other in others if isinstance(other, Logger))]
+    return [*own, *(other for other in given if isinstance(other, Logger))]

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.callbacks import Checkpoint as CheckpointCallback
 from lightning.pytorch.callbacks import LearningRateMonitor, ModelSummary
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
@@ -46,13 +47,13 @@ from linvit.runs.parser import CommandLine, TrainerOptions, build_task, instanti
 from linvit.runs.resume import Found, SameCheckpoint, find
 from linvit.runs.trainer import (
     SaveRunConfig,
+    SyncBatchNorm,
+    add_progress_bar,
+    as_list,
     check_strategy,
-    check_sync_batch_norm,
     default_callbacks,
     default_precision,
     summarise_without_gradients,
-    with_progress_bar,
-    with_sync_batch_norm,
 )
 from linvit.signals import STOP
 from linvit.tasks.base import SET_BY_DATA, Task
@@ -69,17 +70,12 @@ NO_WEIGHTS = (
 class Run:
     """A run, which is trained, scored or resumed. It is read at once; data, task and trainer are built on first use.
 
-    Attributes:
-        settings: The complete configuration, as the parser has it; a checkpoint has decided the model.
-        configs: The configurations that the options name.
-        checkpoint: The checkpoint that is resumed or scored, or None.
-        folder: The folder of the run that is resumed or scored, or None.
-        finished: Whether `--resume=auto` has found a run that has nothing left to do.
+    `settings` is the complete configuration, as the parser has it; a checkpoint has decided the model.
     """
 
-    checkpoint: Checkpoint | None = None
-    folder: Path | None = None
-    finished = False
+    checkpoint: Checkpoint | None = None  # that is resumed or scored
+    folder: Path | None = None  # of the run that is
+    finished = False  # whether `--resume=auto` has found a run that has nothing left to do
     _found: Found | None = None
 
     def __init__(self, verb: str, options: Sequence[str], *, quiet: bool = False) -> None:
@@ -93,7 +89,9 @@ class Run:
         if self.settings.resume:
             self._find()
         if self.checkpoint is None and self.settings.ckpt_path:
-            self.settings.ckpt_path = self._file_of(self.settings.ckpt_path)
+            best = best_checkpoints(self.settings.model.init_args.get("predict_with", "raw"))
+            path = checkpoint_in(self.settings.ckpt_path, [LAST] if self._fits else best)
+            self.settings.ckpt_path = str(path)
             self.checkpoint = Checkpoint(self.settings.ckpt_path, resumed=self._fits)
         if self.checkpoint is not None and not self.finished:
             if self._fits:
@@ -164,32 +162,11 @@ class Run:
             raise UserError(f"these options do not go together or do not exist: {error}") from error
 
     def start(self) -> None:
-        """Does what its verb says."""
-        getattr(self, self.verb)()
-
-    def fit(self) -> None:
-        """Trains, from the beginning or from the checkpoint; says how it went and how to resume it."""
-        run = self._as("fit")
-        if not run.finished:
-            run._run()
-
-    def validate(self) -> None:
-        """Scores on the validation split, and prints the scores."""
-        self._as("validate")._run()
-
-    def test(self) -> None:
-        """Scores on the test split, and prints the scores."""
-        self._as("test")._run()
-
-    def predict(self) -> None:
-        """Writes predictions beside the run."""
-        self._as("predict")._run()
-
-    def _as(self, verb: str) -> "Run":
-        return self if verb == self.verb else Run(verb, self._given)
+        """Does what its verb says, unless `--resume=auto` has found nothing left to do; says in words what ends it."""
+        if not self.finished:
+            self._run()
 
     def _run(self) -> None:
-        """Runs the verb; says in words what ends it."""
         names = ("ckpt_path", "weights_only", "verbose", "return_predictions")
         trainer, given = self.trainer, {name: self.settings[name] for name in names if name in self.settings}
         with in_words(trainer, self._ranks):
@@ -198,9 +175,9 @@ class Run:
                 self._say_how_it_went()
             elif self.verb != "predict" and trainer.is_global_zero:
                 scores = {tag: value.item() for tag, value in trainer.callback_metrics.items()}
-                (counter,) = (part for part in self._callbacks if isinstance(part, ImageCount))
-                images, published = f"{counter.images} images", self.task.published()
-                print(score_table(scores, images, published))
+                every: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+                (counter,) = (callback for callback in every if isinstance(callback, ImageCount))
+                print(score_table(scores, f"{counter.images} images", self.task.published()))
                 if self.verb == "test" and self.folder is not None and (self.folder / RESULT).exists():
                     result.add_test(self.folder, self.data, scores, counter.images)
 
@@ -244,11 +221,6 @@ class Run:
         """Where the folders of runs go."""
         return Path(self.settings.trainer.default_root_dir or "checkpoints").absolute()
 
-    @property
-    def _step(self) -> int:
-        """The step from which its folder is continued."""
-        return 0 if self.checkpoint is None or self.checkpoint.run != self.folder else self.checkpoint.step
-
     def _find(self) -> None:
         """Finds the run that `--resume=auto` resumes; a `ckpt_path` in a configuration is for a new run."""
         if not self._fits:
@@ -260,13 +232,6 @@ class Run:
         self.settings.resume = None  # the saved configuration names a run, and not what to do with it
         if self.checkpoint is not None:
             self.settings.ckpt_path = str(self.checkpoint.path)
-
-    def _file_of(self, path: str) -> str:
-        """The checkpoint that `--ckpt_path` names: of a run's folder its last to resume it, otherwise its best."""
-        if self._fits:
-            return str(checkpoint_in(path, [LAST]))
-        predict_with = self.settings.model.init_args.get("predict_with", "raw")
-        return str(checkpoint_in(path, best_checkpoints(predict_with)))
 
     def _find_teacher(self) -> None:
         """Takes, of a run that is named as the teacher, or of the newest in a folder of runs, the best checkpoint.
@@ -339,32 +304,31 @@ class Run:
         )
         options = dict(built.trainer)
         saves = options["enable_checkpointing"] is not False
-        callbacks = options["callbacks"] or []
-        callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
+        callbacks = as_list(options["callbacks"])
         if options["enable_progress_bar"] is not False:
-            callbacks = with_progress_bar(callbacks)
-        callbacks = [*callbacks, built.checkpoint, built.non_finite, *default_callbacks()]
+            add_progress_bar(callbacks)
+        callbacks += [built.checkpoint, built.non_finite, *default_callbacks()]
+        step = 0 if self.checkpoint is None or self.checkpoint.run != self.folder else self.checkpoint.step
         if self._fits and options["logger"] is not False:
-            options["logger"] = run_loggers(options["logger"], *self._version)
+            options["logger"] = run_loggers(as_list(options["logger"]), *self._version(step))
         elif self.settings.trainer.logger is None:
             options["logger"] = False
-        if not saves:
-            callbacks = [callback for callback in callbacks if not isinstance(callback, CheckpointCallback)]
-        if options["logger"] is False:
-            callbacks = [callback for callback in callbacks if not isinstance(callback, LearningRateMonitor)]
+        unwanted = () if saves else (CheckpointCallback,)
+        unwanted += () if options["logger"] is not False else (LearningRateMonitor,)
+        callbacks = [callback for callback in callbacks if not isinstance(callback, unwanted)]
         if not options["fast_dev_run"]:
-            name = f"config_from_step_{self._step}.yaml" if self.folder is not None and self._step else "config.yaml"
-            callbacks.append(SaveRunConfig(self.parser, self.settings, config_filename=name))
+            name = f"config_from_step_{step}.yaml" if self.folder is not None and step else "config.yaml"
+            callbacks.append(SaveRunConfig(self.parser.dump(self.settings, skip_unset=False), name))
         if self._found is not None:
             callbacks.append(SameCheckpoint(self._found))
         if options["sync_batchnorm"]:
-            options["plugins"] = with_sync_batch_norm(options["plugins"])
+            options["plugins"] = [*as_list(options["plugins"]), SyncBatchNorm()]
         try:
             trainer = Trainer(**{**options, "callbacks": callbacks})
         except (ValueError, TypeError, MisconfigurationException) as error:
             raise UserError(f"these --trainer options do not go together or do not exist: {error}") from error
-        if options["sync_batchnorm"]:
-            check_sync_batch_norm(trainer)
+        if options["sync_batchnorm"] and trainer.world_size > 1 and isinstance(trainer.accelerator, CPUAccelerator):
+            raise UserError("torch normalises batches over ranks on GPUs only: leave out --trainer.sync_batchnorm")
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, ModelSummary):
                 summarise_without_gradients(callback)
@@ -374,15 +338,8 @@ class Run:
             task.report_folder = self.folder or (Path() if anywhere else None)
         return trainer
 
-    @property
-    def _callbacks(self) -> list[Callback]:
-        callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
-        return callbacks
-
-    @property
-    def _version(self) -> tuple[Path, str | None, int | None]:
+    def _version(self, step: int) -> tuple[Path, str | None, int | None]:
         """Where versions lie, the one that is resumed, and the step from which its curves continue."""
         if self.folder is None:
             return self._root / run_name(self.configs), None, None
-        purge_step = self.checkpoint.purge_step if self.checkpoint is not None and self._step else self._step
-        return self.folder.parent, self.folder.name, purge_step
+        return self.folder.parent, self.folder.name, self.checkpoint.purge_step if self.checkpoint and step else step

@@ -7,10 +7,8 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.callbacks import LearningRateMonitor, ModelSummary, RichProgressBar
 from lightning.pytorch.callbacks import ProgressBar as AnyProgressBar
-from lightning.pytorch.cli import SaveConfigCallback
 from lightning.pytorch.plugins.layer_sync import TorchSyncBatchNorm
 from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.utilities import rank_zero_info
@@ -21,6 +19,7 @@ from linvit import yaml_text
 from linvit.callbacks.monitors import BadImageCount, GradientNorm, ImageCount, Memory, ProgressBar, Throughput
 from linvit.callbacks.stop_on_signal import StopOnSignal
 from linvit.errors import UserError
+from linvit.files import replacing
 from linvit.runs.folder import run_config
 
 
@@ -30,12 +29,17 @@ def default_callbacks() -> list[Callback]:
     return [*logging, StopOnSignal()]
 
 
-def with_progress_bar(callbacks: Any) -> list[Callback]:
-    """The callbacks of a configuration and a progress bar, unless they have one."""
-    given = callbacks if isinstance(callbacks, list) else [callbacks] if callbacks else []
-    if any(isinstance(callback, RichProgressBar) for callback in given):  # it draws by codes, and strips those of texts
+def as_list(given: Any) -> list[Any]:
+    """Callbacks, plug-ins or loggers of a configuration, which may be one, several, none, true or false."""
+    return [*given] if isinstance(given, list) else [given] if given else []
+
+
+def add_progress_bar(callbacks: list[Any]) -> None:
+    """Adds a progress bar to callbacks, unless they have one."""
+    if any(isinstance(callback, RichProgressBar) for callback in callbacks):  # its codes may not be written out
         sys.stdout = getattr(sys.stdout, "unchecked", sys.stdout)
-    return given if any(isinstance(callback, AnyProgressBar) for callback in given) else [*given, ProgressBar()]
+    if not any(isinstance(callback, AnyProgressBar) for callback in callbacks):
+        callbacks.append(ProgressBar())
 
 
 def check_strategy(strategy: Any) -> None:
@@ -77,18 +81,6 @@ class SyncBatchNorm(TorchSyncBatchNorm):
         return model
 
 
-def with_sync_batch_norm(plugins: Any) -> list[Any]:
-    """The plug-ins of a configuration and `SyncBatchNorm`."""
-    given = plugins if isinstance(plugins, list) else [plugins] if plugins else []
-    return [*given, SyncBatchNorm()]
-
-
-def check_sync_batch_norm(trainer: Trainer) -> None:
-    """Raises a `UserError` where torch cannot do it."""
-    if trainer.world_size > 1 and isinstance(trainer.accelerator, CPUAccelerator):
-        raise UserError("torch normalises batches over several ranks on GPUs only: leave out --trainer.sync_batchnorm")
-
-
 def summarise_without_gradients(summary: ModelSummary) -> None:
     """Lets Lightning's model summary run while no parameter needs a gradient, and counts them as they were.
 
@@ -112,29 +104,27 @@ def summarise_without_gradients(summary: ModelSummary) -> None:
     summary._summary = built  # type: ignore[assignment, method-assign]
 
 
-class SaveRunConfig(SaveConfigCallback):
-    """Saves the full configuration of a training run beside its checkpoints.
+class SaveRunConfig(Callback):
+    """Saves the configuration of a training run beside its checkpoints.
 
     A resumed run adds a file of its own if anything in it differs from the last one, other than the checkpoint.
     """
 
+    def __init__(self, text: str, name: str) -> None:
+        self.text, self.name = text, name
+
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Saves before training starts; a kill leaves the whole file or none."""
-        if stage == "fit" and not self.already_saved:
-            path = Path(str(trainer.log_dir), self.config_filename)
-            self.config_filename, self.overwrite = f"{path.name}.part", True
-            super().setup(trainer, pl_module, stage)
-            if trainer.is_global_zero:
-                part = path.with_name(self.config_filename)
-                if _options(part) == _options(run_config(path.parent)):
-                    part.unlink()
-                else:
-                    part.replace(path)
+        folder = Path(str(trainer.log_dir))  # which all ranks ask for
+        if stage != "fit" or not trainer.is_global_zero:
+            return
+        last = run_config(folder)
+        if not last.exists() or _options(yaml_text.read(last)) != _options(self.text):
+            folder.mkdir(parents=True, exist_ok=True)
+            with replacing(folder / self.name) as file:
+                file.write(self.text.encode())
 
 
-def _options(config: Path) -> object:
-    """What a configuration holds, but the checkpoint; the path itself if it cannot be read."""
-    try:
-        return {**yaml_text.load(yaml_text.read(config), str(config)), "ckpt_path": None}
-    except (OSError, UserError, TypeError):
-        return config
+def _options(text: str) -> Any:
+    """What a configuration holds, but the checkpoint."""
+    return {**yaml_text.load(text, "the configuration"), "ckpt_path": None}

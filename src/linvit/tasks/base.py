@@ -177,6 +177,7 @@ class Task(LightningModule):
         self.metrics = nn.ModuleDict({tag: nn.ModuleDict(self.configure_metrics()) for tag in tags})
         add_up_over_ranks(self.metrics)
         self.example_input_array = torch.zeros(1, in_chans, *image_size(img_size))
+        self._precision = torch.get_float32_matmul_precision()  # outside of a run
         self.report_folder: Path | None = None
         self.distillation: TaskDistillation | None = None
 
