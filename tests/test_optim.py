@@ -9,7 +9,7 @@ import linvit
 from linvit import UserError
 from linvit.optim import adamw, look_ahead, parameter_groups
 from linvit.schedules import WarmupCosine
-from linvit.tasks.schedule import total_batch_size
+from linvit.tasks.optimisation import total_batch_size
 from tests.test_schedules import END, PEAK, START, schedule
 from tests.training import TINY, batches, fit, tiny_task, trainer
 

@@ -16,7 +16,7 @@ import torch
 from linvit.model_info import model_info
 from linvit.optim import parameter_groups
 from linvit.tasks import ClassificationTask
-from linvit.tasks.schedule import batch_size_warning, run_schedule, total_batch_size
+from linvit.tasks.optimisation import batch_size_warning, run_schedule, total_batch_size
 from tests.test_configs import IMAGENET, ROOT, heading, printed_by_its_command, slow_if_one_of_many
 
 TRAINING_IMAGES = 1_281_167

@@ -43,6 +43,14 @@ def memory() -> tuple[int, int] | None:
     return total, max(free, 0)
 
 
+def largest_resident_set() -> int | None:
+    """Bytes of memory that this process has had at most; None where the system does not say it, as on Windows."""
+    if resource is None:
+        return None
+    unit = 1 if platform.system() == "Darwin" else 1024  # bytes there, KiB elsewhere
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
 @contextmanager
 def memory_limit(share: float = 0.8) -> Iterator[None]:
     """Lets this process allocate a share of the memory that is free, on Linux: more is an error, and not its end."""

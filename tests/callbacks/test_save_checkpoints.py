@@ -26,7 +26,7 @@ class SavesAt(Callback):
 
     def on_train_batch_end(self, trainer, *args):
         if trainer.global_step == self.step and self.saves.save(trainer):
-            self.kept = read(self.saves.path)
+            self.kept = read(f"{self.saves.dirpath}/last.ckpt")
 
 
 def run(folder, *callbacks, **options):
@@ -50,9 +50,9 @@ def test_it_is_written_whenever_somebody_asks(tmp_path):
     saves = SaveCheckpoints()
     asks = SavesAt(saves, step=3)
     run(tmp_path, saves, asks, max_epochs=2)
-    assert saves.path == str(tmp_path / "checkpoints" / "last.ckpt")
+    assert f"{saves.dirpath}/last.ckpt" == str(tmp_path / "checkpoints" / "last.ckpt")
     assert asks.kept["global_step"] == 3
-    assert step_of(saves.path) == 4
+    assert step_of(f"{saves.dirpath}/last.ckpt") == 4
 
 
 class Killed(BaseException):

@@ -56,7 +56,7 @@ def test_it_starts_goes_on_and_is_finished(tmp_path):
     options = {"trainer__default_root_dir": "out"}
     done = fit(tmp_path, AUTO, **options, trainer__max_epochs=1)
     assert done.code == 0, done.err
-    assert "there is no such run of 'quickstart' in out yet, a new one starts" in done.log
+    assert "there is no such run of 'quickstart' in out yet, one starts" in done.log
     done = fit(tmp_path, AUTO, **options, trainer__max_epochs=2)
     assert done.code == 0, done.err
     assert "out/quickstart/version_0 continues from last.ckpt, step 2" in done.log
@@ -96,7 +96,7 @@ def test_a_run_that_has_no_checkpoint_yet_starts_anew_in_its_folder(tmp_path):
     (run / "config.yaml").write_text("killed: early\n", encoding="utf-8")
     done = fit(tmp_path, AUTO, trainer__max_epochs=1)
     assert done.code == 0, done.err
-    assert "checkpoints/quickstart/version_0 has no checkpoint yet, it starts from the beginning" in done.log
+    assert "checkpoints/quickstart/version_0: it has no checkpoint yet" in done.log
     assert [path.name for path in run.parent.iterdir()] == ["version_0"]
     assert "killed" not in (run / "config.yaml").read_text(encoding="utf-8")
     assert step_of(run / "checkpoints" / "last.ckpt") == 2
@@ -112,7 +112,7 @@ def test_a_damaged_file_is_passed_over_with_the_reason(folder):
         damage(path)
     with pytest.warns(UserWarning, match=r"passes over .*previous.ckpt: .* is damaged"):
         assert newest_checkpoint(folder) is None
-    with pytest.warns(UserWarning, match="no checkpoint of .* can be used, so a new run starts"):
+    with pytest.warns(UserWarning, match="none of its checkpoints can be used, so a new run starts"):
         assert find(["quickstart"], folder.parents[1], settings()) == (None, None, False)
 
 

@@ -19,19 +19,11 @@ OTHER = "the total batch is 8 (batch_size x devices x accumulate_grad_batches), 
     [
         (
             {"published_batch_size": 32, "lr": 2e-3},
-            [
-                f"{OTHER} 32: results differ",
-                "The learning rate does not scale with it: 0.002 is meant for 32",
-                "--trainer.accumulate_grad_batches=4 makes the total batch 32",
-            ],
+            [f"{OTHER} 32: results differ", "does not scale with it: its peak is 0.002", "to reach the same total"],
         ),
         (
             {"published_batch_size": 32, "lr": 2e-3, "lr_base_batch_size": 16},
-            [f"{OTHER} 32", "scales with it: its peak is 0.001", "--trainer.accumulate_grad_batches=4"],
-        ),
-        (
-            {"published_batch_size": 12},
-            [f"{OTHER} 12", "A --data.batch_size that divides 12 and --trainer.accumulate_grad_batches make"],
+            [f"{OTHER} 32", "scales with it: its peak is 0.001", "--trainer.accumulate_grad_batches"],
         ),
     ],
     ids=str,
@@ -74,4 +66,3 @@ def test_a_run_that_goes_on_is_held_against_the_one_before(tmp_path, recwarn, pu
     assert "total batch is 16" in text
     assert "the checkpoint was trained with 8" in text
     assert ("and the recipe was published with 64:" in text) == (published is not None)
-    assert "--trainer.accumulate_grad_batches=1 makes the total batch 8" in text

@@ -1,6 +1,5 @@
 """What a run shows of itself: images, speed, memory, gradients, and what was skipped or counted."""
 
-import sys
 import time
 from typing import Any
 
@@ -14,8 +13,10 @@ from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 from torchvision.utils import make_grid
 
+from linvit import machine
 from linvit.callbacks.common import rgb, writers
 
+GIB = 2**30
 REFRESH = 20  # steps
 
 
@@ -58,13 +59,11 @@ class Throughput(Callback):
         self._since = self._ended = 0.0  # a validation comes before training, too
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Starts the clock: a run that is resumed within an epoch does not start one."""
-        self._restart(trainer)
-
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Restarts the clock: validation and start-up do not count."""
+        """Starts the clock, also of a run that is resumed within an epoch: validation and start-up do not count."""
         self._latest = {}
         self._restart(trainer)
+
+    on_train_epoch_start = on_train_start
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stops the clock."""
@@ -96,7 +95,7 @@ class Throughput(Callback):
         self._log(pl_module, sync_dist=True)
 
     def _figures(self, trainer: Trainer) -> dict[str, float]:
-        passed, waited = self._ended - self._since, _seconds_waited(trainer)
+        passed, waited = self._ended - self._since, getattr(trainer.train_dataloader, "seconds_waited", None)
         wait = {} if waited is None or self._waited is None else {"data_wait": (waited - self._waited) / passed}
         return {"images/s": self._images / passed, **wait}
 
@@ -106,20 +105,8 @@ class Throughput(Callback):
 
     def _restart(self, trainer: Trainer) -> None:
         self._images = self._steps = 0
-        self._waited = _seconds_waited(trainer)
+        self._waited = getattr(trainer.train_dataloader, "seconds_waited", None)
         self._since = self._ended = time.perf_counter()
-
-
-def _seconds_waited(trainer: Trainer) -> float | None:
-    return getattr(trainer.train_dataloader, "seconds_waited", None)
-
-
-try:
-    import resource
-except ImportError:  # Windows
-    resource = None  # type: ignore[assignment]
-
-GIB = 2**30
 
 
 class Memory(Callback):
@@ -133,9 +120,8 @@ class Memory(Callback):
         """Asks the system, in steps that are logged (`trainer.log_every_n_steps`)."""
         if trainer.global_step % trainer.log_every_n_steps:  # type: ignore[attr-defined]
             return
-        unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB elsewhere
-        if resource is not None:
-            pl_module.log("memory/host", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / GIB)
+        if (most := machine.largest_resident_set()) is not None:
+            pl_module.log("memory/host", most / GIB)
         if pl_module.device.type == "cuda":
             pl_module.log("memory/device", torch.cuda.max_memory_allocated(pl_module.device) / GIB)
 

@@ -24,17 +24,16 @@ from linvit.files import BEST, BEST_AVERAGE, LAST, link, lock, replacing, sweep,
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes a checkpoint to a temporary file beside its place, which it takes once the disk has all of it.
 
-    So a kill, a full disk or a power cut at any moment leaves the old file or the new one, and never a part. Lightning
-    writes to the system's temporary folder, from where a file is copied over the old one, if that is on another disk.
-    A replaced last.ckpt is kept as previous.ckpt. Each file has a checksum of its content (`linvit.checksum`),
-    and is compared with it before it is loaded.
+    So a kill, a full disk or a power cut at any moment leaves the old file or the new one, and never a part. A replaced
+    last.ckpt is kept as previous.ckpt. Each file has a checksum of its content (`linvit.checksum`), and is compared
+    with it before it is loaded.
 
     Use it in any program: `Trainer(plugins=[AtomicCheckpointIO()])`. Paths with "://" are left to Lightning.
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
         """Writes a checkpoint."""
-        if is_remote(path) or storage_options is not None:
+        if "://" in str(path) or storage_options is not None:
             super().save_checkpoint(checkpoint, path, storage_options)
             return
         path = Path(path)
@@ -56,7 +55,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         weights_only: bool | None = None,
     ) -> dict[str, Any]:
         """Reads a checkpoint."""
-        if not is_remote(path) and Path(path).is_file():
+        if Path(path).is_file():
             checksum.verify(Path(path))
         return super().load_checkpoint(path, map_location, weights_only)
 
@@ -88,11 +87,6 @@ def on_cpu(content: Any) -> Any:
         return content
     torch.cuda.synchronize()
     return found
-
-
-def is_remote(path: str | Path) -> bool:
-    """Whether a path is a URL, such as s3://bucket/x.ckpt."""
-    return "://" in str(path)
 
 
 @dataclass
@@ -138,11 +132,6 @@ class SaveCheckpoints(Checkpoint):
         self.dirpath: str | None = None
         self.failure: str | None = None
         self._scored = False  # since the last save that asked
-
-    @property
-    def path(self) -> str:
-        """Of last.ckpt."""
-        return os.path.join(str(self.dirpath), LAST)
 
     def state_dict(self) -> dict[str, Any]:
         """The best value of each metric."""
@@ -201,16 +190,12 @@ class SaveCheckpoints(Checkpoint):
         """Saves, also under the names of the best if this state is one of them."""
         before = self.state_dict()
         values = {name: float(value) for name, value in trainer.callback_metrics.items()}
-        scored, self._scored = self._scored, False
-        names = []
-        for best in self.best:
-            # Without a new validation the score is that of other weights, as where max_steps ends an epoch early.
-            if best.monitor.startswith("val/") and not scored:
-                continue
-            if best is self.best[0]:
-                check_choice("checkpoint.monitor", best.monitor, sorted(values))
-            if best.monitor in values and best.take(values[best.monitor]):
-                names.append(best.name)
+        # Without a new validation the score is that of other weights, as where max_steps ends an epoch early.
+        due = [best for best in self.best if self._scored or not best.monitor.startswith("val/")]
+        self._scored = False
+        if due:
+            check_choice("checkpoint.monitor", self.best[0].monitor, sorted(values))
+        names = [best.name for best in due if best.monitor in values and best.take(values[best.monitor])]
         if not self._save(trainer, trainer.strategy.broadcast(names)):
             self.load_state_dict(before)
 
@@ -226,7 +211,7 @@ class SaveCheckpoints(Checkpoint):
         failures = (self._write(trainer, path) for path in (paths[:1] if linked else paths))
         self.failure = next((failure for failure in failures if failure is not None), None)
         if self.failure is None and linked:
-            self.failure = _not_saved(self.path, on_rank_zero(trainer, link_all, [Path(path) for path in paths]))
+            self.failure = _not_saved(paths[-1], on_rank_zero(trainer, link_all, [Path(path) for path in paths]))
         if self.failure is not None:
             rank_zero_warn(
                 f"step {trainer.global_step}: {self.failure}. What lay there before is unchanged. The run continues, "
@@ -246,7 +231,7 @@ class SaveCheckpoints(Checkpoint):
 
     def _writes(self, trainer: Trainer) -> bool:
         """Whether the run saves to a folder of this machine's file systems."""
-        return not trainer.fast_dev_run and not is_remote(str(self.dirpath))  # type: ignore[attr-defined]
+        return not trainer.fast_dev_run and "://" not in str(self.dirpath)  # type: ignore[attr-defined]
 
 
 def checkpoint_folder(trainer: Trainer) -> str:

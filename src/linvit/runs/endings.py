@@ -14,11 +14,10 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from shlex import quote
-from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -43,7 +42,7 @@ class Ranks(Callback):
     def __init__(self, trainer: Trainer) -> None:
         self.rank, self.world = trainer.global_rank, trainer.world_size
         self.run: Path | None = None
-        self._over = threading.Event()  # from now on none is to be ended by another
+        self.over = threading.Event()  # all ranks have come to an end in good order: none is to be ended by another
         trainer.callbacks.insert(0, self)  # type: ignore[attr-defined]
         if self.world == 1:
             return
@@ -53,17 +52,13 @@ class Ranks(Callback):
         own = str(os.getppid() if torch.distributed.is_torchelastic_launched() else os.getpid())
         self._launcher = int(os.environ.setdefault(LAUNCHER, own))
         if self._launcher != os.getpid():
-            _in_thread(self._watch_launcher)
+            threading.Thread(target=self._watch_launcher, daemon=True).start()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Notes which rank this is, and its folder."""
         folder = trainer.log_dir  # which asks rank 0, and that may be gone later
         self.run = Path(folder) if folder is not None and stage == "fit" else None
         self.rank = trainer.global_rank
-
-    def finish(self) -> None:
-        """Is called when all ranks have come to an end in good order."""
-        self._over.set()
 
     def explain(self, error: Exception, own: str) -> None:
         """Says why this rank ends, unless its launcher ends it first, since another has said so."""
@@ -82,14 +77,14 @@ class Ranks(Callback):
 
     def _watch_children(self, processes: list[subprocess.Popen[bytes]]) -> None:
         STOP.children = processes
-        _in_thread(self._wait_for_children)
+        threading.Thread(target=self._wait_for_children, daemon=True).start()
 
     def _wait_for_children(self) -> None:
         while not (failed := [process for process in STOP.children if process.poll()]):
             time.sleep(0.5)
         code, rank = failed[0].returncode, STOP.children.index(failed[0]) + 1
         name = self._name(rank, failed[0].pid)
-        if self._over.is_set():
+        if self.over.is_set():
             return
         if STOP.is_exit_code(code):
             STOP.exit_now(code, f"ended by a signal to {name}")
@@ -102,7 +97,7 @@ class Ranks(Callback):
         """Ends this rank when the process that has started it is gone."""
         while os.getppid() == self._launcher:
             time.sleep(1)
-        if not self._over.wait(GRACE / 4):
+        if not self.over.wait(GRACE / 4):
             if self.rank == 1 and not torch.distributed.is_torchelastic_launched():
                 self.say(f"{self._name(0, self._launcher)} was killed, perhaps out of memory")
             STOP.exit_now(1)
@@ -110,10 +105,6 @@ class Ranks(Callback):
     @staticmethod
     def _name(rank: int, process: int) -> str:
         return f"rank {rank} (host {socket.gethostname()}, pid {process})"
-
-
-def _in_thread(function: Callable[..., Any]) -> None:
-    threading.Thread(target=function, daemon=True).start()
 
 
 def meet_after_a_restart() -> None:
@@ -144,10 +135,10 @@ def in_words(trainer: Trainer, ranks: Ranks) -> Iterator[None]:
     """Runs a verb; says in a line, on one rank, what ends it. An error of a single process keeps its traceback."""
     try:
         yield
-        ranks.finish()
+        ranks.over.set()
     except Stopped as stop:
         STOP.ended_by = stop.by
-        ranks.finish()
+        ranks.over.set()
         rank_zero_info(f"{stop}\n{how_to_resume(ranks.run)}" if ranks.run is not None else str(stop))
         with suppress(RuntimeError):  # another rank is gone
             trainer.strategy.barrier()  # launchers end the others when one has ended, and loggers are to be closed
@@ -157,7 +148,9 @@ def in_words(trainer: Trainer, ranks: Ranks) -> Iterator[None]:
         if loader is not None and loader[2] == "Terminated" and STOP.received is not None:
             # the cluster's signal has reached all processes, and these loaders are not linvit's
             STOP.exit_now(STOP.exit_code(STOP.received), f"ended by {name(STOP.received)}")
-        mistake = find_user_error(error) or _refused_by_the_disk(error, trainer)
+        mistake = find_user_error(error)
+        if isinstance(error, OSError) and error.errno in REFUSALS:  # by the disk
+            mistake = UserError(unsaved(trainer) or f"a file could not be written: {error}")
         if trainer.world_size == 1 and loader is None:
             if mistake is not None:
                 raise mistake from error
@@ -183,13 +176,6 @@ def unsaved(trainer: Trainer) -> str | None:
     return None
 
 
-def _refused_by_the_disk(error: Exception, trainer: Trainer) -> UserError | None:
-    """What to say if the disk refuses to take a file: the checkpoint that is missing, or else the file."""
-    if isinstance(error, OSError) and error.errno in REFUSALS:
-        return UserError(unsaved(trainer) or f"a file could not be written: {error}")
-    return None
-
-
 def _written(ranks: Ranks, error: Exception) -> str:
     """Writes the traceback of the current exception to the run's folder and says where it is."""
     text, path = traceback.format_exc(), (ranks.run or Path("no folder")) / f"traceback_rank_{ranks.rank}.txt"
@@ -204,14 +190,14 @@ def _written(ranks: Ranks, error: Exception) -> str:
 
 def run_summary(saves: SaveCheckpoints, predict_with: str, run: Path, length: str) -> str:
     """Best scores, their checkpoints, and the commands to continue with; "" if none is kept."""
-    found = [best for best in saves.best if best.value is not None]
-    if not found:
+    paths: list[str] = []
+    lines: list[str] = []
+    for best in (best for best in saves.best if best.value is not None):
+        paths.append(str(shown(Path(str(saves.dirpath), best.name))))
+        lines += [f"best {best.monitor}  {best.value:.4f}", f"checkpoint      {paths[-1]}"]
+    if not paths:
         return ""
-    paths = [str(shown(Path(str(saves.dirpath), best.name))) for best in found]
     config = quote(str(shown(run_config(run))))
-    lines = []
-    for best, path in zip(found, paths, strict=True):
-        lines += [f"best {best.monitor}  {best.value:.4f}", f"checkpoint      {path}"]
     lines += [
         f"test it         linvit test --config {config} --ckpt_path {quote(paths[-(predict_with == 'ema')])}",
         f"continue it     linvit fit --config {config} --resume=auto --trainer.{length}=MORE",
@@ -227,18 +213,8 @@ def score_table(scores: Mapping[str, float], images: str, known: PublishedScores
     """
     lines = [images + (f"; published: {known.source}" if known else "")]
     lines.append(f"  {'':<18} {'ours':<12} {'published' if known else ''}".rstrip())
-    for tag in sorted(scores, key=_place):
-        score = known.scores.get(_name(tag)) if known else None
-        beside = "" if score is None else f"{score:.4f}"
+    names = {tag: tag.rpartition("/")[2].removeprefix("ema_") for tag in scores}
+    for tag in sorted(scores, key=lambda tag: ("/ema_" in tag, {"score": 0, "loss": 2}.get(names[tag], 1))):
+        beside = f"{known.scores[names[tag]]:.4f}" if known and names[tag] in known.scores else ""
         lines.append(f"  {tag:<18} {scores[tag]:<12.7g} {beside}".rstrip())
     return "\n".join(lines)
-
-
-def _name(tag: str) -> str:
-    """The name of the metric."""
-    return tag.rpartition("/")[2].removeprefix("ema_")
-
-
-def _place(tag: str) -> tuple[bool, int]:
-    """The weights before their average; of each, the score first and the loss last."""
-    return "/ema_" in tag, {"score": 0, "loss": 2}.get(_name(tag), 1)

@@ -18,11 +18,10 @@ from linvit.runs.folder import claim_version, next_version
 
 
 class CsvLogger(Logger):
-    """Writes `metrics.csv`, a row per step and a column per tag.
+    """Writes `metrics.csv`, a row per step and a column per tag; Lightning's deletes that of a run that is resumed.
 
     Lightning has it saved after every row. New rows are appended, since a long run has tens of thousands; the file is
     replaced if a column is new or a row of it has changed.
-    Lightning's CSVLogger deletes the table of a run that is resumed. This one continues it, up to `purge_step`.
     """
 
     def __init__(self, folder: str | Path | Callable[[], str], purge_step: int | None = None) -> None:

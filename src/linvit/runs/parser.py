@@ -6,7 +6,7 @@ import inspect
 import pkgutil
 import re
 from argparse import ArgumentError
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple, cast
 
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
@@ -229,30 +229,22 @@ def readable(message: str) -> str:
 
 def _suggestion(given: str, owner: type | None) -> str:
     """The option to type in place of one that does not exist, as a sentence; empty if none is near."""
-    tasks, data = subclasses(Task), subclasses(ImageData)
-    if owner is not None and issubclass(owner, Task):
-        given, tasks = f"model.{given}", iter([owner])
-    elif owner is not None and issubclass(owner, ImageData):
-        given, data = f"data.{given}", iter([owner])
-    elif owner is not None:  # a callback in a list, whose options no flag sets
-        return did_you_mean(given, options_of(owner))
-    parts = {"model": tasks, "data": data, "trainer": [Trainer], "checkpoint": [SaveCheckpoints]}
-    known = {name: name for name in TOP} | {
-        f"{part}.{option}": option.rpartition(".")[2]
-        for part, owners in {**parts, "non_finite": [NonFiniteGuard]}.items()
-        for owner in owners
-        for option in options_of(owner)
-        if part != "model" or option not in SET_BY_DATA
-    }
+    part = given.partition(".")[0]
+    if owner is not None:
+        part = "model" if issubclass(owner, Task) else "data" if issubclass(owner, ImageData) else ""
+        if not part:  # a callback in a list, whose options no flag sets
+            return did_you_mean(given, options_of(owner))
+    parts: dict[str, Iterable[type]] = {"model": subclasses(Task), "data": subclasses(ImageData)}
+    parts |= {"trainer": [Trainer], "checkpoint": [SaveCheckpoints], "non_finite": [NonFiniteGuard]}
+    options = [f"{name}.{option}" for name, owners in parts.items() for one in owners for option in options_of(one)]
+    known: dict[str, str] = {}
+    for option in sorted([*TOP, *options], key=lambda option: not option.startswith(part)):
+        if option.partition("model.")[2] not in SET_BY_DATA:
+            known.setdefault(option.rpartition(".")[2], option)
     leaf = given.rpartition(".")[2]
-    other = OTHER_NAMES.get(leaf)
-    like = {option: _likeness(name, leaf) for option, name in known.items()}
-    nearest = other or max(known, key=lambda option: like[option] + _likeness(option, given))
-    return f" Did you mean --{nearest}?" if other or like[nearest] >= CLOSE else ""
-
-
-def _likeness(one: str, other: str) -> float:
-    return difflib.SequenceMatcher(None, one, other).ratio()
+    known |= OTHER_NAMES
+    near = difflib.get_close_matches(leaf, known, 1, CLOSE)
+    return f" Did you mean --{known[near[0]]}?" if near else ""
 
 
 class Option(NamedTuple):

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from jsonargparse import Namespace
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -61,12 +60,6 @@ def newest_checkpoint(run: Path) -> Checkpoint | None:
     return max(reversed(found), key=lambda checkpoint: checkpoint.step, default=None)
 
 
-def is_finished(checkpoint: Checkpoint, max_epochs: int | None, max_steps: int) -> bool:
-    """Whether a run has trained for all epochs or steps of its configuration, or `EarlyStopping` has ended it."""
-    epochs = max_epochs is not None and 0 <= max_epochs <= checkpoint.epochs
-    return epochs or 0 <= max_steps <= checkpoint.step or checkpoint.stopped_early
-
-
 def has_last_evaluation(run: Path, checkpoint: Checkpoint, max_steps: int) -> bool:
     """Whether the evaluation that belongs to a run's last checkpoint is in its metrics.csv, if it writes one."""
     if not (run / CONFIG).exists():
@@ -90,45 +83,35 @@ def before(run: Path, checkpoint: Checkpoint) -> Checkpoint:
     return max(older, key=lambda other: (other.step, Path(other.path).name == PREVIOUS))
 
 
-class Found(NamedTuple):
-    """The run to resume and its checkpoint, either of which may be None, and whether it is finished already."""
-
-    folder: Path | None = None
-    checkpoint: Checkpoint | None = None
-    finished: bool = False
+Found = tuple[Path | None, Checkpoint | None, bool]
+"""The run to resume and its checkpoint, either of which may be None, and whether it is finished already."""
 
 
 def find(configs: Sequence[str], root: Path, settings: Namespace) -> Found:
     """The run that a command line resumes, which is said."""
     run, trainer = run_to_resume(configs, root, settings), settings.trainer
     if run is None:
-        rank_zero_info(
-            f"--resume=auto: there is no such run of '{run_name(configs)}' in {shown(root)} yet, a new one starts"
-        )
-        return Found()
+        rank_zero_info(f"--resume=auto: there is no such run of '{run_name(configs)}' in {shown(root)} yet, one starts")
+        return None, None, False
     checkpoint = newest_checkpoint(run)
-    if checkpoint is None and any((run / "checkpoints").glob("*.ckpt")):
-        rank_zero_warn(f"--resume=auto: no checkpoint of {shown(run)} can be used, so a new run starts")
-        return Found()
     if checkpoint is None:
-        rank_zero_info(f"--resume=auto: {shown(run)} has no checkpoint yet, it starts from the beginning")
-    elif not is_finished(checkpoint, trainer.max_epochs, trainer.max_steps):
-        rank_zero_info(
-            f"--resume=auto: {shown(run)} continues from {Path(checkpoint.path).name}, step {checkpoint.step}"
-        )
-    elif not has_last_evaluation(run, checkpoint, trainer.max_steps):
-        checkpoint = before(run, checkpoint)
-        rank_zero_warn(
-            f"--resume=auto: {shown(run)} was trained to its end, but its last evaluation is not in its metrics.csv: "
-            f"it continues from {Path(checkpoint.path).name}, step {checkpoint.step}, to be evaluated"
-        )
-    else:
+        damaged = any((run / "checkpoints").glob("*.ckpt"))
+        way = "none of its checkpoints can be used, so a new run starts" if damaged else "it has no checkpoint yet"
+        (rank_zero_warn if damaged else rank_zero_info)(f"--resume=auto: {shown(run)}: {way}")
+        return None if damaged else run, None, False
+    epochs = trainer.max_epochs is not None and 0 <= trainer.max_epochs <= checkpoint.epochs
+    trained = epochs or 0 <= trainer.max_steps <= checkpoint.step or checkpoint.stopped_early
+    if trained and has_last_evaluation(run, checkpoint, trainer.max_steps):
         rank_zero_info(
             f"--resume=auto: {shown(run)} is finished already, at step {checkpoint.step}, {checkpoint.epochs} epochs. "
             f"To train it for longer, raise --trainer.max_epochs; to start again, leave --resume out"
         )
-        return Found(run, checkpoint, finished=True)
-    return Found(run, checkpoint)
+        return run, checkpoint, True
+    if trained:
+        checkpoint = before(run, checkpoint)
+        rank_zero_warn(f"--resume=auto: {shown(run)} was trained to its end, but its last evaluation is missing")
+    rank_zero_info(f"--resume=auto: {shown(run)} continues from {Path(checkpoint.path).name}, step {checkpoint.step}")
+    return run, checkpoint, False
 
 
 class SameCheckpoint(Callback):

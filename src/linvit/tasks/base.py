@@ -34,12 +34,11 @@ from linvit.tasks.execution import (
     keep_attention_features,
 )
 from linvit.tasks.model_ema import ModelEma, check_ema_support
-from linvit.tasks.optimisation import Optimisation
+from linvit.tasks.optimisation import Optimisation, batch_size_warning, run_schedule, total_batch_size
 from linvit.tasks.pretrained import load_initial_weights, skip_pretrained, without_download
 from linvit.tasks.published import PublishedScores
 from linvit.tasks.results import Result
 from linvit.tasks.safe_loading import guard, only_weights, opened
-from linvit.tasks.schedule import batch_size_warning, run_schedule, total_batch_size
 from linvit.tasks.teacher import TEACHER, TaskDistillation, Teacher, kept_attention
 
 # Arguments that the command line takes from the data:

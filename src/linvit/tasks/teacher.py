@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from linvit.errors import UserError, check_choice, check_number, quote_first
 from linvit.linearization.distillation import Distillation, Matching
 from linvit.linearization.student import linearize
+from linvit.signatures import check_choices
 from linvit.tasks.execution import freeze_parameters
 from linvit.tasks.pretrained import checkpoint_follows
 from linvit.tasks.safe_loading import opened
@@ -49,7 +50,7 @@ class Teacher(Matching):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice("copied", self.copied, ["all", "attention", "mlp", "nothing"])
+        check_choices(Teacher, vars(self))
         check_number("task_weight", self.task_weight, at_least=0)
         if not self.task_weight and not any(self.weights.values()):
             raise UserError("nothing is learned: task_weight and all weights of the teacher's parts are 0")
@@ -75,7 +76,10 @@ class TaskDistillation(Distillation):
 
     def __init__(self, task: "Task", option: Teacher) -> None:
         teacher = teacher_network(task, option)
-        copied = copied_student(task, teacher).state_dict()
+        attention = task.hparams["attention"]
+        if attention is None:
+            raise UserError("a student needs another attention than its teacher's: set --model.attention")
+        copied = linearize(teacher, attention, task.hparams["img_size"]).state_dict()
         super().__init__(teacher, task.network, option)
         self.task, self.option = task, option
         inside = tuple(f"{name}." for name in self.layers)
@@ -152,14 +156,6 @@ def kept_attention(attention: Any, teacher: Teacher) -> Any:
     return [kept if own is None else own for own, kept in zip(attention, each, strict=True)]
 
 
-def copied_student(task: "Task", network: nn.Module) -> nn.Module:
-    """A copy of the teacher's network with the attention of the task."""
-    attention = task.hparams["attention"]
-    if attention is None:
-        raise UserError("a student needs another attention than its teacher's: set --model.attention, such as focused")
-    return linearize(network, attention, task.hparams["img_size"])
-
-
 def teacher_network(task: "Task", teacher: Teacher) -> nn.Module:
     """The task's network with the teacher's attention and weights, for images of the task's size."""
     options = {**task.hparams, "attention": None, "teacher": None, "pretrained": None, "freeze": None}
@@ -196,14 +192,10 @@ def teacher_network(task: "Task", teacher: Teacher) -> nn.Module:
     new = report.missing | report.initialised
     if new:
         name, reason = next(iter(new.items()))
+        lacks = f"{len(new)} of the teacher's tensors are not in {teacher.source}: {name} ({reason})"
         if report.initialised and teacher.logit_weight:
-            raise UserError(
-                f"the teacher {teacher.source} has no logits to match ({name}: {reason}); set logit_weight: 0"
-            )
-        rank_zero_warn(
-            f"{len(new)} of the teacher's tensors are not in {teacher.source}, so its score says little: {name} "
-            f"({reason})"
-        )
+            raise UserError(f"{lacks}, so it has no logits to match; set logit_weight: 0")
+        rank_zero_warn(f"{lacks}, so its score says little")
     return network
 
 

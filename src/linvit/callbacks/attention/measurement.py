@@ -2,7 +2,7 @@
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -26,8 +26,7 @@ class Measurement(Callback):
     """
 
     def __init__(self, every_n_steps: int, images: int, max_share: float | None) -> None:
-        if every_n_steps < 1:
-            raise UserError(f"every_n_steps must be at least 1; got {every_n_steps}")
+        check_number("every_n_steps", every_n_steps, at_least=1, whole=True)
         check_number("images", images, at_least=1, whole=True)
         if max_share is not None:
             check_number("max_share", max_share, above=0, note=", such as 0.01 for 1 %, or null for no limit")
@@ -55,22 +54,16 @@ class Measurement(Callback):
         self._begun, self.seconds, self._last_step, self._samples = time.monotonic(), 0.0, -1, None
         folder = trainer.log_dir  # all ranks ask for it, since it is that of rank 0
         self.folder = None if folder is None else Path(folder)
-        network = getattr(pl_module, "network", None)
         self._supported = False
         if not trainer.is_global_zero:
             return
-        if type(trainer.strategy) not in (SingleDeviceStrategy, DDPStrategy):
-            rank_zero_warn(f"{self.name}: no rank has the whole weights under {type(trainer.strategy).__name__}")
-            return
-        if network is None:
-            rank_zero_warn(f"{self.name}: {type(pl_module).__name__} has no `network`, so nothing is measured")
-            return
         try:
-            observable(network, getattr(getattr(trainer, "datamodule", None), "size", 224))
-        except UserError as error:
+            if type(trainer.strategy) not in (SingleDeviceStrategy, DDPStrategy):
+                raise UserError(f"no rank has the whole weights under {type(trainer.strategy).__name__}")
+            observable(cast("Any", pl_module).network, getattr(getattr(trainer, "datamodule", None), "size", 224))
+            self._supported = True
+        except (UserError, AttributeError) as error:  # also of a task without a `network`
             rank_zero_warn(f"{self.name}: the model has no attention that can be measured: {error}")
-            return
-        self._supported = True
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Measures if it is time to."""
