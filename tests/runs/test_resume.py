@@ -72,9 +72,10 @@ def test_a_run_whose_last_evaluation_is_lost_is_not_finished(folder, tmp_path):
     lines = table.read_text(encoding="utf-8").splitlines(keepends=True)
     named = {"trainer__limit_val_batches": 3, "trainer__limit_train_batches": 10}
     table.write_text("".join(lines[:-1]), encoding="utf-8")  # what a kill behind the last checkpoint may have left
-    with pytest.warns(UserWarning, match=r"continues from previous\.ckpt, step 10"):
+    with pytest.warns(UserWarning, match="was trained to its end, but its last evaluation is missing"):
         done = fit(tmp_path, AUTO, **named)
     assert done.code == 0, done.err
+    assert "continues from previous.ckpt, step 10" in done.log
     again = list(csv.DictReader(table.open(encoding="utf-8", newline="")))
     before = list(csv.DictReader(lines))
     assert [(row["step"], row["val/score"]) for row in again] == [(row["step"], row["val/score"]) for row in before]
