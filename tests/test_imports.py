@@ -131,7 +131,7 @@ def test_floor_0_without_torch():
 def test_training_brings_no_code_of_other_tasks():
     """The modules that `linvit fit --config quickstart` imports, read off the top levels of the source."""
     import_of = "linvit.cli.training.command_line"
-    named = ["tasks.classification", "data.classification", "callbacks.attention.rank", "attention.focused"]
+    named = ["tasks.classification", "data.classification", "callbacks.attention.measurement", "attention.focused"]
     left, found = [import_of, "linvit.backbones.deit", *(f"linvit.{name}" for name in named)], set()
     while left:
         name = left.pop()

@@ -13,8 +13,8 @@ from jsonargparse import Namespace
 from linvit.callbacks.save_checkpoints import AtomicCheckpointIO
 from linvit.errors import UserError
 from linvit.runs import result
+from linvit.runs.checkpoint import Found, SameCheckpoint, differs, find, newest_checkpoint, run_to_resume
 from linvit.runs.folder import claim_version
-from linvit.runs.resume import Found, SameCheckpoint, differs, find, newest_checkpoint, run_to_resume
 from tests.cli.forked import Ranks
 from tests.cli.runs import QUICKSTART, files, flags, linvit, tiny
 

@@ -5,7 +5,7 @@ from typing import Any
 
 _MODULES = {
     "AttentionMaps": "attention.maps",
-    "AttentionRank": "attention.rank",
+    "AttentionRank": "attention.measurement",
     "BadImageCount": "monitors",
     "ClassReport": "report",
     "ExactResume": "exact_resume",

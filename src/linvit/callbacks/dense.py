@@ -167,8 +167,8 @@ class SegmentationPictures(ValidationPictures):
             picture = pixels(image, trainer)
             side = (self.width, max(round(self.width * picture.shape[0] / picture.shape[1]), 1))
             shown = np.asarray(Image.fromarray(picture).resize(side))
-            maps = [Image.fromarray(found.to(torch.int32).cpu().numpy(), mode="I") for found in (mask, classes)]
-            maps = [np.asarray(found.resize(side, Image.Resampling.NEAREST)) for found in maps]
+            whole = [Image.fromarray(found.to(torch.int32).cpu().numpy(), mode="I") for found in (mask, classes)]
+            maps = [np.asarray(found.resize(side, Image.Resampling.NEAREST)) for found in whole]
             yield np.concatenate([shown, *(overlay(shown, found, colours) for found in maps)], 1)
 
     def below(self, trainer: Trainer, pl_module: LightningModule) -> list[np.ndarray]:

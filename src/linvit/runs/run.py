@@ -26,7 +26,7 @@ from linvit.errors import UserError, check_number
 from linvit.files import LAST
 from linvit.image_size import image_size
 from linvit.runs import result
-from linvit.runs.checkpoint import Checkpoint, checkpoint_in, read_checkpoint
+from linvit.runs.checkpoint import Checkpoint, Found, SameCheckpoint, checkpoint_in, find, read_checkpoint
 from linvit.runs.conditions import conditions
 from linvit.runs.configs import configs
 from linvit.runs.endings import Ranks, in_words, run_summary, score_table, unsaved
@@ -44,7 +44,6 @@ from linvit.runs.folder import (
 )
 from linvit.runs.loggers import run_loggers
 from linvit.runs.parser import CommandLine, TrainerOptions, build_task, instantiate
-from linvit.runs.resume import Found, SameCheckpoint, find
 from linvit.runs.trainer import (
     SaveRunConfig,
     SyncBatchNorm,
@@ -313,8 +312,8 @@ class Run:
             options["logger"] = run_loggers(as_list(options["logger"]), *self._version(step))
         elif self.settings.trainer.logger is None:
             options["logger"] = False
-        unwanted = () if saves else (CheckpointCallback,)
-        unwanted += () if options["logger"] is not False else (LearningRateMonitor,)
+        wanted = {CheckpointCallback: saves, LearningRateMonitor: options["logger"] is not False}
+        unwanted = tuple(kind for kind, asked in wanted.items() if not asked)
         callbacks = [callback for callback in callbacks if not isinstance(callback, unwanted)]
         if not options["fast_dev_run"]:
             name = f"config_from_step_{step}.yaml" if self.folder is not None and step else "config.yaml"

@@ -23,7 +23,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from linvit.callbacks.save_checkpoints import AtomicCheckpointIO
 from linvit.errors import UserError
 from linvit.files import TEMPORARY
-from linvit.runs.resume import newest_checkpoint
+from linvit.runs.checkpoint import newest_checkpoint
 from linvit.weights import torch_file
 from tests.cli.forked import Ranks
 from tests.cli.runs import QUICKSTART, tiny

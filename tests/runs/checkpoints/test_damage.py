@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from linvit.runs.resume import newest_checkpoint
+from linvit.runs.checkpoint import newest_checkpoint
 from tests.cli.runs import flags, linvit
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:--resume=auto passes over")]
