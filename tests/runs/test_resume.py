@@ -13,7 +13,7 @@ from jsonargparse import Namespace
 from linvit.callbacks.save_checkpoints import AtomicCheckpointIO
 from linvit.errors import UserError
 from linvit.runs import result
-from linvit.runs.checkpoint import Found, SameCheckpoint, differs, find, newest_checkpoint, run_to_resume
+from linvit.runs.checkpoint import SameCheckpoint, differs, find, newest_checkpoint, run_to_resume
 from linvit.runs.folder import claim_version
 from tests.cli.forked import Ranks
 from tests.cli.runs import QUICKSTART, files, flags, linvit, tiny
@@ -164,7 +164,7 @@ def test_a_run_of_another_model_or_seed_is_passed_over(folder):
 )
 def test_when_a_run_is_finished(folder, limits, finished, capsys):
     configs, root = [str(folder / "config.yaml")], folder.parents[1]
-    assert find(configs, root, settings(*limits)).finished is finished
+    assert find(configs, root, settings(*limits))[2] is finished
     if not finished:
         assert find(configs, root, settings(*limits))[1].step == 20
 
@@ -174,7 +174,7 @@ def test_early_stopping_has_finished_a_run(folder):
     content = torch.load(path, weights_only=True)
     content["callbacks"]["EarlyStopping{'monitor': 'val/score', 'mode': 'max'}"] = {"stopped_epoch": 1}
     AtomicCheckpointIO().save_checkpoint(content, path)
-    assert find([str(folder / "config.yaml")], folder.parents[1], settings(100)).finished
+    assert find([str(folder / "config.yaml")], folder.parents[1], settings(100))[2]
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_all_ranks_go_on_from_the_same_file(tmp_path, launcher):
 
 
 def test_ranks_that_have_found_other_files_say_so(tmp_path):
-    found = SameCheckpoint(Found(tmp_path / "version_0"))
+    found = SameCheckpoint((tmp_path / "version_0", None, False))
     strategy = SimpleNamespace(broadcast=lambda own: ("other", None, None))
     with pytest.raises(UserError, match=r"on rank 1, and \('other', None, None\) on rank 0"):
         found.setup(SimpleNamespace(strategy=strategy, global_rank=1), None, "fit")
