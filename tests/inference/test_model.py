@@ -53,7 +53,7 @@ def raw(folder, **options):
 
 def scores_of_test(folder):
     run = Run.read(folder, "test")
-    run.test()
+    run.start()
     return dict(run.trainer.callback_metrics)
 
 
