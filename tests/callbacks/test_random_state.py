@@ -50,6 +50,6 @@ def test_what_is_drawn_is_drawn_again(tmp_path):
 )
 def test_a_state_that_is_none_is_refused(damage):
     state = random_state(CPU)
-    with pytest.raises(linvit.UserError, match="random generators in the checkpoint cannot be used"):
+    with pytest.raises(linvit.UserError, match="states of random generators in the checkpoint cannot be used"):
         set_random_state(state | damage, CPU)
     set_random_state(state, CPU)

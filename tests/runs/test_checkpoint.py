@@ -59,22 +59,6 @@ def test_a_checkpoint_is_read(tmp_path):
     assert torch.equal(content["state_dict"]["w"], torch.ones(2**18))
 
 
-def test_a_missing_one_and_what_there_is(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert error_of(Path("none.ckpt")) == "there is no checkpoint at 'none.ckpt'."
-    for name in ("best", "last"):
-        whole(tmp_path / f"{name}.ckpt")
-    assert error_of(Path("none.ckpt")) == "there is no checkpoint at 'none.ckpt'. There are: best.ckpt, last.ckpt"
-
-
-def test_a_missing_folder_leads_to_all_runs(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    folder = tmp_path / "checkpoints" / "quickstart" / "version_0" / "checkpoints"
-    folder.mkdir(parents=True)
-    whole(folder / "best.ckpt")
-    assert "There are: checkpoints/quickstart/version_0/checkpoints/best.ckpt" in error_of(Path("nowhere/none.ckpt"))
-
-
 def test_a_folder_is_no_checkpoint(tmp_path):
     assert "there is no checkpoint at" in error_of(tmp_path)
 

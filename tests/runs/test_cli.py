@@ -491,9 +491,7 @@ model:
     def test_an_output_folder_below_a_file(self, tmp_path):
         (tmp_path / "file").touch()
         text, left = self.error(tmp_path, f"--config={QUICKSTART}", *tiny(trainer__default_root_dir="file/runs"))
-        assert (
-            f"cannot write to the output folder '{tmp_path}/file/runs/quickstart': '{tmp_path}/file' is a file" in text
-        )
+        assert f"cannot write to the output folder '{tmp_path}/file/runs/quickstart': '{tmp_path}/file': Not a" in text
         assert "--trainer.default_root_dir" in text
         assert not left
 
@@ -536,7 +534,7 @@ class TestCheckpointMistakes:
     def test_a_missing_one(self, run, tmp_path, verb):
         path = run.checkpoint("best").with_name("bset.ckpt")
         text, left = self.error(tmp_path, f"--config={run.config}", f"--ckpt_path={path}", verb=verb)
-        assert f"there is no checkpoint at '{path}'. There are: {run.checkpoint('best')}" in text
+        assert f"there is no checkpoint at '{path}'" in text
         assert not left
 
     @pytest.mark.parametrize("verb", ["validate", "test", "predict"])

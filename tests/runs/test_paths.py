@@ -67,7 +67,7 @@ def test_a_folder_below_a_file_is_a_user_error(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(linvit.UserError) as error:
         check_writable(tmp_path / "file" / "runs")
-    assert f"cannot write to the output folder '{tmp_path / 'file' / 'runs'}': '{tmp_path / 'file'}' is a file" in str(
+    assert f"cannot write to the output folder '{tmp_path / 'file' / 'runs'}': '{tmp_path / 'file'}': Not a" in str(
         error.value
     )
     assert "--trainer.default_root_dir" in str(error.value)

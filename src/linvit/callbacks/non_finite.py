@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -107,7 +106,11 @@ class NonFiniteGuard(Callback):
         if not self.enabled:
             return
         flags = torch.stack([self._bad, ~self._loss.isfinite()]).to("cpu", non_blocking=True)
-        last = _Batch(batch, flags, _work_so_far(pl_module.device), self._step)
+        ready = None
+        if pl_module.device.type == "cuda":  # when it has done all that it was asked to
+            ready = torch.cuda.Event()
+            ready.record()
+        last = _Batch(batch, flags, ready, self._step)
         due = last if last.ready is None else self._waiting
         self._waiting = None if last.ready is None else last
         self._look(trainer, pl_module, due)
@@ -172,23 +175,12 @@ class NonFiniteGuard(Callback):
 
     def _stopped(self, trainer: Trainer, step: int) -> str:
         why = f"loss or gradient was not finite in {self.in_a_row} steps in a row (--non_finite.stop_after)"
-        folder = getattr(trainer.checkpoint_callback, "dirpath", None)
-        kept = f" The checkpoints in '{folder}' are from before." if folder and any(Path(folder).glob("*.ckpt")) else ""
         precision = "" if trainer.precision == "32-true" else "set --trainer.precision=32-true, "
         return (
             f"training stopped at step {step}: {'the weights are not finite' if self._first.weights else why}. "
-            f"{self._first.text}.{kept} Lower --model.lr, clip gradients (--trainer.gradient_clip_val=1), {precision}"
-            f"or fix the samples that are named"
+            f"{self._first.text}. Lower --model.lr, clip gradients (--trainer.gradient_clip_val=1), {precision}"
+            f"or fix the samples that are named. Checkpoints are from before"
         )
-
-
-def _work_so_far(device: torch.device) -> torch.cuda.Event | None:
-    """What to wait for until a GPU has done all that it was asked to; None of other devices, which have done it."""
-    if device.type != "cuda":
-        return None
-    event = torch.cuda.Event()
-    event.record()
-    return event
 
 
 class BatchReport(NamedTuple):
@@ -208,11 +200,8 @@ def report(trainer: Trainer, task: LightningModule, batch: Any, layers: bool) ->
     everyone = gather(mine) or []
     on = "On rank {}: " if len(everyone) > 1 else ""
     texts = [on.format(rank) + text for rank, (text, _) in enumerate(everyone) if text]
-    said = BatchReport(texts[0] if texts else NOTHING, any(one.weights for one in everyone))
-    return trainer.strategy.broadcast(said)
-
-
-NOTHING = "Computed once more, the batch was finite"
+    text = texts[0] if texts else "Computed once more, the batch was finite"
+    return trainer.strategy.broadcast(BatchReport(text, any(one.weights for one in everyone)))
 
 
 def _layer(trainer: Trainer, task: LightningModule, batch: dict[str, Any]) -> str:
@@ -239,13 +228,9 @@ def _layer(trainer: Trainer, task: LightningModule, batch: dict[str, Any]) -> st
         return ""
     rows = next(iter(inputs.values()), first.samples) or list(range(size))
     given = f"; the data itself is not finite there ({', '.join(inputs)})" if inputs else ""
-    return f"The first is {first.where}, for {len(rows)} of {size} samples: {quote_first(_names(batch, rows))}{given}"
-
-
-def _names(batch: dict[str, Any], rows: list[int]) -> list[str]:
-    """What the data calls samples of a batch: `id`, `index`, or else their numbers in the batch."""
-    names = batch.get("id", batch.get("index"))
-    return [str(row) if names is None else str(names[row]) for row in rows]
+    called = batch.get("id", batch.get("index", range(size)))  # else their numbers in the batch
+    names = quote_first([str(called[row]) for row in rows])
+    return f"The first is {first.where}, for {len(rows)} of {size} samples: {names}{given}"
 
 
 @contextmanager

@@ -63,17 +63,10 @@ class StopOnSignal(Callback):
             batches = [count if isinstance(count, int) else 0 for count in trainer.num_val_batches]  # inf is unknown
             self._rounds = self._least(batches)
 
-    def on_validation_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
+    def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         """Ends the run within validation."""
-        if STOP.deferred and batch_idx < self._rounds[dataloader_idx]:
+        _, _, batch_idx, *loader = args
+        if STOP.deferred and batch_idx < self._rounds[loader[0] if loader else 0]:
             self._save_if_asked(trainer)
             self._end_if_saved()
 

@@ -117,11 +117,7 @@ def read_checkpoint(path: str | Path, resumed: bool = False) -> dict[str, Any]:
     """A checkpoint's content, with `hyper_parameters` and `state_dict`. Nothing in the file is executed."""
     path = Path(path)
     if not path.is_file():
-        others = (
-            sorted(path.parent.glob("*.ckpt")) if path.parent.is_dir() else sorted(Path("checkpoints").rglob("*.ckpt"))
-        )
-        found = f" There are: {', '.join(map(str, others[:5]))}" if others else ""
-        raise UserError(f"there is no checkpoint at '{path}'.{found}")
+        raise UserError(f"there is no checkpoint at '{path}'")
     option = f"--model.pretrained={shlex.quote(str(path))}"
     start = f"\nTo start from the weights of another program: {option}, without --ckpt_path"
     try:

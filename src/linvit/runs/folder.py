@@ -311,16 +311,12 @@ def check_writable(folder: Path) -> None:
     """Raises a `UserError` unless files can be made in `folder`, which is not created yet."""
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     try:
-        with tempfile.TemporaryFile(dir=existing):  # what the file system allows, and not only the mode of the folder
-            return
-    except NotADirectoryError:
-        reason = "is a file"
+        tempfile.TemporaryFile(dir=existing).close()  # what the file system allows, and not only the mode of the folder
     except OSError as error:
-        reason = f"may not be written to ({error.strerror})"
-    raise UserError(
-        f"cannot write to the output folder '{folder}': '{existing}' {reason}. "
-        f"Choose another one with --trainer.default_root_dir"
-    )
+        raise UserError(
+            f"cannot write to the output folder '{folder}': '{existing}': {error.strerror}. Choose another one with "
+            f"--trainer.default_root_dir"
+        ) from error
 
 
 def shown(path: Path) -> Path:

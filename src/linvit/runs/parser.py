@@ -12,7 +12,6 @@ from typing import Any, Literal, NamedTuple, cast
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
-from lightning.pytorch.utilities import rank_zero_info
 
 from linvit.callbacks.non_finite import NonFiniteGuard
 from linvit.callbacks.save_checkpoints import SaveCheckpoints
@@ -30,10 +29,6 @@ USAGE = "linvit VERB [--option=value ...]"  # a list of all options would be wid
 NO_CONFIG = (
     "linvit {0} needs a configuration, which names the model and the data: linvit {0} --config {1}. "
     "linvit list configs names those that come with linvit"
-)
-PRINT_CONFIG = (
-    "a precision of null is chosen when the run starts, and the effective peak learning rate scales with its batch: "
-    "the run prints both at its start, and writes them to config.yaml (trainer.precision) and hparams.yaml (peak_lr)"
 )
 
 
@@ -76,10 +71,6 @@ TrainerOptions.__init__.__doc__ = Trainer.__init__.__doc__
 TrainerOptions.__init__.__signature__ = _signature.replace(  # type: ignore[attr-defined]
     parameters=[_typed(parameter) for parameter in _signature.parameters.values()]
 )
-
-
-def _prints(option: str) -> bool:
-    return option.startswith("--print_config")
 
 
 class CommandLine(LightningCLI):
@@ -134,9 +125,8 @@ class CommandLine(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Reads the options."""
-        options = sorted(cast("list[str]", args), key=_prints)  # last, or jsonargparse prints at the first file's end
-        if any(map(_prints, options)):
-            rank_zero_info(PRINT_CONFIG)
+        # --print_config last, or jsonargparse prints at the end of the first file
+        options = sorted(cast("list[str]", args), key=lambda option: option.startswith("--print_config"))
         try:
             self.config = parser.parse_args(with_bases(options))
         except ArgumentError as error:

@@ -57,13 +57,13 @@ def check_strategy(strategy: Any) -> None:
 def default_precision(accelerator: Any) -> str:
     """`bf16-mixed` on CUDA devices that compute in bfloat16, else `32-true`; says which, in one line."""
     cuda = accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
-    if cuda and torch.cuda.is_bf16_supported(including_emulation=False):
-        rank_zero_info("precision bf16-mixed, since the device has bfloat16; --trainer.precision names another one")
-        return "bf16-mixed"
+    has = cuda and torch.cuda.is_bf16_supported(including_emulation=False)
+    precision = "bf16-mixed" if has else "32-true"
     rank_zero_info(
-        "precision 32-true, since no CUDA device with bfloat16 is used; --trainer.precision names another one"
+        f"precision {precision}, since {'the device has' if has else 'no CUDA device is used that has'} bfloat16; "
+        f"--trainer.precision names another one"
     )
-    return "32-true"
+    return precision
 
 
 class SyncBatchNorm(TorchSyncBatchNorm):
