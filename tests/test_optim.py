@@ -230,9 +230,9 @@ class TestInATrainer:
     @pytest.mark.parametrize(
         ("warmup", "cooldown", "epochs", "words"),
         [
-            (9, 0, 2, r"warm-up of 9 epochs leaves no time for the decay in a run of 2 epochs: it ends after 2\."),
-            (2, 0, 2, r"it ends after 2\."),
-            (3, 1, 3, r"in a run of 3 epochs, 1 of them cool-down: it ends after 2\. Lower --model\.warmup_epochs"),
+            (9, 0, 2, "warm-up of 9 epochs leaves no time for the decay in a run of 2 epochs, 0 of them cool-down"),
+            (2, 0, 2, "warm-up of 2 epochs leaves no time"),
+            (3, 1, 3, r"in a run of 3 epochs, 1 of them cool-down\. Lower --model\.warmup_epochs"),
         ],
         ids=str,
     )

@@ -25,7 +25,8 @@ STATUS = Path("/proc/self/status")
 def cpus() -> float:
     """Processors that this process may use, or as many as its container grants the time of if that is less."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min([usable, *(quota / period for quota, period in _quotas())])
+    granted = (_read(group / "cpu.max").split() for group in _groups())  # microseconds, and in how many
+    return min([usable, *(float(given[0]) / float(given[1]) for given in granted if given[:1] not in ([], ["max"]))])
 
 
 def memory() -> tuple[int, int] | None:
@@ -37,9 +38,10 @@ def memory() -> tuple[int, int] | None:
     if not {"MemTotal", "MemAvailable"} <= found.keys():
         return None
     total, free = (int(found[name]) * 1024 for name in ("MemTotal", "MemAvailable"))
-    for limit, used in _limits():
-        if limit < total:
-            total, free = limit, min(free, limit - used)
+    for group in _groups():
+        limit, used = _read(group / "memory.max"), _read(group / "memory.current")
+        if limit.isdigit() and used.isdigit() and int(limit) < total:
+            total, free = int(limit), min(free, int(limit) - int(used))
     return total, max(free, 0)
 
 
@@ -71,22 +73,6 @@ def free_disk(folder: Path) -> int:
     """Bytes that are free where a folder lies, or would be made."""
     existing = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
     return shutil.disk_usage(existing).free
-
-
-def _quotas() -> Iterator[tuple[float, float]]:
-    """Microseconds of processor time that each control group may use, and in how many."""
-    for folder in _groups():
-        quota, period = (*_read(folder / "cpu.max").split(), "", "")[:2]
-        if quota.isdigit() and period.isdigit():
-            yield float(quota), float(period)
-
-
-def _limits() -> Iterator[tuple[int, int]]:
-    """Bytes of memory that each control group may use, and uses."""
-    for folder in _groups():
-        most, now = _read(folder / "memory.max"), _read(folder / "memory.current")
-        if most.isdigit() and now.isdigit():
-            yield int(most), int(now)
 
 
 def _groups() -> Iterator[Path]:

@@ -40,7 +40,9 @@ def parameter_groups(
             last = max(layers.values())
             scales |= {start + name: layer_decay ** (last - layer) for name, layer in layers.items()}
         if backbone_lr_scale != 1 and callable(getattr(module, "get_classifier", None)):
-            head = _classifier(module)
+            found = module.get_classifier()  # one, or several
+            parts = found if isinstance(found, tuple | list) else (found,)
+            head = {id(parameter) for part in parts for parameter in part.parameters()}
             peaks |= {
                 start + name: backbone_lr_scale
                 for name, parameter in module.named_parameters()
@@ -60,13 +62,6 @@ def parameter_groups(
             empty = {"params": [], "lr": lr * peak * scale, "peak_scale": peak, "weight_decay": decay}
             groups.setdefault((-peak, -scale, not decayed), empty)["params"].append(parameter)
     return [groups[key] for key in sorted(groups)]
-
-
-def _classifier(module: nn.Module) -> set[int]:
-    """The ids of the parameters of a module's classifier or classifiers."""
-    found = module.get_classifier()  # type: ignore[operator]
-    parts = found if isinstance(found, tuple | list) else (found,)
-    return {id(parameter) for part in parts for parameter in part.parameters()}
 
 
 def adamw(groups: list[dict[str, Any]], lr: float, betas: tuple[float, float], fused: bool) -> AdamW:

@@ -14,15 +14,10 @@ DRIVERS = {"TIFF": "GTiff", "PNG": "PNG", "JPEG2000": "JP2OpenJPEG"}
 
 
 class Georeference(NamedTuple):
-    """Where a picture lies: what rasterio writes into a GeoTIFF.
+    """Where a picture lies: what rasterio writes into a GeoTIFF."""
 
-    Attributes:
-        crs: Coordinate reference system, or None.
-        transform: From columns and rows to coordinates of that system.
-    """
-
-    crs: Any
-    transform: Any
+    crs: Any  # coordinate reference system, or None
+    transform: Any  # from columns and rows to coordinates of that system
 
     def of_window(self, top: int, left: int) -> "Georeference":
         """That of a part of the picture whose upper left pixel is at row `top` and column `left`."""

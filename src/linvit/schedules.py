@@ -115,15 +115,12 @@ class WarmupSteps(Schedule):
 class CosineCycles(WarmupCosine):
     """Half cosines one after another, after a linear warm-up that does not shift them.
 
-    Attributes:
-        cycle: Length of the first half cosine, in epochs.
-        growth: Length of each over that of the one before.
-        wave: Every other half cosine rises again, as torch's `CosineAnnealingLR` does beyond its `T_max`; else each
-            starts at the peak (Loshchilov and Hutter 2017, "SGDR"), as in `CosineAnnealingWarmRestarts`.
+    Each starts at the peak (Loshchilov and Hutter 2017, "SGDR"), as in torch's `CosineAnnealingWarmRestarts`; of a
+    `wave` every other rises again, as `CosineAnnealingLR` does beyond its `T_max`.
     """
 
-    cycle: float = 10
-    growth: float = 1
+    cycle: float = 10  # epochs of the first half cosine
+    growth: float = 1  # length of each over that of the one before
     wave: bool = False
 
     def at(self, epoch: float) -> float:

@@ -52,15 +52,12 @@ def writers(trainer: Trainer) -> list[Any]:
     return [logger.experiment for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
 
 
-def current_step(trainer: Trainer) -> int:
-    """The step at which Lightning logs: that of the batch in work, and in validation of the batch before it.
-
-    What a checkpoint of this moment is followed by has later steps, so it is not taken for what a kill has left.
-    """
-    return trainer.global_step - (trainer.state.fn == "fit" and trainer.validating)
-
-
 def add_picture(trainer: Trainer, tag: str, picture: Any) -> None:
-    """Shows a picture (H, W, 3), uint8, an array or one of PIL, at the current step."""
+    """Shows a picture (H, W, 3), uint8, an array or one of PIL, at the step at which Lightning logs.
+
+    That is the step of the batch in work, and in validation of the batch before it: what follows a checkpoint of this
+    moment has later steps, so it is not taken for what a kill has left.
+    """
+    step = trainer.global_step - (trainer.state.fn == "fit" and trainer.validating)
     for writer in writers(trainer):
-        writer.add_image(tag, np.asarray(picture), current_step(trainer), dataformats="HWC")
+        writer.add_image(tag, np.asarray(picture), step, dataformats="HWC")

@@ -110,20 +110,16 @@ def draw(picture: Image.Image, objects: Any, colours: np.ndarray, names: Sequenc
     shown = [i for i in np.argsort(scores, kind="stable").tolist() if scores[i] >= threshold]
     for i in shown:
         if rles[i] is not None:
-            _fill(picture, rles[i], tuple(colours[objects.labels[i]].tolist()))
+            mask = Image.fromarray(round(255 * OPACITY) * coco_masks.decode([rles[i]])[0])
+            colour = Image.new("RGB", picture.size, tuple(colours[objects.labels[i]].tolist()))
+            picture.paste(colour, mask=mask.resize(picture.size, Image.Resampling.NEAREST))
     pen = ImageDraw.Draw(picture)
     for i in shown:
         label = int(objects.labels[i])
         crowd = " (crowd)" if objects.iscrowd is not None and objects.iscrowd[i] else ""
         score = "" if objects.scores is None else f" {objects.scores[i]:.2f}"
-        box, colour = (objects.boxes[i] * scale).tolist(), tuple(colours[label].tolist())
-        _frame(pen, picture.width, box, colour, names[label] + crowd + score)
-
-
-def _fill(picture: Image.Image, rle: dict[str, Any], colour: tuple[int, ...]) -> None:
-    """Lays a colour over the pixels of a mask."""
-    mask = Image.fromarray(round(255 * OPACITY) * coco_masks.decode([rle])[0])
-    picture.paste(Image.new("RGB", picture.size, colour), mask=mask.resize(picture.size, Image.Resampling.NEAREST))
+        box, ink = (objects.boxes[i] * scale).tolist(), tuple(colours[label].tolist())
+        _frame(pen, picture.width, box, ink, names[label] + crowd + score)
 
 
 def _frame(pen: ImageDraw.ImageDraw, width: int, box: Sequence[float], colour: tuple[int, ...], text: str) -> None:

@@ -61,7 +61,10 @@ class StopOnSignal(Callback):
         self._end_if_saved()
         if STOP.deferred:
             batches = [count if isinstance(count, int) else 0 for count in trainer.num_val_batches]  # inf is unknown
-            self._rounds = self._least(batches)
+            least = torch.tensor(batches)
+            if self._group is not None:
+                distributed.all_reduce(least, distributed.ReduceOp.MIN, self._group)
+            self._rounds = least.tolist()
 
     def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         """Ends the run within validation."""
@@ -92,14 +95,6 @@ class StopOnSignal(Callback):
     def _end_if_saved(self) -> None:
         if self._stopped is not None:
             raise self._stopped
-
-    def _least(self, values: list[int]) -> list[int]:
-        """The smallest of all ranks, for each of the values."""
-        if self._group is None:
-            return values
-        tensor = torch.tensor(values)
-        distributed.all_reduce(tensor, distributed.ReduceOp.MIN, self._group)
-        return tensor.tolist()
 
 
 class StopAt(Callback):

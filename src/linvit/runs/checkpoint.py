@@ -51,13 +51,6 @@ class Checkpoint:
         self._weights: dict[str, Tensor] = content["state_dict"]
         self._optimizers: Any = content.get("optimizer_states")
 
-    def check_epochs(self, max_epochs: int | None) -> None:
-        """Raises a `UserError` if the run has done more epochs than are asked for."""
-        if max_epochs is not None and 0 <= max_epochs < self.epochs:
-            raise UserError(
-                f"checkpoint '{self.path}' has done {self.epochs} epochs, more than --trainer.max_epochs={max_epochs}"
-            )
-
     def decide(self, model: Namespace, told: bool = True) -> None:
         """Writes the checkpoint's options of the model over the given ones; says which are ignored, if `told`."""
         given = model.init_args
@@ -209,16 +202,6 @@ def newest_checkpoint(run: Path) -> Checkpoint | None:
     return max(reversed(found), key=lambda checkpoint: checkpoint.step, default=None)
 
 
-def has_last_evaluation(run: Path, checkpoint: Checkpoint, max_steps: int) -> bool:
-    """Whether the evaluation that belongs to a run's last checkpoint is in its metrics.csv, if it writes one."""
-    if not (run / CONFIG).exists():
-        return True
-    found = RunFolder(run)
-    logger = found.config["trainer"].get("logger")
-    epochs = None if 0 <= max_steps <= checkpoint.step else checkpoint.epochs
-    return logger is False or found.evaluated(epochs, checkpoint.step)
-
-
 def before(run: Path, checkpoint: Checkpoint) -> Checkpoint:
     """The newest checkpoint of a run that is older than a given one."""
     others = map(_whole, sorted((run / "checkpoints").glob("*.ckpt")))
@@ -249,8 +232,10 @@ def find(configs: Sequence[str], root: Path, settings: Namespace) -> Found:
         (rank_zero_warn if damaged else rank_zero_info)(f"--resume=auto: {shown(run)}: {way}")
         return None if damaged else run, None, False
     epochs = trainer.max_epochs is not None and 0 <= trainer.max_epochs <= checkpoint.epochs
-    trained = epochs or 0 <= trainer.max_steps <= checkpoint.step or checkpoint.stopped_early
-    if trained and has_last_evaluation(run, checkpoint, trainer.max_steps):
+    steps = 0 <= trainer.max_steps <= checkpoint.step
+    trained = epochs or steps or checkpoint.stopped_early
+    logs = (run / CONFIG).exists() and RunFolder(run).config["trainer"].get("logger") is not False
+    if trained and (not logs or RunFolder(run).evaluated(None if steps else checkpoint.epochs, checkpoint.step)):
         rank_zero_info(
             f"--resume=auto: {shown(run)} is finished already, at step {checkpoint.step}, {checkpoint.epochs} epochs. "
             f"To train it for longer, raise --trainer.max_epochs; to start again, leave --resume out"

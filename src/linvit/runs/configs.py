@@ -79,14 +79,11 @@ def with_bases(argv: Sequence[str]) -> list[str]:
             yaml_text.check(argument.partition("=")[2] or argument, f"'{argument[:40]}'")
             expanded.append(argument)
         else:
-            expanded += [part for path in chain(config_file(config)) for part in (FLAG, _argument(path))]
+            for path in chain(config_file(config)):
+                row = None if path.is_file() else {**yaml_text.load(text(path), f"'{path}'"), "base": None}
+                expanded += [FLAG, str(path) if row is None else json.dumps(row)]  # a row of a table by its content
     merged = expanded.count(FLAG) > len(configs(argv))
     return [*expanded, "--base=null"] if merged else expanded
-
-
-def _argument(path: Path) -> str:
-    """What the parser takes for a configuration: its path, or the content of the row of a table."""
-    return str(path) if path.is_file() else json.dumps({**yaml_text.load(text(path), f"'{path}'"), "base": None})
 
 
 def chain(path: Path, seen: set[Path] | None = None) -> list[Path]:

@@ -102,7 +102,6 @@ class CsvLogger(Logger):
 
 
 SCORES = ("train/", "val/", "test/")
-OTHERS = "watch"
 RETRY = 60.0  # seconds
 
 
@@ -143,7 +142,8 @@ class RunTensorBoardLogger(TensorBoardLogger):
         if self._written == (step, metrics):  # a step that was logged before its checkpoint, and is logged at its end
             return
         self._written = step, dict(metrics)
-        self._unless_refused(super().log_metrics, {shown_tag(tag): value for tag, value in metrics.items()}, step)
+        shown = {tag if tag.startswith(SCORES) else f"watch/{tag}": value for tag, value in metrics.items()}
+        self._unless_refused(super().log_metrics, shown, step)
 
     @rank_zero_only
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
@@ -178,11 +178,6 @@ class RunTensorBoardLogger(TensorBoardLogger):
             self._writer = None  # its thread has ended
             self._silent_until = time.monotonic() + RETRY
             rank_zero_warn(f"TensorBoard's curves could not be written to '{self.log_dir}': {reason.strerror}")
-
-
-def shown_tag(tag: str) -> str:
-    """The name of a curve in TensorBoard."""
-    return tag if tag.startswith(SCORES) else f"{OTHERS}/{tag}"
 
 
 def run_loggers(given: list[Any], versions: Path, version: str | None, purge_step: int | None) -> list[Logger]:

@@ -61,15 +61,12 @@ class TrainerOptions(Trainer):
         super().__init__(**options)
 
 
-def _typed(parameter: inspect.Parameter) -> inspect.Parameter:
-    ordered = {int | float: int | float, int | float | None: int | float | None}  # the keys equal both orders
-    return parameter.replace(annotation=ordered.get(parameter.annotation, parameter.annotation))
-
-
+_ORDERED = {int | float: int | float, int | float | None: int | float | None}  # the keys equal both orders
 _signature = inspect.signature(Trainer.__init__)
+_own = _signature.parameters
 TrainerOptions.__init__.__doc__ = Trainer.__init__.__doc__
 TrainerOptions.__init__.__signature__ = _signature.replace(  # type: ignore[attr-defined]
-    parameters=[_typed(parameter) for parameter in _signature.parameters.values()]
+    parameters=[each.replace(annotation=_ORDERED.get(each.annotation, each.annotation)) for each in _own.values()]
 )
 
 

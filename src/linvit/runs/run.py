@@ -93,8 +93,9 @@ class Run:
             self.settings.ckpt_path = str(path)
             self.checkpoint = Checkpoint(self.settings.ckpt_path, resumed=self._fits)
         if self.checkpoint is not None and not self.finished:
-            if self._fits:
-                self.checkpoint.check_epochs(self.settings.trainer.max_epochs)
+            done, most = self.checkpoint.epochs, self.settings.trainer.max_epochs
+            if self._fits and most is not None and 0 <= most < done:
+                raise UserError(f"checkpoint '{self.checkpoint.path}' has done {done} epochs, more than {most}")
             self.folder = self.folder or self.checkpoint.run
             self.checkpoint.decide(self.settings.model, told=not quiet)
 
@@ -285,16 +286,11 @@ class Run:
                 self.task.load_teacher()  # before there is a folder
         elif self.checkpoint is None and len(self.options) < len(self._given):
             rank_zero_warn("no --ckpt_path is given: these are the results of a model that was not trained")
-        elif self.checkpoint is None and not self._has_weights:
-            run = run_of_config(self.configs)
-            raise UserError(NO_WEIGHTS.format(self.verb, shown(run) if run is not None else "RUN"))
-
-    @property
-    def _has_weights(self) -> bool:
-        """Whether the model or its backbone starts from weights that were trained."""
-        model = self.settings.model.as_dict()["init_args"]
-        backbone = model.get("backbone")
-        return bool(model.get("pretrained") or (isinstance(backbone, dict) and backbone.get("pretrained")))
+        elif self.checkpoint is None:
+            model = self.settings.model.as_dict()["init_args"]
+            if not any(part.get("pretrained") for part in (model, model["backbone"]) if isinstance(part, dict)):
+                run = run_of_config(self.configs)
+                raise UserError(NO_WEIGHTS.format(self.verb, shown(run) if run is not None else "RUN"))
 
     def _trainer(self, data: ImageData, task: Task) -> Trainer:
         """Training logs to the folder of the run; the other verbs make no folder of their own."""

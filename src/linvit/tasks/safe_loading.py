@@ -41,7 +41,14 @@ def opened(source: Any) -> Iterator[Path]:
         else:
             folder = stack.enter_context(TemporaryDirectory(prefix="linvit-", ignore_cleanup_errors=True))
             path = Path(folder, "checkpoint.ckpt")
-            _copy(source, path)
+            if isinstance(source, str):
+                check_choice(f"the kind of address of checkpoint '{source}'", source.partition("://")[0], SCHEMES)
+            try:
+                given = fsspec.open(source, "rb") if isinstance(source, str) else source  # else an open file
+                with given as stream, path.open("wb") as file:
+                    shutil.copyfileobj(stream, file)
+            except Exception as error:  # of as many kinds as there are stores
+                raise UserError(f"cannot get the checkpoint '{source}': {type(error).__name__}: {error}") from error
         if not path.is_file():
             raise UserError(f"there is no checkpoint at '{source}'")
         content = check_content(torch_file.load(path, objects=False), source)
@@ -196,17 +203,6 @@ def names_own_files(callback: ModelCheckpoint, state: Any) -> bool:
     except (AttributeError, KeyError, TypeError, ValueError):
         return False
     return checkpoints and folders <= {Path(str(callback.dirpath)).resolve()}
-
-
-def _copy(source: Any, path: Path) -> None:
-    """Writes what lies at an address, or is left of an open file, to a path."""
-    if isinstance(source, str):
-        check_choice(f"the kind of address of checkpoint '{source}'", source.partition("://")[0], SCHEMES)
-    try:
-        with fsspec.open(source, "rb") if isinstance(source, str) else source as stream, path.open("wb") as file:
-            shutil.copyfileobj(stream, file)
-    except Exception as error:  # of as many kinds as there are stores
-        raise UserError(f"cannot get the checkpoint '{source}': {type(error).__name__}: {error}") from error
 
 
 def epochs_done(content: Mapping[str, Any]) -> int | None:

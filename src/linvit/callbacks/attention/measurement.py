@@ -73,20 +73,15 @@ class Measurement(Callback):
         if not self._supported or step % self.every_n_steps or step == self._last_step:
             return
         self._last_step = step
-        started, allowed = time.monotonic(), self.seconds_left()
-        if allowed < 0:
+        started = time.monotonic()
+        share = SECONDS if self.max_share is None else self.max_share * (started - self._begun) - self.seconds
+        if share < 0:  # those before have taken more than theirs
             return
         try:
-            self.measure(trainer, self._calls(trainer, pl_module, batch), started + allowed)
+            self.measure(trainer, self._calls(trainer, pl_module, batch), started + min(SECONDS, share))
         except Exception as error:  # a measurement must never end a run
             rank_zero_warn(f"{self.name}: step {step} cannot be measured: {type(error).__name__}: {error}")
         self.seconds += time.monotonic() - started
-
-    def seconds_left(self) -> float:
-        """What a measurement may take now; negative while those before have taken more than their share."""
-        if self.max_share is None:
-            return SECONDS
-        return min(SECONDS, self.max_share * (time.monotonic() - self._begun) - self.seconds)
 
     def _calls(self, trainer: Trainer, task: Any, batch: Any) -> list[dict[str, Call]]:
         """What the layers receive for each image."""

@@ -23,15 +23,11 @@ recall with 1, 10 and 100 detections per image and class, and of small, medium a
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What COCO's evaluation says of a set.
+    """What COCO's evaluation says of a set; -1 where there is no object to find."""
 
-    Attributes:
-        figures: Those of `FIGURES` (12,), in [0, 1]; -1 where there is no object to find.
-        precision: By IoU threshold (0.50, 0.55, ..., 0.95), recall (0, 0.01, ..., 1) and class, (10, 101, K), of
-            objects of all sizes and 100 detections; -1 for a class without an object.
-    """
-
-    figures: np.ndarray
+    figures: np.ndarray  # those of `FIGURES` (12,), in [0, 1]
+    # (10, 101, K): by IoU threshold (0.50, 0.55, ..., 0.95), recall (0, 0.01, ..., 1) and class, of objects of all
+    # sizes and 100 detections
     precision: np.ndarray
 
     def class_scores(self) -> dict[str, np.ndarray]:
@@ -82,25 +78,15 @@ def tools() -> tuple[Any, Any]:
 
 
 class Objects(NamedTuple):
-    """True or detected objects of an image, in pixels of the original. 100 with masks take some 50 kB.
+    """True or detected objects of an image, in pixels of the original. 100 with masks take some 50 kB."""
 
-    Attributes:
-        size: (H, W) of the original image.
-        boxes: (n, 4): x1, y1, x2, y2.
-        labels: Classes (n,), int64.
-        counts: The counts of n run-length encoded masks; None where there are no masks.
-        scores: (n,), of detected objects.
-        iscrowd: (n,), bool, of true objects: a crowd, which nothing needs to find.
-        area: (n,), of true objects, as their annotations say it.
-    """
-
-    size: tuple[int, int]
-    boxes: np.ndarray
-    labels: np.ndarray
-    counts: list[str | bytes] | None = None
-    scores: np.ndarray | None = None
-    iscrowd: np.ndarray | None = None
-    area: np.ndarray | None = None
+    size: tuple[int, int]  # (H, W) of the original
+    boxes: np.ndarray  # (n, 4): x1, y1, x2, y2
+    labels: np.ndarray  # classes (n,), int64
+    counts: list[str | bytes] | None = None  # of n run-length encoded masks, where there are masks
+    scores: np.ndarray | None = None  # (n,), of detected objects
+    iscrowd: np.ndarray | None = None  # (n,), bool, of true objects: a crowd, which nothing needs to find
+    area: np.ndarray | None = None  # (n,), of true objects, as their annotations say it
 
     @classmethod
     def of_truth(cls, batch: Mapping[str, Any], i: int) -> Self:
@@ -193,13 +179,15 @@ class DetectionResults:
             if (parts := gather(self._images)) is not None:
                 found = {index: image for part in parts for index, image in part.items()}
                 self._evaluate({index: found[index] for index in sorted(found)})
-            self._figures = _from_rank_0(
-                {
-                    f"{kind}_{name}": figure
-                    for kind, evaluation in self.evaluations.items()
-                    for name, figure in zip(FIGURES, evaluation.figures.tolist(), strict=True)
-                }
-            )
+            found = {
+                f"{kind}_{name}": figure
+                for kind, evaluation in self.evaluations.items()
+                for name, figure in zip(FIGURES, evaluation.figures.tolist(), strict=True)
+            }
+            told = [found]
+            if distributed.is_available() and distributed.is_initialized():
+                distributed.broadcast_object_list(told)
+            self._figures = told[0]
         return self._figures
 
     def _evaluate(self, images: Mapping[int, tuple[Objects, Objects]]) -> None:
@@ -218,11 +206,3 @@ class DetectionResults:
             self.evaluations[kind] = evaluate(truth, detected, kind, self.area_from)
         labels = [one["category_id"] for one in true if not one["iscrowd"]]
         self.objects = np.bincount(np.array(labels, dtype=np.int64), minlength=self.num_classes)
-
-
-def _from_rank_0(found: dict[str, float]) -> dict[str, float]:
-    """What rank 0 has found, on all ranks."""
-    told = [found]
-    if distributed.is_available() and distributed.is_initialized():
-        distributed.broadcast_object_list(told)
-    return told[0]
