@@ -122,7 +122,7 @@ def part(
     if resumed is not None:
         checkpoint = Checkpoint(resumed, resumed=True)
         purge_step = checkpoint.purge_step
-    loggers = run_loggers(None, folder / "runs", None if resumed is None else "version_0", purge_step)
+    loggers = run_loggers([], folder / "runs", None if resumed is None else "version_0", purge_step)
     stop = StopAt(step)
     stopping = [stop, StopOnSignal(), Seen(folder), *callbacks]  # which sees no batch after the end
     runner = trainer(

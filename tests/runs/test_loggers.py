@@ -11,24 +11,24 @@ from linvit.runs.loggers import CsvLogger, RunTensorBoardLogger, run_loggers
 from tests.cli.runs import events
 
 
-@pytest.mark.parametrize("form", ["none", "one", "list"])
+@pytest.mark.parametrize("form", ["none", "list"])
 def test_the_run_folder_is_tensorboards_and_the_tables(tmp_path, form):
     mine = CSVLogger(tmp_path)
-    found = run_loggers({"none": None, "one": mine, "list": [mine]}[form], tmp_path / "quickstart", None, None)
+    found = run_loggers({"none": [], "list": [mine]}[form], tmp_path / "quickstart", None, None)
     assert [type(logger) for logger in found[:2]] == [RunTensorBoardLogger, CsvLogger]
     assert found[1].file.parent == Path(found[0].log_dir) == tmp_path / "quickstart" / "version_0"
     assert found[2:] == [mine] * (form != "none")
 
 
 def test_a_continued_run_goes_on_in_its_folder(tmp_path):
-    board, table = run_loggers(None, tmp_path / "quickstart", "version_3", 70)
+    board, table = run_loggers([], tmp_path / "quickstart", "version_3", 70)
     assert Path(board.log_dir) == table.file.parent == tmp_path / "quickstart" / "version_3"
     assert table.purge_step == 70
     assert str(board.version) == table.version == "3"  # the bar shows different ones of all loggers side by side
 
 
 def test_a_run_folder_may_have_been_renamed(tmp_path):
-    board, table = run_loggers(None, tmp_path / "quickstart", "best_so_far", 70)
+    board, table = run_loggers([], tmp_path / "quickstart", "best_so_far", 70)
     assert Path(board.log_dir) == table.file.parent == tmp_path / "quickstart" / "best_so_far"
 
 

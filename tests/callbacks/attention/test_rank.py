@@ -210,7 +210,7 @@ class TestTrouble:
             trainer(tmp_path, max_steps=1, max_epochs=1, callbacks=[AttentionRank(1)]).fit(task, batches(8, side=32))
 
     def test_a_cadence_below_one_is_a_user_error(self):
-        with pytest.raises(linvit.UserError, match="every_n_steps must be at least 1; got 0"):
+        with pytest.raises(linvit.UserError, match="every_n_steps must be a whole number at least 1; got 0"):
             AttentionRank(0)
 
 
