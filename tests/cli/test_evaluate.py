@@ -34,6 +34,9 @@ def test_a_run_on_some_classes_and_at_another_size(run, tmp_path):
     assert (own["images"], own["classes"], own["top1"]) == (40, 5, count(run, tmp_path / "odd", ODD) / 40)
     digit_folder(tmp_path / "all", ODD, 100)  # all test digits of these classes
     assert own["clean"] == pytest.approx(count(run, tmp_path / "all", ODD) / len([*(tmp_path / "all").rglob("*.png")]))
+    record = json.loads((run.folder / "result.json").read_text(encoding="utf-8"))
+    clean, larger = (found["clean", size, None, None]["top1"] for size in (32, 40))
+    assert record["evaluation"] == {"clean": clean, "clean 40x40": larger, "a": own["top1"]}
     tested = float(re.search(r"test/top1 +(\S+)", run.then("test").out)[1])
     assert found["clean", 32, None, None]["top1"] == pytest.approx(tested)
     assert own["images_per_second"] > 0

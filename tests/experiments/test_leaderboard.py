@@ -9,7 +9,11 @@ import pytest
 import yaml
 
 from linvit import UserError
+from linvit.experiments.bench.builders import costs_record
+from linvit.experiments.bench.costs import Cost
+from linvit.experiments.bench.report import CostReport
 from linvit.experiments.leaderboard import collect, write
+from linvit.experiments.measure import Timing
 from linvit.runs import result
 from linvit.runs.folder import RunFolder, find
 from tests.cli.runs import linvit
@@ -89,6 +93,43 @@ def test_the_same_records_are_the_same_files_whatever_the_order_of_folders(folde
     rows = list(csv.DictReader(first["leaderboard.csv"].decode().splitlines()))
     assert [row["latency B / cpu / 1 threads / linvit 0.1.0 (ms)"] for row in rows] == ["3.0", "4.0"]
     assert [row["seeds"] for row in rows] == ["2", "2"]
+
+
+def test_costs_by_bench_are_those_of_rows_with_the_backbone_and_attention_at_each_size(folder):
+    seconds, peak = {"forward": Timing((2.0,))}, {"forward_backward": 3 * 2**20}
+    costs = [Cost("deit_nano", (size, size), size, seconds=seconds, peak=peak) for size in (32, 64)]
+    known = WHERE | {"machine": "B", "settings": "backbones, attention linear, batch 4, float32, eager", "batch": "4"}
+    (folder / "bench").mkdir()
+    (text,) = costs_record(CostReport("Backbones", "pixels", costs, known, []), ["deit_nano"], "linear").values()
+    (folder / "bench/costs.json").write_text(text)
+    assert result.model_hash({"model.backbone.name": "deit_nano", "model.attention": "linear"}) in text
+    board = collect([folder / "runs", folder / "bench"])
+    assert board.left_out == []
+    rows = {row["configuration"]: row for row in board.sections[0].rows}
+    at = [f"{size}x{size}, batch 4, float32, eager" for size in (32, 64)]
+    measured = {
+        board.short(axis): (rows["deit_nano, linear"][axis], rows["deit_nano, softmax"][axis])
+        for axis in board.sections[0].axes[2:]
+    }
+    assert measured == {
+        f"{what} M1 {size} ({unit})": (number, None)
+        for what, unit, number in (("latency", "ms", 500.0), ("memory", "MiB", 3.0)) for size in at
+    }  # fmt: skip
+
+
+def test_runs_scored_with_a_moving_average_beside_others_are_named_and_evaluations_are_columns(folder):
+    path = folder / "runs/linear-seed0/version_0/result.json"
+    assert "Warning" not in collect([folder]).sections[0].facts
+    own = record_of(folder, evaluation={"v2": 0.25, "clean 64x64": 0.5})
+    result.write(path, own)
+    result.write(path.parents[2] / "linear-seed1/version_0/result.json", own | {"seed": 1, "evaluation": {"v2": 0.75}})
+    row = next(row for row in collect([folder]).sections[0].rows if row["configuration"] == "deit_nano, linear")
+    assert (row["top-1 on v2"], row["top-1 on clean 64x64"]) == (0.5, 0.5)
+    for seed in (0, 1):
+        path = folder / f"runs/linear-seed{seed}/version_0/result.json"
+        result.write(path, own | {"seed": seed, "score": own["score"] | {"tag": "val/ema_score"}})
+    facts = collect([folder]).sections[0].facts
+    assert "Warning: the scores of deit_nano, linear are of a moving average of the weights" in facts
 
 
 def test_published_scores_stand_apart_and_are_in_no_front(folder):

@@ -13,10 +13,11 @@ from linvit.data import ClassificationData
 from linvit.errors import UserError, check_choice, check_number
 from linvit.evaluation.corruptions import CORRUPTIONS, OF_THE_MCE
 from linvit.evaluation.model import TIMM, EvaluatedModel, read_model
-from linvit.evaluation.report import corrupted, corruption_table, table_of, write
+from linvit.evaluation.report import corrupted, corruption_table, table_of, top1_by_set, write
 from linvit.evaluation.scores import Evaluator, Work
 from linvit.evaluation.sets import ImageSet, read_set, real_labels
-from linvit.runs.folder import check_writable, run_config, run_of_checkpoint, shown
+from linvit.runs import result
+from linvit.runs.folder import RESULT, check_writable, run_config, run_of_checkpoint, shown
 from linvit.runs.run import Run
 from linvit.terminal import argument_parser, reflow, table
 
@@ -71,6 +72,9 @@ def main(argv: list[str]) -> int:
         print("\n".join(table(table_of(scores, model))))
         for own in corrupted(work):
             print(reflow(corruption_table([each for each in scores if each.set == own.name], model)[1]))
+        if (run := run_of_checkpoint(args.model)) is not None and (run / RESULT).exists():
+            record = result.read(run / RESULT)
+            result.write(run / RESULT, record | {"evaluation": record["evaluation"] | top1_by_set(scores, model)})
         print(shown(write(scores, model, work, args.model, shlex.join(["linvit", "evaluate", *argv]), folder)))
     return 0
 

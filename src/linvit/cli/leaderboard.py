@@ -10,9 +10,10 @@ EPILOG = """examples:
   linvit leaderboard a/result.json b/result.json --output docs/leaderboard
 
 A finished run has a file result.json (docs/results.md describes it), and linvit
-compare writes what it has measured of its variants to costs.json. Both can be
-copied from other machines, alone or with their folders. To measure runs on this
-machine: linvit compare --report DIR.
+compare writes what it has measured of its variants to costs.json, as linvit
+bench backbone does over the sizes of images. All can be copied from other
+machines, alone or with their folders. To measure runs on this machine:
+linvit compare --report DIR.
 """
 
 

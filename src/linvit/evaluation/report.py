@@ -31,13 +31,21 @@ PUBLISHED = "mCE, over AlexNet's published errors (Hendrycks and Dietterich 2019
 DRAWN = "Corruptions are made here, by the formulas of the paper; frost is drawn in place of its photographs."
 
 
+def top1_by_set(scores: Sequence[Score], model: EvaluatedModel) -> dict[str, float]:
+    """Top-1 by the name of a set, with its size where that is another than the network's; see `table_of`."""
+    return {
+        name + f" {size[0]}x{size[1]}" * ([*size] != [*(model.preprocessing.size or size)]): sum(
+            score.top1 for score in own
+        )
+        / len(own)
+        for (name, size), own in _by_set(scores).items()
+    }
+
+
 def table_of(scores: Sequence[Score], model: EvaluatedModel) -> Table:
     """A row per set and size, the titles first; of a corrupted set the mean over all."""
     rows: Table = [("set", "size", "images", "classes", "top-1", "95 %", "on clean", "NLL", "ECE", "images/s", "MiB")]
-    sets: dict[tuple[str, tuple[int, int]], list[Score]] = {}
-    for score in scores:
-        sets.setdefault((score.set, score.size), []).append(score)
-    for (name, size), own in sets.items():
+    for (name, size), own in _by_set(scores).items():
         top1, nll, ece = (sum(each) / len(own) for each in zip(*((s.top1, s.nll, s.ece) for s in own), strict=True))
         clean, speed, memory = own[0].clean, own[0].images_per_second, own[0].peak_memory
         classes = f"{own[0].classes} of {len(model.classes)}"
@@ -47,6 +55,13 @@ def table_of(scores: Sequence[Score], model: EvaluatedModel) -> Table:
         costs = (f"{speed:.0f}", "" if memory is None else f"{memory / 2**20:.1f}")
         rows.append((*what, "" if clean is None else f"{clean:.4f}", f"{nll:.4f}", f"{ece:.4f}", *costs))
     return rows
+
+
+def _by_set(scores: Sequence[Score]) -> dict[tuple[str, tuple[int, int]], list[Score]]:
+    sets: dict[tuple[str, tuple[int, int]], list[Score]] = {}
+    for score in scores:
+        sets.setdefault((score.set, score.size), []).append(score)
+    return sets
 
 
 def corruption_table(scores: Sequence[Score], model: EvaluatedModel) -> tuple[Table, str]:

@@ -25,7 +25,7 @@ NAME = "leaderboard"
 SCRIPT = Path(__file__).with_suffix(".js")
 """Sorts a table by the column whose title is clicked, and hides rows that lack a word of the box at the top."""
 WHEN = "measured {date}, load {load}"
-FRONTS, SCORES = "on the front of", ("score", "±", "best", "test")
+FRONTS, SCORES = "on the front of", ("score", "±", "best", "test", "top-1 on ")
 NAMED = ("model.backbone", "model.head", "model.attention")
 LONGEST, SHORT = 60, 36  # characters that one option adds to the name of a row, and of a row in a plot
 AXES = {
@@ -36,10 +36,11 @@ AXES = {
 }
 NOTES = (
     "Score: of the last epoch, mean and standard deviation over seeds. Best: the highest of all epochs, chosen by the "
-    "set that scores it. Test: by linvit test. Front: the costs over which no other run has at least the score of a "
-    "row for at most its cost. Published figures were not measured here: they are in no front, and hollow in plots. "
-    "Latency is that of a forward pass per image, in batches of two, and memory that of a forward and a backward pass "
-    "of two, both by linvit compare; those of two machines (M1, M2) are never in one front."
+    "set that scores it. Test: by linvit test. Top-1 on a set: by linvit evaluate. Front: the costs over which no "
+    "other run has at least the score of a row for at most its cost. Published figures were not measured here: they "
+    "are in no front, and hollow in plots. Latency is that of a forward pass per image, in batches of two, and memory "
+    "that of a forward and a backward pass of two, both by linvit compare; where a size of images is said, both are by "
+    "linvit bench backbone, in batches of that size. Those of two machines (M1, M2) are never in one front."
 )
 
 
@@ -159,8 +160,12 @@ def _machine(one: Mapping[str, Any]) -> str:
 
 def _axes(found: Mapping[str, float | None], machine: str = "") -> dict[str, float]:
     """Costs by the names of axes, in their units."""
-    known = ((*AXES[name], cost) for name in AXES if (cost := found.get(name)) is not None)
-    return {title.format(machine): cost / unit for title, unit, cost in known}
+    axes = {}
+    for name, (title, unit) in AXES.items():
+        for key, cost in found.items():  # of `linvit bench` with the size of images
+            if cost is not None and key.partition(" ")[0] == name:
+                axes[title.format(machine + key.removeprefix(name))] = cost / unit
+    return axes
 
 
 def _section(place: Sequence[str], records: Sequence[dict[str, Any]], costs: Mapping[str, dict[str, float]]) -> Section:
@@ -169,8 +174,12 @@ def _section(place: Sequence[str], records: Sequence[dict[str, Any]], costs: Map
         groups.setdefault(record["configuration"], []).append(record)
     keys = [*NAMED, *outermost(differing(own[0]["options"] for own in groups.values()))]
     names = {configuration: _name(own[0]["options"], keys) for configuration, own in groups.items()}
-    found = {one: _axes(own[0]["costs"]) | costs.get(one, {}) for one, own in groups.items()}
+    found = {
+        one: _axes(own[0]["costs"]) | costs.get(one, {}) | costs.get(result.model_hash(own[0]["options"]), {})
+        for one, own in groups.items()
+    }
     axes = list(dict.fromkeys(axis for own in found.values() for axis in own))
+    sets = sorted({name for record in records for name in record["evaluation"]})
     rows = []
     for configuration, own in groups.items():
         name, clash = names[configuration], [*names.values()].count(names[configuration]) > 1
@@ -182,10 +191,13 @@ def _section(place: Sequence[str], records: Sequence[dict[str, Any]], costs: Map
         row |= {"score": statistics.fmean(scores), "±": spread(scores) if len(own) > 1 else None, "seeds": len(own)}
         row |= {"best": statistics.fmean(one["score"]["best"] for one in own)}
         row |= {"test": statistics.fmean(test) if test else None}
+        for one in sets:
+            found_on = [record["evaluation"][one] for record in own if one in record["evaluation"]]
+            row[f"top-1 on {printable(one, lines=False)}"] = statistics.fmean(found_on) if found_on else None
         rows.append(row | {axis: found[configuration].get(axis) for axis in axes} | {"published": "", FRONTS: ""})
         if told := own[0]["published"]:
             known = {"configuration": f"{name} (published)", "score": told["score"]}
-            known |= dict.fromkeys(("±", "seeds", "best", "test"))
+            known |= dict.fromkeys(name for name in row if name not in known)
             rows.append(rows[-1] | known | {"published": f"{told['metric']}: {told['source']}"})
     rows.sort(key=lambda row: (-row["score"], row["configuration"]))
     for number, row in enumerate(rows, 1):
@@ -194,6 +206,10 @@ def _section(place: Sequence[str], records: Sequence[dict[str, Any]], costs: Map
     data = records[0]["data"]
     facts = [f"{name} {number:,.0f} images" for name, number in sorted(data["images"].items())]
     facts += [f"{data['classes']} classes", f"fingerprint {place[1]}"]
+    if len({record["score"]["tag"] for record in records}) > 1:
+        averaged = [name for one, name in names.items() if "ema" in groups[one][0]["score"]["tag"]]
+        which = "; ".join(averaged)
+        facts.append(f"Warning: the scores of {which} are of a moving average of the weights, those of others are not")
     title = printable(", ".join(filter(None, [place[0], *place[2:]])), lines=False)
     return Section(title, ", ".join(facts), rows, axes)
 
@@ -219,7 +235,7 @@ def _texts(titles: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[lis
     def text(title: str, cell: Any) -> str:
         if cell is None or isinstance(cell, str):
             return cell or "-"
-        return f"{cell:.4f}" if title in SCORES else f"{cell:.3g}" if cell < 100 else f"{cell:,.0f}"
+        return f"{cell:.4f}" if title.startswith(SCORES) else f"{cell:.3g}" if cell < 100 else f"{cell:,.0f}"
 
     return [[text(title, row[title]) for title in titles] for row in rows]
 

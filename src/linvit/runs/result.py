@@ -21,7 +21,7 @@ CONDITIONS = " ".join(f"conditions.{name}" for name in ("date", "machine", "devi
 FIELDS: dict[Any, str] = {
     dict: "options data score costs",
     dict | None: "conditions test published",
-    dict[str, float]: "data.images scores test.scores diagnostics",
+    dict[str, float]: "data.images scores test.scores evaluation diagnostics",
     list: "exports",
     list | None: "costs.image_size",
     str: f"run configuration data.name score.tag test.split published.metric published.source {CONDITIONS}",
@@ -36,6 +36,7 @@ COSTS_FIELDS: dict[Any, str] = {dict: "conditions", str: CONDITIONS, dict[str, d
 """The same of `costs.json`, what `linvit compare` has measured: numbers by the hash of a configuration."""
 PLACES = ("data.source.", "data.predict_path.", "data.num_workers.", "trainer.logger.", "requeue_exit_code.")
 """How options begin that say where something lies or how a run is started, and do not make another configuration."""
+MODEL = ("model.backbone", "model.attention")
 DIAGNOSTICS = ("rank", "effective_rank", "entropy", "start", "teacher", "distance")
 SAMPLE = 16  # rows of each split that the fingerprint of the data is made of
 LARGEST = 10 * 2**20  # bytes of a file that is read
@@ -61,6 +62,7 @@ def derive(run: RunFolder) -> dict[str, Any]:
         "score": score | {"best": best, "best_epoch": epochs.get(best_step, 0)},
         "scores": {name: value for name, value in last.items() if name.startswith("val/")},
         "test": None,
+        "evaluation": {},
         "costs": costs | {"images_per_second": statistics.median(speeds) if speeds else None},
         "conditions": None,
         "published": None,
@@ -74,6 +76,12 @@ def configuration(run: RunFolder) -> dict[str, Any]:
     kept = (item for item in run.options().items() if not f"{item[0]}.".startswith(PLACES))
     options = json.loads(json.dumps(dict(kept), default=str, sort_keys=True), parse_constant=str)  # of NaN, too
     return {"configuration": _hash(json.dumps(options).encode()), "options": options}
+
+
+def model_hash(options: Mapping[str, Any]) -> str:
+    """The hash of the backbone and attention among options by dotted names, of which `linvit bench backbone` knows."""
+    own = ((name.removesuffix(".name"), value) for name, value in options.items() if value is not None)
+    return _hash(repr(sorted((name, str(value)) for name, value in own if name.startswith(MODEL))).encode())
 
 
 def data_facts(data: ImageData) -> dict[str, Any]:
@@ -115,7 +123,8 @@ def read(path: Path, fields: Mapping[Any, str] = FIELDS) -> dict[str, Any]:
         record = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"'{path}' cannot be read: {error}") from error
-    schema = record.get("schema") if isinstance(record, dict) else None
+    record = {"evaluation": {}, **record} if isinstance(record, dict) else {}
+    schema = record.get("schema")
     if schema != SCHEMA:
         raise UserError(f"'{path}' has schema {schema!r}, and this linvit reads {SCHEMA}: write it with this version")
     for kind, field in ((kind, field) for kind, names in fields.items() for field in names.split()):
@@ -123,7 +132,7 @@ def read(path: Path, fields: Mapping[Any, str] = FIELDS) -> dict[str, Any]:
         holder = record.get(parent) if parent else record
         if holder is not None and not _is(holder.get(name), kind):
             raise UserError(f"'{path}' is not a record of schema {SCHEMA}: its {field} is missing or of another type")
-    return dict(record)
+    return record
 
 
 def _is(value: Any, kind: Any) -> bool:

@@ -19,6 +19,7 @@ from linvit.experiments.compare.costs import Costs
 from linvit.experiments.compare.results import Results, check_comparable, group, with_published, with_teachers
 from linvit.experiments.compare.statistics import wilson
 from linvit.experiments.measure import Timing
+from linvit.runs import result
 from linvit.runs.folder import RunFolder, find
 from linvit.tasks.published import PublishedScores
 from tests.experiments.compare.runs import write_run
@@ -296,6 +297,16 @@ def test_intervals_over_images_are_those_of_the_scored_evaluation_and_paired(tmp
     assert rows["focused"]["images_low"] == ""
     assert "| [0.7112, 0.8666] |" in tables.markdown(found)
     assert "10,000 bootstrap samples of the images" in tables.markdown(found)
+
+
+def test_what_evaluate_has_found_of_runs_are_columns(folder):
+    for seed, top1 in enumerate((0.5, 0.7)):
+        run = RunFolder(folder / f"softmax-seed{seed}/version_0")
+        result.write(run.folder / "result.json", result.derive(run) | {"evaluation": {"v2": top1}})
+    found = results(folder)
+    assert "| top-1 on v2 |" in tables.markdown(found)
+    assert "| 0.6000 ± 0.1414 |" in tables.markdown(found)
+    assert [row["top1_v2"] for row in csv_rows(found, folder)] == ["", "0.6"]
 
 
 def test_parts_of_an_option_are_shown_as_one(tmp_path):

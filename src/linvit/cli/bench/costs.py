@@ -21,6 +21,7 @@ from linvit.experiments.bench.builders import (
     attention_builders,
     backbone_builders,
     check_builds,
+    costs_record,
     record_kernels,
     roofline,
 )
@@ -142,7 +143,8 @@ def backbone(argv: list[str]) -> int:
     what = "backbones with classifier" + ("" if replaced is None else f", attention {args.attention}")
     about: Any = {"title": "Backbones", "axis": "pixels", "baselines": [*builders][:1]}
     report = _measured(args, what, builders, sizes, settings, **about)
-    return _finish(report, args.output, accuracy_plot(report) if replaced is None else {})
+    plot = accuracy_plot(report) if replaced is None else {}
+    return _finish(report, args.output, plot | costs_record(report, specs, replaced))
 
 
 def _parser(verb: str, epilog: str) -> argparse.ArgumentParser:

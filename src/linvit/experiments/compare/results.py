@@ -14,7 +14,8 @@ from linvit.experiments.compare.costs import Costs
 from linvit.experiments.compare.grid import BUDGETS, LENGTHS, TEACHER
 from linvit.experiments.compare.statistics import Difference, bootstrap, paired_differences, spread, wilson
 from linvit.plain_text import printable
-from linvit.runs.folder import RunFolder, Score, flat
+from linvit.runs import result
+from linvit.runs.folder import RESULT, RunFolder, Score, flat
 from linvit.tasks.teacher import DISTANCE
 from linvit.tasks.teacher import TEACHER as OF_TEACHER
 
@@ -47,6 +48,16 @@ class Variant:
             return self.known
         found = {seed: run.score(run.score_tag(tag)) for seed, run in self.finished.items()}
         return {seed: score for seed, score in found.items() if score is not None}
+
+    @cached_property
+    def evaluations(self) -> dict[str, list[float]]:
+        """Top-1 of finished runs by the names of the sets on which `linvit evaluate` has scored them."""
+        found: dict[str, list[float]] = {}
+        for run in self.finished.values():
+            if (run.folder / RESULT).exists():
+                for name, top1 in result.read(run.folder / RESULT)["evaluation"].items():
+                    found.setdefault(printable(name, lines=False), []).append(top1)
+        return found
 
     def ranks(self) -> dict[str, float]:
         """The rank of each layer that was measured last, mean over heads and finished runs."""

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from linvit.experiments.bench.costs import crossover_text
@@ -63,6 +63,10 @@ def notes(results: Results) -> list[str]:
             "10,000 bootstrap samples of the images, of which each has its mean over seeds (Wilson's of one seed, or "
             "where all agree on each image). Of the difference from the same row, over the seeds that both have: by "
             "paired samples. The networks are given: the spread over seeds is not in it."
+        )
+    if any(variant.evaluations for variant in results.variants):
+        found.append(
+            "Top-1 on a set: of each run's best checkpoint, by linvit evaluate, mean over the runs that have it."
         )
     found.append("Best: the best score of each run, mean over seeds, and the median of its epoch.")
     if results.level is not None:
@@ -151,6 +155,7 @@ def _table(results: Results) -> list[dict[str, Cell]]:
     """A row per variant: cells by the titles of columns."""
     differences, untrained = results.differences(), results.untrained()
     seeds = sorted({seed for one in results.variants for seed in (*one.runs, *one.trouble)})
+    sets = dict.fromkeys(name for variant in results.variants for name in variant.evaluations)
     curves = {"before any step": (STARTED, "before_"), results.tag: (None, "")}
     if results.tag == f"{AVERAGED}score":
         curves[EVALUATED] = (EVALUATED, "raw_")  # of the trained weights, beside that of their moving average
@@ -180,10 +185,10 @@ def _table(results: Results) -> list[dict[str, Cell]]:
                 average = statistics.fmean(values) if values else None
                 text = "-" if average is None else f"{average:.1f}{some}"
                 row[f"{name} to {results.level:g}"] = Cell(text, {f"{name}_to_level": average})
+        for name in sets:
+            row[f"top-1 on {name}"] = _mean(variant.evaluations.get(name, []), f"top1_{name}")
         for title, start in (("distance before", START), ("distance", "")):
-            distances = variant.distances(start)
-            mean = statistics.fmean(distances) if distances else math.nan
-            row[title] = _score(mean, spread(distances), title.replace(" ", "_"))
+            row[title] = _mean(variant.distances(start), title.replace(" ", "_"))
         for title, (name, form) in COSTS.items():
             row[title] = _cell(form, **{name: costs.get(name)})
         row["rank"] = _cell("{:.1f}".format, rank=variant.rank())
@@ -206,6 +211,10 @@ def _cell(form: Callable[[Any], str], **numbers: Any) -> Cell:
     """A number in a form; of several the first."""
     first = next(iter(numbers.values()))
     return Cell("-" if first is None or first != first else form(first), numbers)
+
+
+def _mean(values: Sequence[float], name: str) -> Cell:
+    return _score(statistics.fmean(values) if values else math.nan, spread(values), name)
 
 
 def _score(mean: float, deviation: float, *names: str) -> Cell:
