@@ -96,8 +96,8 @@ def test_the_same_records_are_the_same_files_whatever_the_order_of_folders(folde
 
 
 def test_costs_by_bench_are_those_of_rows_with_the_backbone_and_attention_at_each_size(folder):
-    seconds, peak = {"forward": Timing((2.0,))}, {"forward_backward": 3 * 2**20}
-    costs = [Cost("deit_nano", (size, size), size, seconds=seconds, peak=peak) for size in (32, 64)]
+    seconds, peak = {"forward": Timing((2.0,))}, {"training_step": 3 * 2**20}
+    costs = [Cost("deit_nano", (size, size), "eager", seconds=seconds, peak=peak) for size in (32, 64)]
     known = WHERE | {"machine": "B", "settings": "backbones, attention linear, batch 4, float32, eager", "batch": "4"}
     (folder / "bench").mkdir()
     (text,) = costs_record(CostReport("Backbones", "pixels", costs, known, []), ["deit_nano"], "linear").values()

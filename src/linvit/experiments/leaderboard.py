@@ -40,7 +40,8 @@ NOTES = (
     "other run has at least the score of a row for at most its cost. Published figures were not measured here: they "
     "are in no front, and hollow in plots. Latency is that of a forward pass per image, in batches of two, and memory "
     "that of a forward and a backward pass of two, both by linvit compare; where a size of images is said, both are by "
-    "linvit bench backbone, in batches of that size. Those of two machines (M1, M2) are never in one front."
+    "linvit bench backbone, memory is that of a training step, and the head has 1,000 classes. Those of two machines "
+    "(M1, M2) are never in one front."
 )
 
 

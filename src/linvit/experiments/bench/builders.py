@@ -167,7 +167,7 @@ def costs_record(report: CostReport, specs: Sequence[Spec], attention: Any) -> d
             at = f"{format_size(cost.size)}, batch {how}"
             if (forward := cost.seconds.get("forward")) is not None:
                 own[f"latency_seconds {at}"] = forward.median / int(report.conditions["batch"])
-            if (peak := cost.peak.get("forward_backward")) is not None:
+            if (peak := cost.peak.get("training_step")) is not None:
                 own[f"memory_bytes {at}"] = peak
     return {COSTS: json.dumps({"schema": result.SCHEMA, "conditions": report.conditions, "costs": found}, indent=1)}
 
