@@ -33,7 +33,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, int]]] = [  # options, and the 
     ),
     ("taylor", {}, {}),
     ("linear_angular", {}, {"r": 9}),
-    ("linear_angular", {"res_kernel_size": 5, "half": "mean", "sparse_reg": True}, {"r": 5}),
+    ("linear_angular", {"res_kernel_size": 5, "sparse_reg": True}, {"r": 5}),
     ("performer", {"nb_features": 40}, {"m": 40}),
     ("performer", {"kernel": "relu", "nb_features": 24}, {"m": 24}),
     ("linformer", {"k": 9}, {"k": 9}),

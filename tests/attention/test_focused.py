@@ -116,20 +116,16 @@ def linear_stretch(new: int, old: int) -> Tensor:
     return matrix
 
 
-def stretch(grid: Grid, interp: str) -> Tensor:
+def stretch(grid: Grid) -> Tensor:
     """The matrix (H*W, patches of the keys) that brings v back to the queries' grid."""
     if grid.keys_size == grid.size:
         return torch.eye(math.prod(grid.size), dtype=torch.float64)
-    if interp == "linear1d":
-        return linear_stretch(math.prod(grid.size), math.prod(grid.keys_size))
-    rows, columns = (linear_stretch(new, old) for new, old in zip(grid.size, grid.keys_size, strict=True))
-    return torch.kron(rows, columns)
+    return linear_stretch(math.prod(grid.size), math.prod(grid.keys_size))
 
 
 def naive_local(module: FocusedAttention, grid: Grid) -> Tensor:
     """The matrices of the convolution of v, (d, N, M): T(w_j) U on patches, nothing for prefix tokens."""
-    spread = stretch(grid, module.sr_interp)
-    local = toeplitz(module.dwc.weight, grid.size) @ spread
+    local = toeplitz(module.dwc.weight, grid.size) @ stretch(grid)
     return F.pad(local, (grid.num_prefix, 0, grid.num_prefix, 0))
 
 
@@ -184,10 +180,9 @@ def test_equals_formula_on_any_grid(grid: Grid) -> None:
     check({}, grid)
 
 
-@pytest.mark.parametrize("interp", ["linear1d", "bilinear2d"])
 @pytest.mark.parametrize("grid", REDUCED, ids=str)
-def test_equals_formula_under_spatial_reduction(grid: Grid, interp: str) -> None:
-    check({"sr_interp": interp}, grid)
+def test_equals_formula_under_spatial_reduction(grid: Grid) -> None:
+    check({}, grid)
 
 
 def test_equals_formula_with_narrow_keys() -> None:
@@ -224,11 +219,9 @@ def test_gradients_are_those_of_finite_differences(options: dict[str, object]) -
 # The equivalent matrix
 
 
-@pytest.mark.parametrize(
-    ("grid", "interp"), [*((g, "linear1d") for g in GRIDS[:3] + REDUCED), (REDUCED[0], "bilinear2d")]
-)
-def test_matrix_is_the_map_plus_the_exact_toeplitz_matrix(grid: Grid, interp: str) -> None:
-    module = mechanism({"name": "focused", "sr_interp": interp}, grid)
+@pytest.mark.parametrize("grid", GRIDS[:3] + REDUCED)
+def test_matrix_is_the_map_plus_the_exact_toeplitz_matrix(grid: Grid) -> None:
+    module = mechanism("focused", grid)
     given = inputs(module, grid)
     matrix = attention_matrix(module, given.q, given.k, grid)  # (B, h, d, N, M)
     want = naive_maps(module, given.q, given.k, grid)[:, :, None] + naive_local(module, grid)

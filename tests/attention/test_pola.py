@@ -15,7 +15,7 @@ REDUCED = Grid((4, 6), kv_size=(2, 3), num_prefix=1)
 OPTIONS = [
     {},
     {"alpha": 0, "learn_scale": False, "pos_enc": False},
-    {"alpha": 1.5, "eps": 0.3, "dwc_kernel": 3, "sr_interp": "bilinear2d"},
+    {"alpha": 1.5, "eps": 0.3, "dwc_kernel": 3},
     {"dwc": False},
 ]
 

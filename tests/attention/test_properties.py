@@ -154,10 +154,9 @@ def test_rows_of_nystrom_miss_one_by_what_the_iteration_leaves(spec: Spec, seed:
     with_options("taylor", {}, {"gamma": True}),
     PERFORMERS,
     HYDRAS,
-    with_options("hydra", {"post_norm": "ln"}),
     with_options("flow", {}, {"feature_map": "elu"}),
     AFTS,
-    with_options("poly_nl", {}, {"alpha_beta": True}, {"reduce": "sum"}),
+    with_options("poly_nl", {}),
     with_options("enhanced_linear", {"scales": []}),
     with_options("inline", {"residual_kernel": 0}),
     with_options("focused", PLAIN, {**PLAIN, "norm_scope": "per_head"}),
@@ -176,7 +175,7 @@ def test_outputs_move_with_their_queries_and_keys_are_a_set(spec: Spec, seed: in
 
 @some
 @drawn(seed=seeds, scale=scales, grid=grids)
-@of_specs(HYDRAS, AFTS, with_options("poly_nl", {}, {"reduce": "sum"}))
+@of_specs(HYDRAS, AFTS, with_options("poly_nl", {}))
 def test_every_channel_is_of_rank_one(spec: Spec, seed: int, scale: float, grid: Grid) -> None:
     """Of rank 0 where relu makes every query or every key 0."""
     module = mechanism(spec, grid)

@@ -141,8 +141,8 @@ def test_a_matrix_of_its_own_is_taken() -> None:
 
 
 def test_a_matrix_that_says_how_tokens_are_mixed_and_no_more_is_taken() -> None:
-    """A LayerNorm follows, so the matrix times the values is not the output."""
-    (line,) = attention_lines({"name": "hydra", "post_norm": "ln"}, {"equivalent matrix"})
+    """Values are convolved before, so the matrix times the values is not the output."""
+    (line,) = attention_lines("vssd", {"equivalent matrix"})
     assert line.verdict is Verdict.PASS
 
 

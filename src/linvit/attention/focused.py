@@ -47,8 +47,6 @@ class FocusedAttention(ConvolvedAttention):
         denominator: "mean" over the keys (the reference since 2024) or "sum" (before): eps then weighs 1/M as much.
         stable_power: Divide by the largest entry before the power: the same function, safe at every p. False is the
             reference's order of operations, which gives NaN for p >= 8.
-        sr_interp: How v comes back to N tokens for the convolution under spatial reduction: "linear1d" along the
-            flattened tokens (the reference) or "bilinear2d".
     """
 
     complexity = "O(N)"
@@ -72,7 +70,6 @@ class FocusedAttention(ConvolvedAttention):
         eps: float = 1e-6,
         denominator: Literal["mean", "sum"] = "mean",
         stable_power: bool = True,
-        sr_interp: Literal["linear1d", "bilinear2d"] = "linear1d",
     ) -> None:
         super().__init__(dim, num_heads, grid, key_dim=key_dim)
         check_number("focusing_factor", focusing_factor, at_least=1, note=" (1: no focusing)")
@@ -85,7 +82,6 @@ class FocusedAttention(ConvolvedAttention):
         self.eps = eps
         self.denominator = denominator
         self.stable_power = stable_power
-        self.sr_interp = sr_interp
         self.channelwise = dwc
         self.max_rank = self.key_dim
 
@@ -166,19 +162,13 @@ class FocusedAttention(ConvolvedAttention):
         """The depthwise convolution of the patch values, (B, h, M, d) -> (B, h, N, d); 0 for prefix tokens."""
         patches = v[:, :, grid.num_prefix :].flatten(0, 1).mT  # (B*h, d, patches)
         if grid.kv_size not in (None, grid.size):
-            patches = self._stretch(patches, grid)
+            # back to N tokens along the flattened ones, as in the reference
+            patches = F.interpolate(patches, size=math.prod(grid.size), mode="linear", align_corners=False)
         plane: Tensor = cast("nn.Conv2d", self.dwc)(patches.unflatten(2, grid.size))
         local = plane.flatten(2).mT  # (B*h, H*W, d)
         if grid.num_prefix:
             local = F.pad(local, (0, 0, grid.num_prefix, 0))
         return local.reshape(*v.shape[:2], -1, self.head_dim).to(v.dtype)
-
-    def _stretch(self, patches: Tensor, grid: Grid) -> Tensor:
-        """Patch values (B*h, d, M) brought from the key grid to the query grid, (B*h, d, N)."""
-        if self.sr_interp == "linear1d":
-            return F.interpolate(patches, size=math.prod(grid.size), mode="linear", align_corners=False)
-        plane = patches.unflatten(2, grid.keys_size)
-        return F.interpolate(plane, size=grid.size, mode="bilinear", align_corners=False).flatten(2)
 
     def kernel_factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """Those of linear attention on focused features."""

@@ -9,10 +9,9 @@ import math
 from collections.abc import Callable
 from typing import Literal
 
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 
-from linvit.attention.base import Attention, Grid
+from linvit.attention.base import Attention, Grid, OutNorm
 from linvit.attention.ops.activations import ACTIVATIONS
 from linvit.attention.ops.decorators import full_precision, recomputed
 from linvit.attention.ops.functional import channelwise_attention, channelwise_factors, normalize
@@ -60,7 +59,7 @@ class HydraAttention(Attention):
     Args:
         kernel_q: phi_q.
         kernel_k: phi_k.
-        post_norm: "ln": LayerNorm over the C channels of the output, before the output projection; "none".
+        out_norm: "ln": the host's LayerNorm over the C channels of the output, before its projection; "none".
         eps: Smallest norm that "l2" and "l1" divide by. The published code has none and gives NaN for a zero token.
         constant: What "constant" divides by; None means sqrt(C) (the paper's constant is not known).
     """
@@ -82,7 +81,7 @@ class HydraAttention(Attention):
         key_dim: int | None = None,
         kernel_q: KernelName = "l2",
         kernel_k: KernelName = "l2",
-        post_norm: Literal["none", "ln"] = "none",
+        out_norm: OutNorm = "none",
         eps: float = 1e-12,
         constant: float | None = None,
     ) -> None:
@@ -96,20 +95,13 @@ class HydraAttention(Attention):
             self.masked_key = 0.0  # any number will do, since values of 0 weigh nothing
         self.eps = eps
         self.constant = math.sqrt(dim) if constant is None else constant
-        self.norm = nn.LayerNorm(dim) if post_norm == "ln" else None
-        self.linear_in_values = self.matrix_is_exact = self.norm is None  # a LayerNorm is not linear in v
+        self.out_norm = out_norm
 
     @recomputed
     @full_precision
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, d), (B, h, M, d), (B, h, M, d) -> (B, h, N, d)."""
-        out = channelwise_attention(*self.features(q, k), v)
-        if self.norm is None:
-            return out
-        tokens = out.transpose(1, 2).flatten(2)  # (B, N, C)
-        weight, bias = self.norm.weight.to(tokens.dtype), self.norm.bias.to(tokens.dtype)
-        tokens = F.layer_norm(tokens, self.norm.normalized_shape, weight, bias, self.norm.eps)
-        return tokens.reshape(*tokens.shape[:2], self.num_heads, -1).transpose(1, 2)  # (B, h, N, d)
+        return channelwise_attention(*self.features(q, k), v)
 
     def features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """phi_q(q) (B, h, N, d) and phi_k(k) (B, h, M, d)."""
@@ -117,10 +109,5 @@ class HydraAttention(Attention):
         return KERNELS[self.kernel_q](q, self, keys), KERNELS[self.kernel_k](k, self, keys)
 
     def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
-        """`phi_q(q)_c` and `phi_k(k)_c` for every channel c, those of the matrices before the LayerNorm."""
+        """`phi_q(q)_c` and `phi_k(k)_c` for every channel c."""
         return channelwise_factors(*self.features(q, k))
-
-    def attention_matrix(self, q: Tensor, k: Tensor, v: Tensor | None, grid: Grid) -> Tensor:
-        """The matrices before the LayerNorm, `phi_q(q)_c phi_k(k)_c^T` for every channel c, (B, h, d, N, M)."""
-        left, right = self.factors(q, k, grid)
-        return left @ right.mT

@@ -10,8 +10,6 @@ Cost: `2 (N + M) C dk + 4 N h dk + k^2 P C` MACs with a kernel of side k. Rank: 
 convolution).
 """
 
-from typing import Literal
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -51,7 +49,6 @@ class PolaAttention(FocusedAttention):
         pos_enc: bool = True,
         learn_scale: bool = True,
         eps: float = 1e-6,
-        sr_interp: Literal["linear1d", "bilinear2d"] = "linear1d",
         gate: Gate = "linear",
     ) -> None:
         super().__init__(
@@ -64,7 +61,6 @@ class PolaAttention(FocusedAttention):
             pos_enc=pos_enc,
             learn_scale=learn_scale,
             eps=eps,
-            sr_interp=sr_interp,
             focus=False,
             relu_eps=0.0,
         )

@@ -7,8 +7,7 @@ Cost: `(N + 3 M) C` elementwise operations, no matrix product, O(C) memory. Rank
 
 from typing import Literal
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from linvit.attention.base import Attention, Grid
 from linvit.attention.ops.decorators import mixed_precision
@@ -21,10 +20,6 @@ class PolyNLAttention(Attention):
     Args:
         project_q: Project the queries as other mechanisms do (`projections` is then "qkv"); False takes the layer's
             input for them (the paper).
-        alpha_beta: Return `alpha q + beta o` with learnable scalars that begin at 1: the paper's own residual. There
-            alpha q skips the output projection; here both are projected.
-        reduce: "mean" over the keys (the paper) or "sum", which grows with their number and overflows float16
-            (65,504) at 12,544 tokens of standard deviation 16, even if it is computed in float32.
     """
 
     projections: Literal["qkv", "qv", "kv"] = "kv"
@@ -42,28 +37,15 @@ class PolyNLAttention(Attention):
         *,
         key_dim: int | None = None,
         project_q: bool = False,
-        alpha_beta: bool = False,
-        reduce: Literal["mean", "sum"] = "mean",
     ) -> None:
         super().__init__(dim, num_heads, grid, key_dim=key_dim)
         self.projections = "qkv" if project_q else "kv"
-        self.reduce = reduce
-        self.alpha = nn.Parameter(torch.ones(1)) if alpha_beta else None
-        self.beta = nn.Parameter(torch.ones(1)) if alpha_beta else None
 
     @mixed_precision
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, d), (B, h, M, d), (B, h, M, d) -> (B, h, N, d)."""
-        out = channelwise_attention(q, self._weights(k), v)
-        if self.alpha is None or self.beta is None:
-            return out
-        return self.alpha.to(q.dtype) * q + self.beta.to(q.dtype) * out
-
-    def _weights(self, k: Tensor) -> Tensor:
-        """The keys, over their number M for the mean."""
-        return k / k.shape[-2] if self.reduce == "mean" else k
+        return channelwise_attention(q, k / k.shape[-2], v)
 
     def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
-        """`beta q_c` and `k_c / M` for every channel c; the residual `alpha q` does not depend on v."""
-        q = q if self.beta is None else self.beta.to(q.dtype) * q
-        return channelwise_factors(q, self._weights(k))
+        """`q_c` and `k_c / M` for every channel c."""
+        return channelwise_factors(q, k / k.shape[-2])

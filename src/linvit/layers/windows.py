@@ -4,7 +4,7 @@ Paper: Liu et al. 2021, "Swin Transformer: Hierarchical Vision Transformer using
 """
 
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,8 +14,6 @@ from linvit.attention.base import Grid
 from linvit.attention.ops.functional import SizeOf, grid_from_count
 from linvit.errors import UserError, check_number
 from linvit.layers.attention_layer import NOT_KEPT, AttentionLayer
-from linvit.layers.hosting import QKNorm
-from linvit.registry import Spec
 
 MASK_VALUE = -1e4
 """What is added to the logits of tokens that are not neighbours."""
@@ -106,6 +104,7 @@ class WindowAttention(AttentionLayer):
         dilation: Distance of a window's tokens in rows and columns. With 2, the pixels at each of the four places of
             2 x 2 are among themselves, as MobileViTv2's separable attention has them (on the whole map).
         rel_pos_bias: The bias of relative positions, for a mechanism that takes one; "decomposed" is ViTDet's.
+        options: Further ones of `AttentionLayer`, such as `attention` and `qkv_bias`.
     """
 
     def __init__(
@@ -117,26 +116,17 @@ class WindowAttention(AttentionLayer):
         window: int | None = 7,
         shifted: bool = False,
         dilation: int = 1,
-        attention: Spec = "softmax",
-        qkv_bias: bool = True,
-        proj_drop: float = 0.0,
-        qk_norm: QKNorm = "none",
         rel_pos_bias: bool | Literal["decomposed"] = True,
+        **options: Any,
     ) -> None:
-        arguments = {name: value for name, value in locals().items() if name not in NOT_KEPT}
+        arguments = {name: value for name, value in locals().items() if name not in (*NOT_KEPT, "options")}
         if window is not None and window < 1:
             raise UserError(f"a window has a side of at least 1, such as 7, or null for the whole map; got {window}")
         check_number("dilation", dilation, at_least=1, whole=True)
         phase = dilated(grid.size, dilation)
         nominal = phase if window is None else square(window, phase)
-        super().__init__(
-            *(dim, num_heads, Grid(nominal)),
-            attention=attention,
-            qkv_bias=qkv_bias,
-            proj_drop=proj_drop,
-            qk_norm=qk_norm,
-        )
-        self.like = partial(WindowAttention, **arguments)
+        super().__init__(dim, num_heads, Grid(nominal), **options)
+        self.like = partial(WindowAttention, **arguments, **{k: v for k, v in options.items() if k not in NOT_KEPT})
         self.whole_map = window is None
         self.exports_any_size = self.whole_map and dilation == 1  # padding, shift and window follow from the map
         self.window = nominal
