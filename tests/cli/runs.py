@@ -61,7 +61,7 @@ def undrawn():
     blank = np.zeros((8, 8, 3), np.uint8)
     with (
         mock.patch("linvit.callbacks.report.confusion_picture", return_value=blank),
-        mock.patch("linvit.callbacks.segmentation.confusion_picture", return_value=blank),
+        mock.patch("linvit.callbacks.dense.confusion_picture", return_value=blank),
     ):
         yield
 

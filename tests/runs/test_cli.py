@@ -582,6 +582,7 @@ class TestCheckpointMistakes:
         arguments = [f"--config={run.config}", f"--ckpt_path={run.checkpoint('best')}", "--data.source=mine"]
         text, left = self.error(tmp_path, *arguments, verb=verb)
         assert f"checkpoint '{run.checkpoint('best')}' was trained on 10 classes, but the data has 2" in text
+        assert ("score them alone: --data.classes=subset" in text) == (verb != "fit")
         assert not left
 
     def test_one_that_runs_code(self, run, tmp_path):

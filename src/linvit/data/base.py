@@ -98,6 +98,10 @@ class ImageData(LightningDataModule):
     """Entries that may differ in shape, which a batch holds as a list if they do, and else as one tensor."""
     cpu_keys: ClassVar[Collection[str]] = ()
     """Entries that Lightning neither moves to the device nor converts to half precision; see `NotTransferred`."""
+    subset: bool = False
+    """Whether the data has some of the classes of the network that is scored; see `restrict_to`."""
+    how_to_restrict: ClassVar[str] = ""
+    """What to do about data with fewer classes than the network, for an error message."""
     how_to_label: ClassVar[str] = "give the images labels"
     """What to do about data without labels, for an error message."""
     how_to_count: ClassVar[str | None] = None
@@ -200,6 +204,10 @@ class ImageData(LightningDataModule):
         """The splits with targets in the form that training needs, such as classes as numbers."""
         return splits
 
+    def restrict_to(self, classes: Sequence[str]) -> None:
+        """Has labels be numbers among the `classes` of a network, of which the data has a subset."""
+        raise NotImplementedError
+
     def check_training(self) -> None:
         """Checks training and validation split against each other, after both were made."""
 
@@ -265,7 +273,7 @@ class ImageData(LightningDataModule):
         """Makes the sets that a stage needs: fit, validate, test or predict."""
         if self.trainer is not None and stage != "predict":
             model, data = self.trainer.lightning_module.hparams.get("num_classes"), self.num_classes
-            if None not in (model, data) and model != data:
+            if not self.subset and None not in (model, data) and model != data:
                 raise UserError(
                     f"the model has {model} classes, but data source '{self.source}' has {data}. Build the model with "
                     f"num_classes={data}, or choose other data"

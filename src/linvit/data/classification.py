@@ -1,10 +1,11 @@
 """Labelled images: embedded, from disk, or from the hub, through one loading path."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import datasets
+import torch
 from lightning.pytorch.utilities import rank_zero_warn
 
 from linvit.data.base import ImageData, TargetReport
@@ -20,6 +21,7 @@ from linvit.data.sources.labels import (
     features_of,
     find_column,
     label_counts,
+    places_of,
 )
 from linvit.data.sources.pairs import has_masks
 from linvit.data.sources.scan import ScanResult
@@ -37,6 +39,8 @@ class ClassificationData(ImageData):
         source: An embedded set ("digits"), a path, or `hub:owner/name`; see `ImageData`.
         num_classes: How many classes to expect; null takes what the data has.
         label_column: Column of the labels; null finds it.
+        classes: "subset" if the data has some of the classes of the network, by name, in `linvit validate` and `test`:
+            scores are then those of a choice among these alone.
         labels: Whether images have classes; false takes the images alone, for a task that learns from its teacher.
         augmentation: Random changes to training images.
         crop_mode: How evaluation resizes and crops, in timm's words: center (resize until `img_size / crop_pct` is
@@ -54,8 +58,9 @@ class ClassificationData(ImageData):
         "give each class a folder, train/CLASS/*.jpg (images directly in train/ have no class), or name the column of "
         "labels with --data.label_column"
     )
+    how_to_restrict: ClassVar[str] = ". If these are some of them, by name, score them alone: --data.classes=subset"
     advanced_options: ClassVar[frozenset[str]] = ImageData.advanced_options | {
-        *("label_column", "labels", "crop_ratio", "interpolation", "augment_on", "rotate", "translate"),
+        *("classes", "label_column", "labels", "crop_ratio", "interpolation", "augment_on", "rotate", "translate"),
         "zoom",
     }
 
@@ -68,6 +73,7 @@ class ClassificationData(ImageData):
         source: str = "digits",
         num_classes: int | None = None,
         label_column: str | None = None,
+        classes: Literal["all", "subset"] = "all",
         labels: bool = True,
         augmentation: Augmentation = Augmentation(),  # noqa: B008 (frozen)
         crop_mode: CropMode = "center",
@@ -77,9 +83,12 @@ class ClassificationData(ImageData):
         super().__init__(source, **data)
         check_choice("crop_mode", crop_mode, get_args(CropMode))
         check_number("crop_pct", crop_pct, above=0, at_most=1)
+        check_choice("--data.classes", classes, ["all", "subset"])
         self.bands.check_colours({"auto_augment": augmentation.auto_augment, "color_jitter": augmentation.color_jitter})
         self.expected_classes = num_classes
         self.given_label_column = label_column
+        self.subset = classes == "subset"
+        self.places: Sequence[int] | None = None
         self.labels = labels
         self.train_transform = TrainTransform(self.size, augmentation, self.mean)
         self.eval_transform = EvalTransform(self.size, crop_mode, crop_pct)
@@ -156,8 +165,21 @@ class ClassificationData(ImageData):
             check_labels(rows, self.image_column, label, self.num_classes or 0, table, self.source)
         return {"label": Target(label, self._read_label)}
 
+    def restrict_to(self, classes: Sequence[str]) -> None:
+        """Looks the classes up by name; see `ImageData.restrict_to`."""
+        if not self.class_names:
+            raise UserError(f"the classes of '{self.source}' have no names, by which --data.classes=subset finds them")
+        self.places = places_of(self.class_names, classes, self.source)
+
+    def finish(self, batch: dict[str, Any]) -> None:
+        """Adds the numbers of the `classes` (K') of a subset; see `ImageData.finish`."""
+        super().finish(batch)
+        if self.places is not None:
+            batch["classes"] = torch.tensor(self.places, device=batch["image"].device)
+
     def _read_label(self, label: int | None, name: str) -> int:
-        return check_label(label, name, self.num_classes, self.source)
+        number = check_label(label, name, self.num_classes, self.source)
+        return number if self.places is None else self.places[number]
 
     def check_training(self) -> None:
         """Warns of trained classes without validation images; the labels of a stream are not known beforehand."""

@@ -71,8 +71,8 @@ class Checkpoint:
                 )
             given[name] = value
 
-    def from_data(self, name: str, num_classes: int | None, in_chans: int | None = None) -> Any:
-        """The checkpoint's value of an argument that the data sets otherwise."""
+    def from_data(self, name: str, num_classes: int | None, in_chans: int | None = None, way: str = "") -> Any:
+        """The checkpoint's value of an argument that the data sets otherwise; `way` is what to do about classes."""
         value = self._options.get(name, 3) if name == "in_chans" else self._options[name]
         if name == "in_chans" and in_chans is not None and in_chans != value:
             raise UserError(
@@ -80,7 +80,9 @@ class Checkpoint:
                 f"set --data.bands, --data.value_range, --data.mean and --data.std as in the configuration of its run"
             )
         if name == "num_classes" and num_classes is not None and num_classes != value:
-            raise UserError(f"checkpoint '{self.path}' was trained on {value} classes, but the data has {num_classes}")
+            raise UserError(
+                f"checkpoint '{self.path}' was trained on {value} classes, but the data has {num_classes}{way}"
+            )
         return value
 
     @contextmanager

@@ -18,6 +18,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from linvit import yaml_text
 from linvit.analysis.operations import count_on_meta
+from linvit.callbacks.common import class_names
 from linvit.callbacks.monitors import ImageCount
 from linvit.callbacks.non_finite import NonFiniteGuard
 from linvit.callbacks.save_checkpoints import SaveCheckpoints
@@ -143,6 +144,10 @@ class Run:
             task = build_task(self.settings.model, **facts)
         if self.checkpoint is not None:
             self.checkpoint.check_weights(task)
+        if self.data.subset:
+            if self._fits or self.checkpoint is None:
+                raise UserError("--data.classes=subset is for scores of a trained network: linvit test --ckpt_path RUN")
+            self.data.restrict_to(class_names(task))
         return task
 
     def trained(self) -> Task:
@@ -177,7 +182,12 @@ class Run:
                 scores = {tag: value.item() for tag, value in trainer.callback_metrics.items()}
                 every: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
                 (counter,) = (callback for callback in every if isinstance(callback, ImageCount))
-                print(score_table(scores, f"{counter.images} images", self.task.published()))
+                images, published = f"{counter.images} images", self.task.published()
+                if self.data.subset:
+                    among = len(class_names(self.task))
+                    images += f" of {self.data.num_classes} of the {among} classes; logits of the others are left out"
+                    published = None
+                print(score_table(scores, images, published))
                 if self.verb == "test" and self.folder is not None and (self.folder / RESULT).exists():
                     result.add_test(self.folder, self.data, scores, counter.images)
 
@@ -256,8 +266,9 @@ class Run:
         """An argument of the model that the data sets; a checkpoint has its own, which must agree with the data."""
         data = self.data
         if self.checkpoint is not None:
-            must_agree = name == "num_classes" and self.verb != "predict"
-            return self.checkpoint.from_data(name, data.num_classes if must_agree else None, data.in_chans)
+            must_agree = name == "num_classes" and self.verb != "predict" and not data.subset
+            way = "" if self._fits else data.how_to_restrict
+            return self.checkpoint.from_data(name, data.num_classes if must_agree else None, data.in_chans, way)
         value = getattr(data, name)
         if value is None and name == "num_classes":
             way = data.how_to_count or data.how_to_label

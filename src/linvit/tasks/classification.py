@@ -136,17 +136,16 @@ class ClassificationTask(Task):
 
     def score_batch(self, network: nn.Module, batch: dict[str, Any], metrics: Mapping[str, Any]) -> Tensor:
         """Updates loss and accuracies; returns the predicted classes (B,)."""
-        label, logits = batch["label"], network(batch["image"])  # (B,), (B, K)
+        logits, label = scored_logits(network, batch), batch["label"]  # (B, K), (B,)
         metrics["loss"].update(F.cross_entropy(logits, label, reduction="none"))
         for name, metric in metrics.items():
             if name != "loss":
                 metric.update(logits, label)
-        predicted: Tensor = logits.argmax(-1)
-        return predicted
+        return logits.argmax(-1)
 
     def predict_batch(self, network: nn.Module, batch: dict[str, Any]) -> dict[str, Any]:
         """Ids (B), predicted class indices (B,), their probabilities (B,), and those of all classes (B, K)."""
-        probabilities = network(batch["image"]).softmax(-1)
+        probabilities = scored_logits(network, batch).softmax(-1)
         probability, index = probabilities.max(-1)
         return {"id": batch["id"], "class": index, "probability": probability, "probabilities": probabilities}
 
@@ -172,6 +171,15 @@ class ClassificationTask(Task):
         """The published top-1 accuracy on ImageNet-1K."""
         names = ("backbone", "attention", "num_classes", "img_size")
         return published_top1(**{name: self.hparams[name] for name in names})
+
+
+def scored_logits(network: nn.Module, batch: Mapping[str, Any]) -> Tensor:
+    """The logits (B, K) of a batch, minus infinity for classes that its data, of some `classes` (K'), does not have."""
+    logits: Tensor = network(batch["image"])
+    if "classes" not in batch:
+        return logits
+    classes = batch["classes"]
+    return torch.full_like(logits, -torch.inf).index_copy(1, classes, logits[:, classes])
 
 
 STREAM = 1  # joined to the seed, so that these numbers differ from those that the first sample was augmented with
