@@ -10,7 +10,7 @@ import time
 
 import torch
 
-from linvit.tasks.detection.results import DetectionResults, Objects
+from linvit.tasks.detection.evaluation import DetectionResults, Objects
 
 SIZE, COUNT, CLASSES = (480, 640), 100, 80
 
