@@ -19,12 +19,13 @@ from linvit.tasks import ClassificationTask
 from linvit.testing.onnx import require
 
 TIMM = "timm:"
+Network = Callable[[Tensor], Tensor]
 
 
 class EvaluatedModel(NamedTuple):
     """A classifier: what it computes of images (B, C, H, W), which are normalised unless it `takes_pixels`."""
 
-    network: Callable[[Tensor], Tensor]
+    network: Network
     classes: list[str]
     preprocessing: Preprocessing
     takes_pixels: bool = False
@@ -41,24 +42,22 @@ def read_model(name: str, device: torch.device) -> EvaluatedModel:
     """
     if name.startswith(TIMM):
         return _of_timm(name.removeprefix(TIMM), device)
-    if Path(name).suffix in SUFFIXES:
-        return _of_file(Path(name), device)
-    description, state = read_trained(name)
-    prepared = _preprocessing(description, name)
-    network = build_task(description, state, name).network.to(device)
-    return EvaluatedModel(network, description.class_names, prepared)
-
-
-def _preprocessing(description: ModelDescription, name: str) -> Preprocessing:
+    exported, takes_pixels = Path(name).suffix in SUFFIXES, False
+    if exported:
+        network, description, takes_pixels = _of_file(Path(name), device)
+    else:
+        description, state = read_trained(name)
     if not issubclass(task_class(description.task), ClassificationTask):
         raise UserError(f"linvit evaluate is for classification, and '{name}' is of {description.task}: linvit test")
     if description.preprocessing is None:
         raise UserError(f"'{name}' does not say how images are prepared")
-    return Preprocessing.of(description.preprocessing)
+    if not exported:
+        network = build_task(description, state, name).network.to(device)
+    return EvaluatedModel(network, description.class_names, Preprocessing.of(description.preprocessing), takes_pixels)
 
 
-def _of_file(path: Path, device: torch.device) -> EvaluatedModel:
-    network: Callable[[Tensor], Tensor]
+def _of_file(path: Path, device: torch.device) -> tuple[Network, ModelDescription, bool]:
+    network: Network
     try:
         if path.suffix == ".onnx":
             (onnx,) = require("onnx")
@@ -76,8 +75,7 @@ def _of_file(path: Path, device: torch.device) -> EvaluatedModel:
     except Exception as error:  # files of any content
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
         raise UserError(f"'{path}' is no file of linvit export: {reason}") from error
-    prepared = _preprocessing(description, str(path))
-    return EvaluatedModel(network, description.class_names, prepared, "normalised" not in said["images"])
+    return network, description, "normalised" not in said["images"]
 
 
 def _of_timm(name: str, device: torch.device) -> EvaluatedModel:

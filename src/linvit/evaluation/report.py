@@ -1,7 +1,8 @@
 """Scores on sets as a page with pictures, Markdown, CSV and JSON."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import groupby
 from pathlib import Path
 
 from PIL import Image
@@ -9,7 +10,7 @@ from PIL import Image
 from linvit.callbacks.report import write_table
 from linvit.evaluation.corruptions import corrupt
 from linvit.evaluation.model import EvaluatedModel
-from linvit.evaluation.scores import Score, Work, corruption_errors, is_imagenet, mean_corruption_error
+from linvit.evaluation.scores import Score, corruption_errors, is_imagenet
 from linvit.evaluation.sets import ImageSet
 from linvit.experiments.compare.statistics import wilson
 from linvit.experiments.page import Page
@@ -33,55 +34,46 @@ DRAWN = "Corruptions are made here, by the formulas of the paper; frost is drawn
 
 def top1_by_set(scores: Sequence[Score], model: EvaluatedModel) -> dict[str, float]:
     """Top-1 by the name of a set, with its size where that is another than the network's; see `table_of`."""
-    return {
-        name + f" {size[0]}x{size[1]}" * ([*size] != [*(model.preprocessing.size or size)]): sum(
-            score.top1 for score in own
-        )
-        / len(own)
-        for (name, size), own in _by_set(scores).items()
-    }
+    found = {}
+    for (name, size), group in groupby(scores, lambda score: (score.set, score.size)):
+        own, nominal = [score.top1 for score in group], model.preprocessing.size
+        found[name if nominal in (None, size) else f"{name} {size[0]}x{size[1]}"] = sum(own) / len(own)
+    return found
 
 
 def table_of(scores: Sequence[Score], model: EvaluatedModel) -> Table:
     """A row per set and size, the titles first; of a corrupted set the mean over all."""
     rows: Table = [("set", "size", "images", "classes", "top-1", "95 %", "on clean", "NLL", "ECE", "images/s", "MiB")]
-    for (name, size), own in _by_set(scores).items():
-        top1, nll, ece = (sum(each) / len(own) for each in zip(*((s.top1, s.nll, s.ece) for s in own), strict=True))
-        clean, speed, memory = own[0].clean, own[0].images_per_second, own[0].peak_memory
-        classes = f"{own[0].classes} of {len(model.classes)}"
-        low, high = wilson(top1, own[0].images)
-        interval = f"{low:.4f}-{high:.4f}" if len(own) == 1 else ""
-        what = (name, f"{size[0]}x{size[1]}", str(own[0].images), classes, f"{top1:.4f}", interval)
-        costs = (f"{speed:.0f}", "" if memory is None else f"{memory / 2**20:.1f}")
-        rows.append((*what, "" if clean is None else f"{clean:.4f}", f"{nll:.4f}", f"{ece:.4f}", *costs))
+    for (name, size), group in groupby(scores, lambda score: (score.set, score.size)):
+        own = [*group]
+        first, classes = own[0], f"{own[0].classes} of {len(model.classes)}"
+        top1, nll, ece = (sum(getattr(s, each) for s in own) / len(own) for each in ("top1", "nll", "ece"))
+        interval = "" if first.corruption else "{:.4f}-{:.4f}".format(*wilson(top1, first.images))
+        clean = "" if first.clean is None else f"{first.clean:.4f}"
+        costs = f"{first.images_per_second:.0f}", f"{first.peak_memory / 2**20:.1f}" if first.peak_memory else ""
+        what = (name, f"{size[0]}x{size[1]}", str(first.images), classes, f"{top1:.4f}", interval, clean)
+        rows.append((*what, f"{nll:.4f}", f"{ece:.4f}", *costs))
     return rows
 
 
-def _by_set(scores: Sequence[Score]) -> dict[tuple[str, tuple[int, int]], list[Score]]:
-    sets: dict[tuple[str, tuple[int, int]], list[Score]] = {}
-    for score in scores:
-        sets.setdefault((score.set, score.size), []).append(score)
-    return sets
+def corruption_tables(scores: Iterable[Score], model: EvaluatedModel) -> dict[str, tuple[Table, str]]:
+    """Of each corrupted set, the errors by corruption and severity, and what they come to, in words."""
+    tables = {}
+    for name, group in groupby((score for score in scores if score.corruption), lambda score: score.set):
+        own = [*group]
+        top1 = {(str(score.corruption), score.severity or 0): score.top1 for score in own}
+        published = is_imagenet(model.classes, own[0].size)
+        errors = corruption_errors(top1, published)
+        rows: Table = [("corruption", *map(str, range(1, 6)), "CE" if published else "mean")]
+        rows += [(n, *(f"{1 - top1[n, each]:.4f}" for each in range(1, 6)), f"{own:.4f}") for n, own in errors.items()]
+        mean = f"{sum(errors.values()) / len(errors):.4f} is the {PUBLISHED if published else OURS}"
+        tables[name] = rows, f"Top-1 errors of {name} by severity. {mean}. {DRAWN}"
+    return tables
 
 
-def corruption_table(scores: Sequence[Score], model: EvaluatedModel) -> tuple[Table, str]:
-    """The errors of a corrupted set, by corruption and severity, and what they come to, in words."""
-    top1 = {(s.corruption, s.severity): s.top1 for s in scores if s.corruption and s.severity}
-    published = is_imagenet(model.classes, scores[0].size)
-    errors = corruption_errors(top1, published)
-    rows: Table = [("corruption", *map(str, range(1, 6)), "CE" if published else "mean")]
-    rows += [(n, *(f"{1 - top1[n, each]:.4f}" for each in range(1, 6)), f"{own:.4f}") for n, own in errors.items()]
-    mean = mean_corruption_error(errors)
-    said = "" if mean is None else f" {mean:.4f} is the {PUBLISHED if published else OURS}."
-    return rows, f"Top-1 errors of {scores[0].set} by severity.{said} {DRAWN}"
-
-
-def corrupted(work: Work) -> list[ImageSet]:
-    """The sets with corruptions."""
-    return [each for each in work.others if each.kinds[0] is not None]
-
-
-def write(scores: Sequence[Score], model: EvaluatedModel, work: Work, name: str, command: str, folder: Path) -> Path:
+def write(
+    scores: Sequence[Score], model: EvaluatedModel, sets: Iterable[ImageSet], name: str, command: str, folder: Path
+) -> Path:
     """Writes index.html, whose path it returns, evaluation.md, .csv and .json, a list of a record per score."""
     folder.mkdir(parents=True, exist_ok=True)
     columns = [each for each in Score._fields if each != "bins"]
@@ -103,13 +95,13 @@ def write(scores: Sequence[Score], model: EvaluatedModel, work: Work, name: str,
         over = line_plot("Resolution", [Series("clean", tuple(sweep))], Axis("side in pixels"), Axis("top-1"))
         plots.append((over, "The clean set at several sizes."))
     page.pictures(plots, width=560)
-    for each in corrupted(work):
-        errors, said = corruption_table([score for score in scores if score.set == each.name], model)
-        page.heading(each.name)
+    by_name = {each.name: each for each in sets}
+    for corrupted, (errors, said) in corruption_tables(scores, model).items():
+        page.heading(corrupted)
         page.paragraph(said)
         page.table(errors[0], errors[1:])
         text += [said, markdown_table(errors)]
-        image = each.images(model.preprocessing.transform)[0]["image"]
+        image = by_name[corrupted].images(model.preprocessing.transform)[0]["image"]
         changed = {"as it is": image} | {row[0]: corrupt(image, row[0], SHOWN, 0) for row in errors[1:]}
         pictures = [(Image.fromarray(x.permute(1, 2, 0).numpy()), kind) for kind, x in changed.items()]
         page.pictures(pictures, width=min(160, 4 * image.shape[2]))

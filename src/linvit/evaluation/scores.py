@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from lightning.fabric import Fabric
 from torch import Tensor
@@ -13,9 +14,9 @@ from linvit.data.loading.loader import make_loader
 from linvit.data.loading.sampler import EvalSampler
 from linvit.data.sources.images import collate
 from linvit.errors import UserError
-from linvit.evaluation.corruptions import ALEXNET, LARGE, OF_THE_MCE
+from linvit.evaluation.corruptions import ALEXNET, LARGE
 from linvit.evaluation.model import EvaluatedModel
-from linvit.evaluation.sets import Answers, ImageSet, Variants
+from linvit.evaluation.sets import Answers, ImageSet, Kind, Variants
 from linvit.experiments.measure import interleaved, peak_memory
 
 BINS = 15
@@ -23,20 +24,11 @@ IMAGENET = ("n01440764", "tench, Tinca tinca")
 """What the first of ImageNet's 1,000 classes is called."""
 
 
-class Work(NamedTuple):
-    """The sets to score; the clean one, if there is any, with ReaL's labels, too, and at further sizes."""
-
-    clean: Sequence[ImageSet] = ()
-    others: Sequence[ImageSet] = ()
-    sizes: Sequence[tuple[int, int]] = ()
-
-
-Bin = tuple[int, float, float]
-"""Images whose choice has a probability within a fifteenth, their accuracy, and their mean probability."""
-
-
 class Score(NamedTuple):
-    """A row of the table; `clean` is the top-1 of the clean images of the same classes, where a set has not all."""
+    """A row of the table; `clean` is the top-1 of the clean images of the same classes, where a set has not all.
+
+    Of the `bins` of the probability, a fifteenth wide, those that are not empty: images, accuracy, mean probability.
+    """
 
     set: str
     size: tuple[int, int]
@@ -45,7 +37,7 @@ class Score(NamedTuple):
     top1: float
     nll: float
     ece: float
-    bins: list[Bin]
+    bins: list[tuple[int, float, float]]
     clean: float | None = None
     corruption: str | None = None
     severity: int | None = None
@@ -58,65 +50,66 @@ class Evaluator:
 
     def __init__(self, model: EvaluatedModel, fabric: Fabric, batch_size: int, num_workers: int) -> None:
         self.model, self.fabric = model, fabric
-        self.loading = batch_size, num_workers
+        self.batch_size, self.num_workers = batch_size, num_workers
 
-    def __call__(self, work: Work) -> list[Score]:
-        """The scores of all sets, one of each corruption and severity."""
+    def __call__(self, clean: Sequence[ImageSet], others: Sequence[ImageSet], sizes: Sequence[int]) -> list[Score]:
+        """The scores of all sets, one of each corruption and severity.
+
+        Those of `clean` have the same images, with other answers; the first is scored at further sizes, too.
+        """
         nominal: Any = tuple(self.model.preprocessing.size or ())
-        costs = {size: self.cost(size) for size in dict.fromkeys([nominal, *work.sizes])}
-        some = [each for each in work.others if work.clean and {*each.classes} < {*work.clean[0].classes}]
-        same = [work.clean[0]._replace(name=each.name, classes=each.classes) for each in some]
-        scores = self.score([*work.clean, *same], nominal)
-        clean = {each.set: each.top1 for each in scores[len(work.clean) :]}
-        scores = scores[: len(work.clean)]
-        for size in [each for each in costs if each != nominal]:
-            scores += self.score(work.clean[:1], size)
-        for each in work.others:
-            scores += [score._replace(clean=clean.get(each.name)) for score in self.score([each], nominal)]
-        return [
-            each._replace(images_per_second=costs[each.size][0], peak_memory=costs[each.size][1]) for each in scores
-        ]
+        costs = {size: self.cost(size) for size in dict.fromkeys([nominal, *((side, side) for side in sizes)])}
+        some = [each for each in others if clean and {*each.classes} < {*clean[0].classes}]
+        same = [clean[0]._replace(name=each.name, classes=each.classes) for each in some]
+        scores = self.score([*clean, *same], nominal)
+        on_clean = {each.set: each.top1 for each in scores[len(clean) :]}
+        del scores[len(clean) :]
+        for size in [*costs][1:]:
+            scores += self.score(clean[:1], size)
+        for each in others:
+            scores += [score._replace(clean=on_clean.get(each.name)) for score in self.score([each], nominal)]
+        return [score._replace(**costs[score.size]) for score in scores]
 
     @torch.inference_mode()
     def score(self, sets: Sequence[ImageSet], size: tuple[int, int]) -> list[Score]:
         """The scores of sets of the same images, for each kind of corruption."""
         if not sets:
             return []
-        kinds = sets[0].kinds
+        kinds, rank = sets[0].kinds, self.fabric.global_rank
         images = Variants(sets[0].images(replace(self.model.preprocessing, size=size).transform), kinds)
-        ranks = self.fabric.global_rank, self.fabric.world_size
-        loader = make_loader(images, *self.loading, collate, EvalSampler(len(images), *ranks))
-        found = torch.zeros(len(sets), len(images), 3, dtype=torch.float64)
-        for batch in tqdm(loader, sets[0].name, unit=" batches", disable=None if ranks[0] == 0 else True):
-            logits = self.model(batch["image"].to(self.fabric.device)).double().cpu()
-            rows = batch["index"] // len(kinds)
+        sampler = EvalSampler(len(images), rank, self.fabric.world_size)
+        loader = make_loader(images, max(1, self.batch_size // len(kinds)), self.num_workers, collate, sampler)
+        found = torch.zeros(len(sets), len(images), len(kinds), 3, device=self.fabric.device)
+        for batch in tqdm(loader, sets[0].name, unit=" batches", disable=None if rank == 0 else True):
+            parts = batch["image"].flatten(0, 1).split(self.batch_size)
+            logits = torch.cat([self.model(part.to(self.fabric.device)).double().cpu() for part in parts])
             for own, each in zip(found, sets, strict=True):
-                own[batch["index"]] = outcomes(logits, [each.answers[row] for row in rows], each.classes)
-        whole: Any = self.fabric.all_reduce(found.to(self.fabric.device), reduce_op="sum")
-        shares = whole.cpu().view(len(sets), -1, len(kinds), 3)
+                answers = [each.answers[row] for row in batch["index"] for _ in kinds]
+                own[batch["index"]] = outcomes(logits, answers, each.classes).view(-1, len(kinds), 3).to(own)
+        whole: Any = self.fabric.all_reduce(found, reduce_op="sum")
         return [
-            summary(each, size, i, own[:, i]) for each, own in zip(sets, shares, strict=True) for i in range(len(kinds))
+            summary(each, size, kind, own[:, i])
+            for each, own in zip(sets, whole.cpu(), strict=True)
+            for i, kind in enumerate(kinds)
         ]
 
     @torch.inference_mode()
-    def cost(self, size: Any) -> tuple[float, int | None]:
+    def cost(self, size: Any) -> dict[str, Any]:
         """Images per second and peak memory in bytes, where torch sees it, of a full batch, without loading.
 
-        Raises:
-            UserError: If the network does not take images of the size.
+        A `UserError` says if the network does not take images of the size.
         """
         prepared, device = self.model.preprocessing, self.fabric.device
         dtype = torch.float32 if prepared.value_range else torch.uint8
-        images = torch.zeros(self.loading[0], prepared.reader.bands.channels, *size, dtype=dtype, device=device)
+        images = torch.zeros(self.batch_size, prepared.reader.bands.channels, *size, dtype=dtype, device=device)
         try:
             self.model(images)
         except Exception as error:  # of anybody's network
-            raise UserError(
-                f"the network does not take images of {size[0]}x{size[1]}: {error}".partition("\n")[0]
-            ) from error
+            said = f"the network does not take images of {size[0]}x{size[1]}: {error}"
+            raise UserError(said.partition("\n")[0]) from error
         timing = interleaved({"network": lambda: self.model(images)}, budget=0.5, device=device)["network"]
         peak = peak_memory(lambda: self.model(images), device) if hasattr(self.model.network, "parameters") else None
-        return len(images) / timing.median, peak
+        return {"images_per_second": self.batch_size / timing.median, "peak_memory": peak}
 
 
 def outcomes(logits: Tensor, answers: Answers, classes: Sequence[int]) -> Tensor:
@@ -134,29 +127,20 @@ def outcomes(logits: Tensor, answers: Answers, classes: Sequence[int]) -> Tensor
     return found.masked_fill(~right.any(1, keepdim=True), torch.nan)
 
 
-def summary(of: ImageSet, size: tuple[int, int], kind: int, found: Tensor) -> Score:
-    """The score of outcomes (N, 3) of a set with one of its corruptions, without those that are NaN."""
-    right, confidence, nll = found[~found[:, 0].isnan()].T.contiguous()
+def summary(of: ImageSet, size: tuple[int, int], kind: Kind, found: Tensor) -> Score:
+    """The score of outcomes (N, 3) of a set with one of its corruptions, without those that are NaN.
+
+    The expected calibration error is that of Guo et al. 2017. Figures have no digits that depend on the batch size.
+    """
+    right, confidence, nll = found[~found[:, 0].isnan()].double().numpy().T
     if not len(right):
         raise UserError(f"no image of '{of.name}' has a label among the classes that can be chosen")
-    bins = calibration(right, confidence)
-    ece = sum(images * abs(accuracy - mean) for images, accuracy, mean in bins) / len(right)
-    figures = float(right.mean()), rounded(nll.mean()), rounded(ece), bins
-    corruption, severity = of.kinds[kind] or (None, None)
+    counts, hits, sums = (np.histogram(confidence, BINS, (0, 1), weights=own)[0] for own in (None, right, confidence))
+    bins = [(int(n), float(a / n), round(float(c / n), 6)) for n, a, c in zip(counts, hits, sums, strict=True) if n]
+    ece = np.abs(hits - sums).sum() / len(right)
+    figures = float(right.mean()), round(float(nll.mean()), 6), round(float(ece), 6), bins
+    corruption, severity = kind or (None, None)
     return Score(of.name, size, len(right), len(of.classes), *figures, corruption=corruption, severity=severity)
-
-
-def calibration(right: Tensor, confidence: Tensor) -> list[Bin]:
-    """The bins that are not empty, of 15 of equal width (Guo et al. 2017)."""
-    number = torch.bucketize(confidence, torch.linspace(0, 1, BINS + 1, dtype=confidence.dtype), right=True) - 1
-    number = number.clamp(max=BINS - 1)
-    own = [number == each for each in number.unique()]
-    return [(int(each.sum()), float(right[each].mean()), rounded(confidence[each].mean())) for each in own]
-
-
-def rounded(figure: Any) -> float:
-    """A figure without the digits of float32 that depend on how many images a batch has."""
-    return round(float(figure), 6)
 
 
 def corruption_errors(top1: Mapping[tuple[str, int], float], published: bool) -> dict[str, float]:
@@ -164,11 +148,6 @@ def corruption_errors(top1: Mapping[tuple[str, int], float], published: bool) ->
     over = ALEXNET if published else {}
     names = dict.fromkeys(name for name, _ in top1)
     return {name: sum(1 - top1[name, each] for each in range(1, 6)) / 5 / over.get(name, 1.0) for name in names}
-
-
-def mean_corruption_error(errors: Mapping[str, float]) -> float | None:
-    """The mean over the 15 corruptions of the mCE; None if one of them is missing."""
-    return None if set(OF_THE_MCE) - errors.keys() else sum(errors[name] for name in OF_THE_MCE) / len(OF_THE_MCE)
 
 
 def is_imagenet(classes: Sequence[str], size: Sequence[int]) -> bool:

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import datasets
 import numpy as np
+import pyarrow.compute
+import torch
 from torch.utils.data import Dataset
 
 from linvit.data import ClassificationData
@@ -17,20 +19,18 @@ from linvit.data.sources.images import Images, Sample, Transform
 from linvit.data.sources.labels import places_of
 from linvit.data.sources.read import BadImages
 from linvit.errors import UserError
-from linvit.evaluation.corruptions import corrupt
+from linvit.evaluation.corruptions import CORRUPTIONS, corrupt
 
 BORDER = {"objectnet": 2}
 """Pixels that are cut off on each side: ObjectNet's images have a red frame."""
+Kind = tuple[str, int] | None
+"""A corruption and its severity, or none."""
 Answers = Sequence[Sequence[int]]
 """The classes that are right, by image; an image without any is left out."""
 
 
-Kind = tuple[str, int] | None
-"""A corruption and its severity, or none."""
-
-
 class ImageSet(NamedTuple):
-    """Rows of a table, what is right for each, the classes among which a network is to choose, and its variants."""
+    """Rows of a table, what is right for each, classes among which to choose, and whether images are corrupted."""
 
     name: str
     source: DataSource
@@ -38,36 +38,34 @@ class ImageSet(NamedTuple):
     chosen: np.ndarray
     answers: Answers
     classes: Sequence[int]
-    kinds: Sequence[Kind] = (None,)
+    corrupted: bool = False
 
-    def corrupted(self, name: str, corruptions: Sequence[str]) -> "ImageSet":
-        """The set, under another name, with corruptions of all severities."""
-        return self._replace(name=name, kinds=[(each, severity) for each in corruptions for severity in range(1, 6)])
+    @property
+    def kinds(self) -> Sequence[Kind]:
+        """The corruptions with their severities, or that there is none."""
+        return [(name, severity) for name in CORRUPTIONS for severity in range(1, 6)] if self.corrupted else [None]
 
     def images(self, transform: Transform) -> Images:
-        """The images as a transform prepares them."""
+        """The images as a transform prepares them, without corruptions."""
         border = BORDER.get(self.name)
         cut = transform if border is None else partial(_without_border, transform, border)
         return Images(self.rows, self.source.reader({}, cut), BadImages("raise"), self.chosen)
 
 
 class Variants(Dataset[Sample]):
-    """Each image in all variants."""
+    """Images, each decoded once, with all of the kinds of corruption: (kinds, C, H, W)."""
 
     def __init__(self, images: Images, kinds: Sequence[Kind]) -> None:
         self.images, self.kinds = images, kinds
-        self._last: tuple[int, Any] = -1, None
 
     def __len__(self) -> int:
-        return len(self.images) * len(self.kinds)
+        return len(self.images)
 
     def __getitem__(self, at: SeededIndex) -> Sample:
-        """Makes the sample whose `index` is row * kinds + kind; an image is decoded once for its variants."""
-        row, number = divmod(at.row, len(self.kinds))
-        if self._last[0] != row:
-            self._last = row, self.images[row]["image"]
-        kind, image = self.kinds[number], self._last[1]
-        return {"image": image if kind is None else corrupt(image, *kind, row), "index": at.row}
+        """Makes the variants of the image of a row."""
+        image = self.images[at.row]["image"]
+        each = [image if kind is None else corrupt(image, *kind, at.row) for kind in self.kinds]
+        return {"image": torch.stack(each), "index": at.row}
 
 
 def read_set(
@@ -103,10 +101,11 @@ def real_labels(path: Path, clean: ImageSet, classes: int) -> Answers:
     lists = _read(path, list)
     if len(lists) != len(clean.chosen):
         raise UserError(f"'{path}' has labels of {len(lists)} images, but the clean set has {len(clean.chosen)}")
-    if not all(isinstance(own, list) and all(each in range(classes) for each in own) for own in lists):
+    if not all(isinstance(own, list) and all(type(i) is int and 0 <= i < classes for i in own) for own in lists):
         raise UserError(f"'{path}' must hold a list for each image, of numbers from 0 to {classes - 1}")
-    column = clean.rows.with_format("arrow")[:][clean.source.image_column].combine_chunks()
-    names = [Path(path or "").name for path in column.field("path").take(clean.chosen).to_pylist()]
+    images = clean.rows.with_format("arrow")[:][clean.source.image_column]
+    paths = pyarrow.compute.struct_field(images, "path").take(clean.chosen)  # which copies no bytes of images
+    names = [Path(path or "").name for path in paths.to_pylist()]
     order = np.argsort(names, kind="stable") if len({*names}) == len(names) else np.arange(len(names))
     return [lists[place] for place in np.argsort(order)]
 
