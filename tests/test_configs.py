@@ -10,12 +10,12 @@ import yaml
 from PIL import Image
 
 from linvit.cli import VERBS
-from linvit.runs.configs import config_file, find, names, text
+from linvit.runs.configs import find, names, text
 from tests.cli.runs import files, flags, linvit
 from tests.data.images import picture, save
 
 ROOT = Path(__file__).parent.parent
-CONFIGS = {f"configs/{name}.yaml": yaml.safe_load(text(config_file(name))) for name in names()}
+CONFIGS = {f"configs/{name}.yaml": yaml.load(text(ROOT / f"configs/{name}.yaml"), yaml.CSafeLoader) for name in names()}
 FRAGMENTS = sorted(name for name in CONFIGS if name.startswith("configs/base/"))
 GRIDS = {name: content for name, content in CONFIGS.items() if name.startswith("configs/ablations/")}
 EXPERIMENTS = sorted(CONFIGS.keys() - set(FRAGMENTS) - set(GRIDS))

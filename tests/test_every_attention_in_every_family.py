@@ -1,4 +1,7 @@
-"""The matrix: every mechanism of linvit in every family of backbones, forward and backward."""
+"""Every mechanism of linvit in every family of backbones, forward and backward: four at a time, in the stages of one
+model; the slow tests have each alone in all stages."""
+
+import itertools
 
 import pytest
 import torch
@@ -14,15 +17,23 @@ SIZE = (64, 96)
 HOSTS = {family: name for family, name in families().items() if "attention" in parameters_of(backbones.get(name))}
 
 
-@pytest.mark.parametrize("attention", own_names(attentions))
+NAMES = own_names(attentions)
+PARTS = [NAMES[i::10] for i in range(10)]
+ALONE = [pytest.param([name], marks=pytest.mark.slow) for name in NAMES]
+
+
+@pytest.mark.parametrize("names", [*PARTS, *ALONE], ids="-".join)
 @pytest.mark.parametrize("family", HOSTS)
-def test_forward_and_backward(family: str, attention: str) -> None:
+def test_forward_and_backward(family: str, names: list[str]) -> None:
     torch.manual_seed(0)
-    spec = small(HOSTS[family], model="test_vit")  # of timm, one whose attention can be replaced
+    spec = small(HOSTS[family], model="test_vit")  # of timm, one of six blocks whose attention can be replaced
+    if "depth" in spec:
+        spec["depth"] = 4
+    count = len(spec["depths"]) if "depths" in spec else spec.get("depth", 6)
+    attention = list(itertools.islice(itertools.cycle(names), count))
     model = perturb(linvit.create_backbone(spec, attention=attention, num_classes=5, img_size=list(SIZE)), scale=0.1)
     mechanisms = [module for module in model.modules() if isinstance(module, Attention)]
-    assert mechanisms
-    assert all(type(module) is attentions.get(attention) for module in mechanisms)
+    assert {type(module) for module in mechanisms} == {attentions.get(name) for name in names}
     x = randn(2, 3, *SIZE, dtype=torch.float32, grad=True)
     features = model.forward_features(x)
     logits = model.forward_head(features)

@@ -60,7 +60,7 @@ def merged(path):
         nested = {key: over(below[key], above[key]) for key in both if isinstance(above[key], dict)}
         return {**below, **above, **nested}
 
-    content = yaml.safe_load(text(path))
+    content = yaml.load(text(path), yaml.CSafeLoader)
     named = content.pop("base", [])
     result = {}
     for base in [named] if isinstance(named, str) else named:

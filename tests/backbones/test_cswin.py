@@ -106,12 +106,13 @@ def test_equals_dense_cswin(golden: Golden, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     ("name", "first", "total", "mean", "second"),
     [  # first four logits of the first image, sum and mean absolute value of all, first logit of the second image
-        (
+        pytest.param(
             "cswin_tiny",
             [0.063248203, -0.15178819, -0.23668129, -0.017876769],
             -4.4246263,
             0.097441375,
             -0.043140599,
+            marks=pytest.mark.slow,
         ),
         (
             "flatten_cswin_tiny",
@@ -216,9 +217,22 @@ def test_one_spec_per_stage_or_per_block() -> None:
 # Any image
 
 
+LARGE = [pytest.param(size, marks=pytest.mark.slow) for size in ((512, 512), (800, 1333))]
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("built", [224, 64])
-@pytest.mark.parametrize("size", [(224, 224), (256, 320), (512, 512), (800, 1333), (97, 131), (131, 97), (3, 9)])
+@pytest.mark.parametrize(
+    "size",
+    [
+        (224, 224),
+        (256, 320),
+        (97, 131),
+        (131, 97),
+        (3, 9),
+        *LARGE,
+    ],
+)
 @pytest.mark.parametrize("flatten", [False, True])
 def test_any_image(built: int, size: tuple[int, int], flatten: bool) -> None:
     options = {"attention": ("focused",) * 2 + ("softmax",) * 2, "split_size": (None, None, 7, 7)} if flatten else {}

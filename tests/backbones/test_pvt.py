@@ -102,13 +102,14 @@ def test_equals_dense_pvt(golden: Golden, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     ("name", "size", "first", "total", "mean_abs", "second"),
     [  # the official classes in float64: logits of the first image, sum and mean |.| of all, logit of the second image
-        (
+        pytest.param(
             "pvt_tiny",
             (224, 224),
             (0.11791222, 0.095549863, -0.5879812, 0.63741668),
             -17.037417,
             0.36246129,
             -0.14432164,
+            marks=pytest.mark.slow,
         ),
         (
             "pvt_tiny",
@@ -118,13 +119,14 @@ def test_equals_dense_pvt(golden: Golden, dtype: torch.dtype) -> None:
             0.36584671,
             0.32908188,
         ),
-        (
+        pytest.param(
             "flatten_pvt_tiny",
             (224, 224),
             (0.13368815, 0.15465117, -0.20752287, 0.039385001),
             -2.252192,
             0.10068707,
             0.064595928,
+            marks=pytest.mark.slow,
         ),
     ],
 )
@@ -159,6 +161,8 @@ def test_layout_is_told_from_its_relatives() -> None:
 
 # Other image sizes
 
+LARGE = [pytest.param(size, marks=pytest.mark.slow) for size in ((512, 512), (800, 1333))]
+
 
 @pytest.mark.parametrize("class_token", [True, False])
 @pytest.mark.parametrize("size", [(224, 224), (448, 448), (112, 448), (896, 32), (97, 131)], ids=str)
@@ -189,7 +193,7 @@ def test_positions_are_interpolated_from_each_stages_own_grid(size: tuple[int, i
 @pytest.mark.parametrize("built", [64, 224, (96, 160)], ids=str)
 @pytest.mark.parametrize(
     "size",
-    [(224, 224), (256, 320), (512, 512), (97, 131), pytest.param((800, 1333), marks=pytest.mark.slow)],
+    [(224, 224), (256, 320), (97, 131), *LARGE],
     ids=str,
 )
 @torch.no_grad()

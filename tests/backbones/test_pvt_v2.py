@@ -89,13 +89,14 @@ def test_equals_dense_pvt_v2(golden: Golden, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     ("name", "size", "first", "total", "mean_abs", "second"),
     [  # the official classes in float64: logits of the first image, sum and mean |.| of all, logit of the second image
-        (
+        pytest.param(
             "pvt_v2_b0",
             (224, 224),
             (-0.071285144, -0.028565052, 0.025421329, -0.093230726),
             -4.524666,
             0.053803562,
             -0.054994472,
+            marks=pytest.mark.slow,
         ),
         (
             "pvt_v2_b0",
@@ -105,21 +106,23 @@ def test_equals_dense_pvt_v2(golden: Golden, dtype: torch.dtype) -> None:
             0.054198342,
             -0.064497235,
         ),
-        (
+        pytest.param(
             "pvt_v2_b2_li",
             (224, 224),
             (-0.02039492, -0.12183461, -0.20298905, -0.0040951321),
             11.488558,
             0.096214212,
             -0.012282857,
+            marks=pytest.mark.slow,
         ),
-        (
+        pytest.param(
             "flatten_pvt_v2_b0",
             (224, 224),
             (-0.090385574, -0.023506715, 0.020882644, -0.098897301),
             -5.0404408,
             0.053628374,
             -0.058631076,
+            marks=pytest.mark.slow,
         ),
     ],
 )
@@ -168,12 +171,14 @@ def test_layouts_are_told_from_their_relatives() -> None:
 
 # Other image sizes
 
+LARGE = [pytest.param(size, marks=pytest.mark.slow) for size in ((512, 512), (800, 1333))]
+
 
 @KINDS
 @pytest.mark.parametrize("built", [64, 224, (96, 160)], ids=str)
 @pytest.mark.parametrize(
     "size",
-    [(224, 224), (256, 320), (512, 512), (97, 131), pytest.param((800, 1333), marks=pytest.mark.slow)],
+    [(224, 224), (256, 320), (97, 131), *LARGE],
     ids=str,
 )
 @torch.no_grad()

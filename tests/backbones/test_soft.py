@@ -89,13 +89,14 @@ def tiny_state() -> dict[str, Tensor]:
 @pytest.mark.parametrize(
     ("name", "size", "first", "total", "mean", "second"),
     [
-        (
+        pytest.param(
             "soft",
             (224, 224),
             [0.087593245, 0.029031588, 0.19701002, 0.5076676],
             -74.778067,
             0.36413914,
             0.11231073,
+            marks=pytest.mark.slow,
         ),
         (
             "soft",
@@ -105,13 +106,14 @@ def tiny_state() -> dict[str, Tensor]:
             0.36745676,
             0.18507556,
         ),
-        (
+        pytest.param(
             "soft_norm",
             (224, 224),
             [0.093040076, 0.06549111, 0.33859877, 0.70748229],
             -62.845476,
             0.3630238,
             0.075061022,
+            marks=pytest.mark.slow,
         ),
     ],
 )

@@ -13,7 +13,7 @@ def init_vit(module: nn.Module) -> None:
     """Gives linear layers a vision transformer's initial values; mechanisms keep theirs."""
     if isinstance(module, Attention):
         return
-    if isinstance(module, nn.Linear):
+    if isinstance(module, nn.Linear) and not module.weight.is_meta:  # where each operation would take a millisecond
         trunc_normal_(module.weight, std=0.02)
         if module.bias is not None:
             nn.init.zeros_(module.bias)
