@@ -9,8 +9,9 @@ from pathlib import Path
 import torch
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
+from linvit import checksum
 from linvit.callbacks.save_checkpoints import AtomicCheckpointIO
-from linvit.weights import checksum, torch_file
+from linvit.weights import torch_file
 
 
 def main() -> None:

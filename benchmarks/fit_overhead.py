@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from linvit.optim import parameter_groups
 from linvit.runs.loggers import run_loggers
-from linvit.runs.trainer import default_callbacks, with_progress_bar
+from linvit.runs.trainer import add_progress_bar, default_callbacks
 from linvit.tasks import ClassificationTask
 
 WARM_UP = 3  # steps that are not timed
@@ -105,12 +105,14 @@ def bare(task: ClassificationTask, images: Images, precision: str) -> np.ndarray
 def fit(task: ClassificationTask, images: Images, precision: str, every: int, folder: Path) -> np.ndarray:
     """Seconds of Lightning's loop with all that `linvit fit` adds to it."""
     clock = Clock()
+    callbacks = [*default_callbacks(), clock]
+    add_progress_bar(callbacks)
     trainer = Trainer(
         max_epochs=1,
         precision=precision,
         log_every_n_steps=every,
         logger=run_loggers(None, folder / "run", None, None),
-        callbacks=[*with_progress_bar(None), *default_callbacks(), clock],
+        callbacks=callbacks,
         enable_model_summary=False,
         default_root_dir=folder,
     )

@@ -1,5 +1,7 @@
 """What benchmarks compare with is what the authors' code computes."""
 
+import ast
+import importlib
 import re
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,16 @@ from tests.helpers import perturb
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 PICTURE = FOLDER.parent / "docs" / "linearized.svg"
+
+
+def test_what_they_import_of_linvit_is_there() -> None:
+    for script in FOLDER.rglob("*.py"):
+        for node in ast.walk(ast.parse(script.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "linvit":
+                for name in node.names:
+                    found = importlib.import_module(node.module or "")
+                    if not hasattr(found, name.name):
+                        importlib.import_module(f"{node.module}.{name.name}")
 
 
 @pytest.fixture
