@@ -102,7 +102,12 @@ def test_costs_by_bench_are_those_of_rows_with_the_backbone_and_attention_at_eac
     (folder / "bench").mkdir()
     (text,) = costs_record(CostReport("Backbones", "pixels", costs, known, []), ["deit_nano"], "linear").values()
     (folder / "bench/costs.json").write_text(text)
-    assert result.model_hash({"model.backbone.name": "deit_nano", "model.attention": "linear"}) in text
+    assert (
+        result.model_hash(
+            {"model.backbone.name": "deit_nano", "model.attention": "linear", "model.attention_kernel": "a"}
+        )
+        in text
+    )
     board = collect([folder / "runs", folder / "bench"])
     assert board.left_out == []
     rows = {row["configuration"]: row for row in board.sections[0].rows}

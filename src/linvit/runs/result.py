@@ -36,7 +36,7 @@ COSTS_FIELDS: dict[Any, str] = {dict: "conditions", str: CONDITIONS, dict[str, d
 """The same of `costs.json`, what `linvit compare` has measured: numbers by the hash of a configuration."""
 PLACES = ("data.source.", "data.predict_path.", "data.num_workers.", "trainer.logger.", "requeue_exit_code.")
 """How options begin that say where something lies or how a run is started, and do not make another configuration."""
-MODEL = ("model.backbone", "model.attention")
+MODEL = ("model.backbone.", "model.attention.")
 DIAGNOSTICS = ("rank", "effective_rank", "entropy", "start", "teacher", "distance")
 SAMPLE = 16  # rows of each split that the fingerprint of the data is made of
 LARGEST = 10 * 2**20  # bytes of a file that is read
@@ -81,7 +81,7 @@ def configuration(run: RunFolder) -> dict[str, Any]:
 def model_hash(options: Mapping[str, Any]) -> str:
     """The hash of the backbone and attention among options by dotted names, of which `linvit bench backbone` knows."""
     own = ((name.removesuffix(".name"), value) for name, value in options.items() if value is not None)
-    return _hash(repr(sorted((name, str(value)) for name, value in own if name.startswith(MODEL))).encode())
+    return _hash(repr(sorted((name, str(value)) for name, value in own if f"{name}.".startswith(MODEL))).encode())
 
 
 def data_facts(data: ImageData) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from linvit import yaml_text
-from linvit.errors import UserError, check_number
-from linvit.experiments.compare.grid import BUDGETS, SEARCHES, UNSAFE, Sweep, expand_names, split, without_convolution
+from linvit.errors import UserError, check_choice, check_number
+from linvit.experiments.compare.grid import UNSAFE, Sweep, expand_names, split, without_convolution
 from linvit.model_info import CONFIGS
 from linvit.runs.configs import config_file, find, text
 from linvit.terminal import argument_parser
@@ -61,72 +61,34 @@ cluster (pip install 'linvit[ray]') or of SLURM ('linvit[slurm]') must share the
 folder of the runs.
 """
 
-OPTIONS: dict[tuple[str, ...], dict[str, Any]] = {
-    ("--config", "-c"): {
-        "action": "append",
-        "default": [],
-        "metavar": "CONFIG",
-        "help": "what all runs start from, in place of the file's; parts (base/...) are added to it",
-    },
-    ("--seeds",): {"help": "how many (default: 1), or which: 0,1,5"},
-    ("--baseline",): {
-        "metavar": "VARIANT",
-        "help": "what the others are compared with (default: the runs' teacher, or the first)",
-    },
-    ("--score",): {
-        "metavar": "TAG",
-        "help": "what is compared, of metrics.csv, in the last epoch (default: val/score, or val/ema_score where "
-        "model.predict_with is ema)",
-    },
-    ("--tune",): {
-        "action": "append",
-        "default": [],
-        "metavar": "OPTION=VALUE,VALUE",
-        "help": "of these, each variant takes the value with the best score in a run with another seed; several times "
-        "for all combinations",
-    },
-    ("--search",): {
-        "choices": [*SEARCHES],
-        "help": "how --tune finds the best: of all values (grid), or by a study of Optuna for each variant, to which "
-        "values may be ranges, such as model.lr=1e-4..1e-2",
-    },
-    ("--trials",): {"type": int, "metavar": "N", "help": "of each study (default: 20); --jobs of them at a time"},
-    ("--budget",): {
-        "choices": [*BUDGETS],
-        "help": "what is equal of all variants (default: epochs); processor time and MACs of a step of training set "
-        "how many epochs each is trained",
-    },
-    ("--level",): {"type": float, "metavar": "SCORE", "help": "say after how many epochs and seconds it is reached"},
-    ("--without_convolution",): {
-        "action": "store_true",
-        "help": "of the attentions of --model.attention; linear_angular keeps its own",
-    },
-    ("--name",): {"help": "of the folder in checkpoints/compare (default: that of the file)"},
-    ("--jobs",): {"type": int, "metavar": "N", "help": "runs at a time (default: one per GPU; on a CPU 1)"},
-    ("--gpus_per_run",): {"type": int, "default": 1, "metavar": "N", "help": "GPUs of each run (default: 1)"},
-    ("--engine",): {
-        "choices": ["local", "ray", "slurm"],
-        "default": "local",
-        "help": "what starts the runs (default: local)",
-    },
-    ("--address",): {"help": "of a Ray cluster, or auto; without it Ray is started here"},
-    ("--cpus_per_run",): {
-        "type": int,
-        "default": 1,
-        "metavar": "N",
-        "help": "of each run on Ray or SLURM (default: 1)",
-    },
-    ("--partition",): {"metavar": "NAME", "help": "of SLURM (default: the cluster's own)"},
-    ("--minutes",): {
-        "type": int,
-        "default": 240,
-        "metavar": "N",
-        "help": "of each SLURM job (default: %(default)s); a run that needs more resumes in another",
-    },
-    ("--retry",): {"action": "store_true", "help": "start runs again that have failed"},
-    ("--dry_run",): {"action": "store_true", "help": "check and list the runs, and start none"},
-    ("--skip_costs",): {"action": "store_true", "help": "measure no latency and no memory"},
-    ("--report",): {"nargs": "+", "metavar": "DIR", "help": "make the table of runs that exist; run none"},
+TIMES, FLAG = {"action": "append", "default": []}, {"action": "store_true"}
+OPTIONS: dict[str, tuple[str, str, Any]] = {
+    "config": ("CONFIG", "what all runs start from, in place of the file's; parts (base/...) are added to it", TIMES),
+    "seeds": ("SEEDS", "how many (default: 1), or which: 0,1,5", {}),
+    "baseline": ("VARIANT", "what the others are compared with (default: the runs' teacher, or the first)", {}),
+    "score": ("TAG", "a column of metrics.csv, whose last is compared (default: of the weights that predict)", {}),
+    "tune": ("OPTION=VALUE,VALUE", "each variant takes the value that is best in a run with another seed", TIMES),
+    "search": ("HOW", "of the tuned values: grid is all, optuna a study that takes ranges: 1e-4..1e-2", {}),
+    "trials": ("N", "of each study (default: 20); --jobs of them at a time", {"type": int}),
+    "budget": ("WHAT", "equal of all variants: epochs (default), cpu_time or macs of training, which set epochs", {}),
+    "level": ("SCORE", "say after how many epochs and seconds it is reached", {"type": float}),
+    "without_convolution": ("", "of the attentions of --model.attention; linear_angular keeps its own", FLAG),
+    "name": ("NAME", "of the folder in checkpoints/compare (default: that of the file)", {}),
+    "jobs": ("N", "runs at a time (default: one per GPU; on a CPU 1)", {"type": int}),
+    "gpus_per_run": ("N", "GPUs of each run (default: 1)", {"type": int, "default": 1}),
+    "engine": ("NAME", "what starts the runs: local (default), ray or slurm", {"default": "local"}),
+    "address": ("ADDRESS", "of a Ray cluster, or auto; without it Ray is started here", {}),
+    "cpus_per_run": ("N", "of each run on Ray or SLURM (default: 1)", {"type": int, "default": 1}),
+    "partition": ("NAME", "of SLURM (default: the cluster's own)", {}),
+    "minutes": (
+        "N",
+        "of each SLURM job (default: 240); a longer run resumes in another",
+        {"type": int, "default": 240},
+    ),
+    "retry": ("", "start runs again that have failed", FLAG),
+    "dry_run": ("", "check and list the runs, and start none", FLAG),
+    "skip_costs": ("", "measure no latency and no memory", FLAG),
+    "report": ("DIR", "make the table of runs that exist; run none", {"nargs": "+"}),
 }
 """Options of its own; all others are those of `linvit fit`."""
 
@@ -138,6 +100,7 @@ def main(argv: list[str]) -> int:
     for name in ("jobs", "gpus_per_run", "cpus_per_run", "minutes", "trials"):
         if getattr(args, name) is not None:
             check_number(f"--{name}", getattr(args, name), at_least=1, whole=True)
+    check_choice("--engine", args.engine, ("local", "ray", "slurm"))
     for name, engine in (("address", "ray"), ("partition", "slurm")):
         if getattr(args, name) is not None and args.engine != engine:
             raise UserError(f"--{name} is for another engine: add --engine={engine}")
@@ -164,14 +127,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.allow_abbrev = False
     parser.usage = "linvit compare [GRID] [--config CONFIG] [--OPTION=VALUE,VALUE ...]"
     parser.add_argument("grid", nargs="?", help="file with a grid, or a name: linvit list configs")
-    for flags, settings in OPTIONS.items():
-        parser.add_argument(*flags, **settings)
+    for name, (metavar, about, settings) in OPTIONS.items():
+        flags = [f"--{name}", *["-c"] * (name == "config")]
+        named: Any = {"metavar": metavar} if metavar else {}
+        parser.add_argument(*flags, help=about, **named, **settings)
     return parser
 
 
 def _sorted(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """The arguments of this command, and those of `linvit fit`, each as one `--name=value`."""
-    known = {flag for flags in OPTIONS for flag in flags} | {"-h", "--help"}
+    known = {*(f"--{name}" for name in OPTIONS), "-c", "-h", "--help"}
     own, options = [], []
     rest = iter(argv)
     for argument in rest:

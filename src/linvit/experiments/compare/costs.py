@@ -4,7 +4,6 @@ import importlib
 import sys
 import time
 from collections.abc import Mapping
-from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -15,7 +14,7 @@ from linvit.analysis.recorder import observe
 from linvit.entries import restrict_imports_to
 from linvit.errors import UserError
 from linvit.experiments.bench.costs import Cost, costs_by_size, crossover, measure_costs, times_of
-from linvit.experiments.bench.runner import Candidate, Settings
+from linvit.experiments.bench.runner import Built, Candidate, Settings
 from linvit.experiments.measure import Timing
 from linvit.image_size import image_size
 from linvit.runs.folder import RunFolder
@@ -51,12 +50,18 @@ class Costs(NamedTuple):
 
 
 class _Built(NamedTuple):
-    """A network, the size of its images, what was published of it, and the channels of its images."""
+    """A network that is measured on batches of random images."""
 
     network: nn.Module
     size: tuple[int, int]
-    published: PublishedScores | None
     channels: int
+    published: PublishedScores | None = None
+
+    def candidate(self, name: str, device: str, batch: int = BATCH) -> Candidate:
+        def build(size: tuple[int, int]) -> Built:
+            return self.network, (torch.randn(batch, self.channels, *size, device=device),), {}
+
+        return Candidate(name, self.size, build)
 
 
 def measure(
@@ -66,11 +71,9 @@ def measure(
     imports: bool = True,
     teachers: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Costs | str]:
-    """Builds the network of each run and measures it on a random image of the run's size; weights are random, too.
+    """The costs of the network of each run, with random weights and images, and of `teachers` by students, or why not.
 
-    `imports` allows to import classes that the runs' configurations name by their paths. `teachers` has the name of the
-    teacher of students, which is measured, too, and for as long once more. The budget is in seconds, for all. Returns
-    by name the costs, or why there are none.
+    `imports` allows to import classes that the runs' configurations name by their paths. The budget is in seconds.
     """
     found: dict[str, Costs | str] = {}
     built: dict[str, _Built] = {}
@@ -83,10 +86,7 @@ def measure(
                     built[one] = _network(run, imports, teacher=one != name)
             except Exception as error:  # one model that cannot be built keeps no other from the table
                 found[one] = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-    candidates = [
-        Candidate(name, one.size, partial(_with_images, one.network, device, one.channels))
-        for name, one in built.items()
-    ]
+    candidates = [one.candidate(name, device) for name, one in built.items()]
     measured, _ = measure_costs(candidates, Settings(device=device, batch=BATCH), budget=budget)
     found |= {cost.name: _costs(cost, built[cost.name]) for cost in measured}
     for name, teacher in teachers.items():
@@ -99,30 +99,26 @@ def measure(
 
 
 def of_a_step(runs: Mapping[str, Run], kind: str, budget: float, device: str) -> dict[str, float]:
-    """What a training step of each run costs per image: its time (cpu_time; of a GPU by the clock), or its MACs.
-
-    It is that of a forward and a backward pass of a training batch, weights being random. MACs are those of the forward
-    pass alone, of which backward has twice as many. The budget is in seconds, for all.
-    """
+    """What forward and backward pass of a batch cost per image: time (of a GPU by the clock), or MACs of forward."""
     candidates, batch = [], 1
     for name, run in runs.items():
         with torch.random.fork_rng(devices=[]), skip_pretrained():
             network = build_task(run.settings.model, **run.facts).measurable_network()
-        size, channels = image_size(run.facts["img_size"]), run.facts.get("in_chans", 3)
-        batch = run.data.batch_size
-        build = partial(_with_images, network, device, channels, batch=batch)
-        candidates.append(Candidate(name, size, build))
+        batch, built = (
+            run.data.batch_size,
+            _Built(network, image_size(run.facts["img_size"]), run.facts.get("in_chans", 3)),
+        )
+        candidates.append(built.candidate(name, device, batch))
     clock = time.process_time if kind == "cpu_time" and device == "cpu" else time.perf_counter
     settings = Settings(device=device, batch=batch)
     measured, _ = measure_costs(candidates, settings, budget=budget * (kind == "cpu_time"), clock=clock)
     found: dict[str, float] = {}
     for cost in measured:
-        seconds = cost.seconds.get("forward_backward")
-        time_of_image = None if seconds is None else seconds.median / runs[cost.name].data.batch_size
-        each = cost.macs if kind == "macs" else time_of_image
-        if each is None:
+        seconds, images = cost.seconds.get("forward_backward"), runs[cost.name].data.batch_size
+        step = (cost.macs or 0) * batch if kind == "macs" else seconds.median if seconds else 0
+        if not step:
             raise UserError(f"what a training step of '{cost.name}' costs could not be measured: {cost.note}")
-        found[cost.name] = each
+        found[cost.name] = step / images
     return found
 
 
@@ -139,16 +135,8 @@ def _network(run: RunFolder, imports: bool, teacher: bool) -> _Built:
         options["attention"] = given_options(Teacher.of(options["teacher"])).get("attention")
     with skip_pretrained(), restrict_imports_to(run.config if imports else ()):
         built = task(**options)
-    return _Built(
-        built.measurable_network(), image_size(facts["img_size"]), built.published(), facts.get("in_chans", 3)
-    )
-
-
-def _with_images(
-    network: nn.Module, device: str, channels: int, size: tuple[int, int], batch: int = BATCH
-) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
-    """A network with images (B, C, H, W)."""
-    return network, (torch.randn(batch, channels, *size, device=device),), {}
+    size, channels = image_size(facts["img_size"]), facts.get("in_chans", 3)
+    return _Built(built.measurable_network(), size, channels, built.published())
 
 
 def _costs(cost: Cost, built: _Built) -> Costs | str:

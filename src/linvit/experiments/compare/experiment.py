@@ -13,7 +13,7 @@ import yaml
 from linvit.errors import UserError
 from linvit.experiments.compare.grid import UNSAFE, Sweep, value_label
 from linvit.experiments.compare.results import Results, Variant, differing, with_teachers
-from linvit.files import lock, replacing, unlock
+from linvit.files import lock, replacing
 from linvit.runs.folder import OUTCOME, RunFolder, flat, newest, read_yaml
 from linvit.signals import STOP
 
@@ -152,9 +152,6 @@ class Experiment:
             raise UserError(f"another linvit compare is running in '{self.root}'. Wait for its end") from error
         for run in self.runs:
             run.prepare(configs[run.variant])
-            begun = run.newest
-            if begun is not None and run.state != "finished":
-                _check_free(run, begun.folder / "checkpoints")
         self.save()
 
     def save(self) -> None:
@@ -189,15 +186,3 @@ class Experiment:
                 trials=grid.trials if grid.search == "optuna" else None,
             )
         )
-
-
-def _check_free(run: SweepRun, folder: Path) -> None:
-    if folder.is_dir():
-        try:
-            lock(folder)
-        except UserError as error:
-            raise UserError(
-                f"the run '{run.name}' is still being trained, by a process that an earlier linvit compare has left. "
-                f"Wait for its end, or end it"
-            ) from error
-        unlock(folder)

@@ -3,6 +3,7 @@
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -139,19 +140,16 @@ class Results:
 
     @cached_property
     def right(self) -> dict[str, dict[int, np.ndarray]]:
-        """Whether each image (N,) was classified rightly, by variant and seed, of runs whose score says as much.
-
-        These are the runs on the images of the first of them.
-        """
+        """Whether each image (N,) was classified rightly, by variant and seed, where that is what was scored."""
         found: dict[str, dict[int, np.ndarray]] = {variant.name: {} for variant in self.variants}
-        labels: np.ndarray | None = None
-        for variant in self.variants:
-            for seed, score in variant.scores(self.score).items() if not variant.known else ():
-                table = _predictions(variant.runs[seed], "ema" if self.tag.startswith(AVERAGED) else "raw")
-                if table is not None and abs((table[0] == table[1]).mean() - score.value) < EXACT:
-                    labels = table[0] if labels is None else labels
-                    if np.array_equal(labels, table[0]):
-                        found[variant.name][seed] = table[0] == table[1]
+        first: list[np.ndarray] = []  # labels: runs on other images are left out
+        for variant in (variant for variant in self.variants if not variant.known):
+            for seed, score in variant.scores(self.score).items():
+                labels, classes = _predictions(variant.runs[seed], "ema" if self.tag.startswith(AVERAGED) else "raw")
+                right = labels == classes
+                first = first or [labels] * (len(labels) > 0)
+                if len(labels) and abs(right.mean() - score.value) < EXACT and np.array_equal(first[0], labels):
+                    found[variant.name][seed] = right
         return found
 
     def over_images(self, variant: Variant) -> tuple[tuple[float, float], tuple[float, float]]:
@@ -301,18 +299,14 @@ def _teacher(run: RunFolder) -> str:
     return str(option.get("source") if isinstance(option, dict) else option)
 
 
-def _predictions(run: RunFolder, weights: str) -> np.ndarray | None:
-    """Labels and predicted classes (2, N) of the images of the last evaluation, where it has written them."""
-    path = run.folder / "val_images.csv"
-    if not path.is_file():
-        return None
-    try:
-        with path.open(encoding="utf-8") as file:
-            columns = file.readline().strip().split(",")
-            places = [columns.index(name) for name in ("label", weights)]
-            return np.loadtxt(file, np.int64, delimiter=",", usecols=places, ndmin=2).T
-    except ValueError:
-        return None
+def _predictions(run: RunFolder, weights: str) -> np.ndarray:
+    """Labels and predicted classes (2, N) of the images of the last evaluation; N is 0 if it has written none."""
+    with suppress(OSError, ValueError), (run.folder / "val_images.csv").open(encoding="utf-8") as file:
+        columns = file.readline().strip().split(",")
+        places = [columns.index(name) for name in ("label", weights)]
+        found: np.ndarray = np.loadtxt(file, np.int64, delimiter=",", usecols=places, ndmin=2).T
+        return found
+    return np.empty((2, 0))
 
 
 def is_rank(tag: str) -> bool:
