@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from linvit import AttentionLayer, Grid, UserError
 from linvit.attention.vittt import ViTTTAttention
 from linvit.backbones.ravlt import ConvMlp
-from linvit.layers.block import CPEBlock
+from linvit.layers.block import Block
 from linvit.layers.mlp import Mlp
 from linvit.weights.layouts.backbones import H_VITTT, VITTT
 from tests.attention.rotary_formula import angles, turned
@@ -99,7 +99,7 @@ def test_block_equals_reference(golden: Golden, dtype: torch.dtype) -> None:
     size = tuple(official["input_resolution"]) if pyramid else (kwargs["H"], kwargs["W"])
     dim, hidden = official["dim"], int(official["dim"] * official["mlp_ratio"])
     mlp = ConvMlp(dim, hidden, last_act=True) if pyramid else Mlp(dim, hidden)
-    block = CPEBlock(dim, layer_of(golden, size, pyramid), mlp, 0, 1e-5 if pyramid else 1e-6).to(dtype)
+    block = Block(dim, layer_of(golden, size, pyramid), mlp, 0, 1e-5 if pyramid else 1e-6, cpe=1).to(dtype)
     leaves = {name: leaf for name, leaf in golden.leaves(dtype).items() if name != "rope.rotations"}
     names = (H_VITTT, "layers.0.blocks.0.", "stages.0.blocks.0.") if pyramid else (VITTT, *["blocks.0."] * 2)
     state = our_state(leaves, *names)

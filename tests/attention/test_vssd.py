@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from linvit import AttentionLayer, Grid, UserError
 from linvit.analysis import attention_matrix
 from linvit.attention.vssd import VSSDAttention
-from linvit.layers.block import CPEBlock
+from linvit.layers.block import Block
 from linvit.layers.mlp import Mlp
 from linvit.optim import parameter_groups
 from linvit.weights.layouts.backbones import VSSD as LAYOUT
@@ -123,7 +123,7 @@ def test_block_equals_reference(golden: Golden, dtype: torch.dtype) -> None:
     official, sizes = golden.constructor, golden.kwargs
     dim, grid = official["dim"], Grid((sizes["H"], sizes["W"]))
     mlp = Mlp(dim, int(dim * official["mlp_ratio"]))
-    block = CPEBlock(dim, layer_of(golden, dim, official["num_heads"], grid.size), mlp, 0, 1e-5, second=True).to(dtype)
+    block = Block(dim, layer_of(golden, dim, official["num_heads"], grid.size), mlp, 0, 1e-5, cpe=2).to(dtype)
     leaves, (x,) = golden.leaves(dtype), golden.inputs(dtype)
     state = our_state(leaves, LAYOUT, "layers.0.blocks.0.", "stages.0.blocks.0.")
     assert state.keys() == block.state_dict().keys()

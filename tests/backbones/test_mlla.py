@@ -9,7 +9,7 @@ from torch.func import functional_call
 import linvit
 from linvit import AttentionLayer, Grid
 from linvit.backbones.mlla import MLLA
-from linvit.layers.block import CPEBlock
+from linvit.layers.block import Block
 from linvit.layers.mlp import Mlp
 from linvit.weights.fit import fit_projections
 from linvit.weights.layouts.backbones import MLLA as LAYOUT
@@ -34,7 +34,7 @@ def test_block_equals_the_reference(golden: Golden, dtype: torch.dtype) -> None:
     options = golden.constructor
     dim, grid = options["dim"], Grid(tuple(options["input_resolution"]))
     layer = AttentionLayer(dim, options["num_heads"], grid, attention="mlla")
-    block = CPEBlock(dim, layer, Mlp(dim, int(dim * options["mlp_ratio"])), 0, 1e-5, second=True).to(dtype)
+    block = Block(dim, layer, Mlp(dim, int(dim * options["mlp_ratio"])), 0, 1e-5, cpe=2).to(dtype)
     leaves = {name: leaf for name, leaf in golden.leaves(dtype).items() if name != "attn.rope.rotations"}
     state = fit_projections(our_state(leaves, LAYOUT, "layers.0.blocks.0.", "stages.0.blocks.0."), block)
     (x,) = inputs = golden.inputs(dtype)

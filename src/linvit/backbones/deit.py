@@ -34,7 +34,7 @@ from linvit.backbones.stage import run_blocks, specs_and_rates
 from linvit.errors import UserError
 from linvit.image_size import image_size
 from linvit.layers.attention_layer import AttentionLayer
-from linvit.layers.block import Block, CPEBlock
+from linvit.layers.block import Block
 from linvit.layers.hosting import QKNorm
 from linvit.layers.mlp import FeedForward, feed_forward
 from linvit.layers.patch_embed import PatchEmbed
@@ -116,7 +116,7 @@ class DeiT(Backbone):
         shared["rel_pos_bias"] = "decomposed" if decomposed_positions else rel_pos_bias
         whole = {-(-i * depth // 4) - 1 for i in range(1, 5)} if window_size is not None else set(range(depth))
         self.blocks = nn.ModuleList(
-            (CPEBlock if cpe else Block)(
+            Block(
                 embed_dim,
                 AttentionLayer(embed_dim, num_heads, self.grid, attention=spec, input_norm=input_norm, **shared)
                 if i in whole
@@ -124,6 +124,7 @@ class DeiT(Backbone):
                 feed_forward(ffn, embed_dim, int(embed_dim * mlp_ratio)),
                 rate,
                 norm_eps=1e-6,
+                cpe=int(cpe),
             )
             for i, (spec, rate) in enumerate(zip(specs, rates, strict=True))
         )

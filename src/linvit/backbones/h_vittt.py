@@ -31,7 +31,7 @@ class HViTTT(MLLA):
             dense prediction).
     """
 
-    second_cpe = False
+    cpe = 1
     last_norm = TokenBatchNorm
 
     def stem(self, in_chans: int, dim: int) -> nn.Module:

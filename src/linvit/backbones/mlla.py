@@ -16,7 +16,7 @@ from linvit.backbones.base import Backbone, check_stages
 from linvit.backbones.stage import Stage, pyramid_info, specs_and_rates, stage_grids
 from linvit.image_size import image_size
 from linvit.layers.attention_layer import AttentionLayer
-from linvit.layers.block import CPEBlock
+from linvit.layers.block import Block
 from linvit.layers.hosting import QKNorm
 from linvit.layers.mlp import Mlp
 from linvit.registry import Spec, preset
@@ -34,7 +34,7 @@ class MLLA(Backbone):
     """
 
     dense: ClassVar[Mapping[str, Any]] = {"feature_norms": True}
-    second_cpe: ClassVar[bool] = True  # before the MLP
+    cpe: ClassVar[int] = 2  # convolutions of a block
     last_norm: ClassVar[type[nn.Module]] = nn.LayerNorm
 
     def __init__(
@@ -65,13 +65,13 @@ class MLLA(Backbone):
         for i, size in enumerate(stage_grids(image_size(img_size), [4] + [2] * (len(depths) - 1))):
             dim, grid = dims[i], Grid(size)
             blocks = [
-                CPEBlock(
+                Block(
                     dim,
                     AttentionLayer(dim, num_heads[i], grid, attention=spec, proj_bias=biases[i], **shared),
                     self.mlp(dim, int(dim * mlp_ratio)),
                     rate,
                     norm_eps=1e-5,
-                    second=self.second_cpe,
+                    cpe=self.cpe,
                 )
                 for spec, rate in zip(specs[i], rates[i], strict=True)
             ]

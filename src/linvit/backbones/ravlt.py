@@ -25,7 +25,7 @@ from linvit.backbones.initialise import init_convs
 from linvit.backbones.stage import Stage, pyramid_info, specs_and_rates, stage_grids
 from linvit.image_size import image_size
 from linvit.layers.attention_layer import AttentionLayer
-from linvit.layers.block import CPEBlock, ResidualConv
+from linvit.layers.block import Block, ResidualConv
 from linvit.layers.hosting import QKNorm
 from linvit.layers.mlp import BatchNormLinear
 from linvit.layers.patch_embed import ConvEmbed
@@ -81,7 +81,7 @@ class RAVLT(Backbone):
         for i, size in enumerate(stage_grids(image_size(img_size))):
             dim, grid = embed_dims[i], Grid(size)
             blocks = [
-                CPEBlock(
+                Block(
                     dim,
                     AttentionLayer(
                         dim, num_heads[i], grid, attention=spec, qkv_bias=qkv_bias, proj_drop=proj_drop, qk_norm=qk_norm
@@ -89,7 +89,7 @@ class RAVLT(Backbone):
                     ConvMlp(dim, int(dim * mlp_ratio)),
                     rate,
                     norm_eps=1e-6,
-                    second=second_cpe,
+                    cpe=2 if second_cpe else 1,
                     layer_scale=layer_scale[i],
                 )
                 for spec, rate in zip(specs[i], rates[i], strict=True)

@@ -10,7 +10,9 @@ from linvit.attention.base import Grid
 class Block(nn.Module):
     """`x + attn(norm1 x)`, then `x + mlp(norm2 x)`, each under stochastic depth; (B, N, C) -> (B, N, C).
 
-    Both are called with tokens and grid; with `input_before_norm` attention gets `before_norm=x`, too.
+    Both are called with tokens and grid; with `input_before_norm` attention gets `before_norm=x`, too. `cpe` counts the
+    conditional positional encodings: one before attention, a second one before the MLP. `layer_scale` is the initial
+    value of a learnable factor per channel on each branch.
     """
 
     def __init__(
@@ -22,6 +24,8 @@ class Block(nn.Module):
         norm_eps: float,
         *,
         input_before_norm: bool = False,
+        cpe: int = 0,
+        layer_scale: float | None = None,
     ) -> None:
         super().__init__()
         self.input_before_norm = input_before_norm
@@ -31,45 +35,16 @@ class Block(nn.Module):
         self.norm2 = nn.LayerNorm(dim, eps=norm_eps)
         self.mlp = mlp
         self.drop_path2 = DropPath(drop_path)
+        self.cpe1, self.cpe2 = (ResidualConv(dim) if cpe > i else None for i in range(2))
+        scales = (nn.Identity() if layer_scale is None else LayerScale(dim, layer_scale) for _ in range(2))
+        self.scale1, self.scale2 = scales
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         """(B, N, C) -> (B, N, C)."""
+        x = x if self.cpe1 is None else self.cpe1(x, grid)
         extra = {"before_norm": x} if self.input_before_norm else {}
-        x = x + self.drop_path1(self.attn(self.norm1(x), grid, **extra))
-        return x + self.drop_path2(self.mlp(self.norm2(x), grid))  # type: ignore[no-any-return]
-
-
-class CPEBlock(Block):
-    """A `Block` with conditional positional encodings, a 3 x 3 depthwise convolution before attention: `x + conv(x)`.
-
-    With `second` another one stands before the feed-forward layer; `layer_scale` is the initial value of a learnable
-    factor per channel on each branch.
-    """
-
-    def __init__(
-        self,
-        dim: int,
-        attn: nn.Module,
-        mlp: nn.Module,
-        drop_path: float,
-        norm_eps: float,
-        *,
-        second: bool = False,
-        layer_scale: float | None = None,
-    ) -> None:
-        super().__init__(dim, attn, mlp, drop_path, norm_eps)
-        self.cpe1 = ResidualConv(dim)
-        self.cpe2 = ResidualConv(dim) if second else None
-        self.scale1, self.scale2 = (
-            nn.Identity() if layer_scale is None else LayerScale(dim, layer_scale) for _ in range(2)
-        )
-
-    def forward(self, x: Tensor, grid: Grid) -> Tensor:
-        """(B, N, C) -> (B, N, C)."""
-        x = self.cpe1(x, grid)
-        x = x + self.drop_path1(self.scale1(self.attn(self.norm1(x), grid)))
-        if self.cpe2 is not None:
-            x = self.cpe2(x, grid)
+        x = x + self.drop_path1(self.scale1(self.attn(self.norm1(x), grid, **extra)))
+        x = x if self.cpe2 is None else self.cpe2(x, grid)
         return x + self.drop_path2(self.scale2(self.mlp(self.norm2(x), grid)))  # type: ignore[no-any-return]
 
 

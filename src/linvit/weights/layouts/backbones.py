@@ -87,14 +87,18 @@ PVT_V2_TIMM = Layout(
     ),
 )
 
+NEXT_STAGE: Rename = (r"^layers\.(\d+)\.downsample\.", lambda match: f"stages.{int(match[1]) + 1}.embed.")
+"""References end a stage with the merging of its patches; ours begins the next one with it, as timm's."""
+DENSE_NORMS: tuple[Rename, ...] = ((r"^(?:out)?norm([012])\.", r"feature_norms.\1."), (r"^(?:out)?norm3\.", "norm."))
+"""The norms of features in code for dense prediction."""
+
 _SWIN: tuple[Rename, ...] = (
     (r"^patch_embed\.", "stages.0.embed."),
     (r"^layers\.(\d+)\.downsample\.", r"stages.\1.embed."),
     (r"\.embed\.reduction\.", ".embed.proj."),
     (r"^layers\.", "stages."),
     (r"\.attn\.(scale|power|positional_encoding|dwc|residual)", r".attn.mechanism.\1"),
-    (r"^norm([012])\.", r"feature_norms.\1."),  # of the dense-prediction code
-    (r"^norm3\.", "norm."),
+    *DENSE_NORMS,
     *AGENT_RENAMES,
 )
 
@@ -109,8 +113,7 @@ SWIN = Layout(
         r"layers\.0\.downsample\.reduction\.weight",
     ),
     renames=(
-        # The reference ends a stage with the merging of its patches; ours begins the next one with it.
-        (r"^layers\.(\d+)\.downsample\.", lambda match: f"layers.{int(match[1]) + 1}.downsample."),
+        NEXT_STAGE,
         *_SWIN,
     ),
     drops=_SWIN_DROPS,
@@ -198,8 +201,7 @@ RAVLT = Layout(
         (r"^norm\.", "final_proj.0.norm."),
         (r"^extra_norms\.(\d)\.norm\.", r"feature_norms.\1."),  # of the dense-prediction code
         (r"^patch_embed\.", "stages.0.embed."),
-        # The reference ends a stage with the merging of its patches; ours begins the next one with it.
-        (r"^layers\.(\d)\.downsample\.", lambda match: f"stages.{int(match[1]) + 1}.embed."),
+        NEXT_STAGE,
         (r"\.embed\.reduction\.", ".embed.proj.0."),
         (r"\.embed\.norm\.", ".embed.proj.1."),
         (r"^layers\.", "stages."),
@@ -230,8 +232,7 @@ MLLA = Layout(
     marks=(r"patch_embed\.conv1\.conv\.weight", r"layers\.0\.blocks\.0\.attn\.qk\.weight"),
     renames=(
         (r"^patch_embed\.conv(\d)\.(?:(\d)\.)?(conv|norm)\.", _stem),
-        # The reference ends a stage with the merging of its patches; ours begins the next one with it.
-        (r"^layers\.(\d)\.downsample\.", lambda match: f"stages.{int(match[1]) + 1}.embed."),
+        NEXT_STAGE,
         (r"\.embed\.conv\.([012])\.conv\.", lambda match: f".embed.conv.{2 * int(match[1])}."),
         (r"\.embed\.conv\.2\.norm\.", ".embed.conv.5."),
         (r"^layers\.", "stages."),
@@ -240,8 +241,7 @@ MLLA = Layout(
         (r"\.in_proj\.", ".attn.stem.in_proj."),
         (r"\.dwc\.", ".attn.stem.conv."),
         (r"\.out_proj\.", ".attn.proj."),
-        (r"^norm([012])\.", r"feature_norms.\1."),  # of the dense-prediction code
-        (r"^norm3\.", "norm."),
+        *DENSE_NORMS,
     ),
     drops=(r".*\.rope\.rotations",),
 )
@@ -270,8 +270,7 @@ VSSD = Layout(
         (r"\.attn\.norm\.", ".attn.out_norm."),
         (r"\.attn\.dt_bias$", ".attn.dt.bias"),
         (r"\.attn\.(A_log|D|dt\.|conv2d\.)", r".attn.mechanism.\1"),
-        (r"^outnorm([012])\.", r"feature_norms.\1."),  # of the dense-prediction code
-        (r"^outnorm3\.", "norm."),
+        *DENSE_NORMS,
     ),
 )
 
@@ -306,8 +305,7 @@ H_VITTT = Layout(
         ),
         *MLLA.renames[1:5],  # of the stages
         (r"\.mlp\.dwc\.", ".mlp.conv."),
-        (r"^norm([012])\.", r"feature_norms.\1."),  # of the dense-prediction code
-        (r"^norm3\.", "norm."),
+        *DENSE_NORMS,
         *_VITTT,
     ),
     drops=(r".*\.rope\.rotations",),
