@@ -36,8 +36,7 @@ EPILOG = """examples:
                               a model without a run, trained or not
 
 It writes index.html, which needs no other file and no network; statistics.csv,
-with each head of each layer; predictions.csv; and the pictures. The page's
-tables explain their columns.
+with each head of each layer; predictions.csv; and the pictures.
 """
 
 
@@ -53,7 +52,7 @@ def main(argv: list[str]) -> int:
     found = []
     for subject in subjects:
         subject.network.to(device)
-        found.append(analyze(subject, photos, Query(*args.query) if args.query else Query(), args.max_tokens))
+        found.append(analyze(subject, photos, Query(*args.query) if args.query else Query()))
     page = write(found, photos, folder, shlex.join(["linvit", "analyze", *argv]))
     _print(found)
     print(f"\n{shown(page)}")
@@ -72,12 +71,9 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--img_size", metavar="SIZE", help="images of the backbone (default: 224)")
     looks = "the token that looks, as fractions of the image (default: class token, or centre)"
     parser.add_argument("--query", nargs=2, type=float, metavar=("ROW", "COLUMN"), help=looks)
-    most = "no matrix is formed of more (default: %(default)s); thin factors have no limit"
-    parser.add_argument("--max_tokens", type=int, default=1024, metavar="N", help=most)
     parser.add_argument("--output", type=Path, metavar="DIR", help="to write to (default: RUN/analysis, or analysis)")
     args = parser.parse_args(argv)
     check_number("--count", args.count, at_least=1, whole=True)
-    check_number("--max_tokens", args.max_tokens, at_least=1, whole=True)
     for fraction in args.query or ():
         check_number("--query: a fraction", fraction, at_least=0, at_most=1)
     if (args.backbone is None) == (not args.ckpt_path):

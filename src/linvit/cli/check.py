@@ -15,24 +15,16 @@ EPILOG = """examples:
   linvit check focused --quick               in seconds: without torch.compile,
                                              export, ONNX, the largest sizes
   linvit check focused --options '{"focusing_factor": 4}'
-  linvit check '{name: focused, focusing_factor: 4}'
-                                             the same, as in a configuration
   linvit check my_package.my_module:MyAttention
                                              a class that is not registered, in
                                              this folder or installed
   linvit check                               every registered mechanism
-  linvit check --backbone swin_tiny --quick  a backbone: pyramid, any input, ...
-  linvit check --backbone swin_tiny --attention focused \\
-    --options '{window_size: 14}'
-  linvit check --backbone my_package.my_module:MyBackbone --img_size 32
-  linvit check --head upernet --quick        a head of semantic segmentation
-  linvit check --head mask_rcnn --quick      a head of detection
+  linvit check --backbone swin_tiny --attention focused --img_size 32 --quick
+  linvit check --head upernet --quick        a head
 
 exit code: 0 if nothing failed, 1 if something did. What a mechanism does not
-declare does not fail. In Python:
-  from linvit.testing import check_attention, check_backbone, check_head
-  report = check_attention("focused")
-  report = check_backbone("swin_tiny", attention="focused")
+declare does not fail. In Python: linvit.testing.check_attention("focused"),
+check_backbone("swin_tiny", attention="focused"), check_head("upernet")
 """
 KINDS: dict[str, tuple[Registry, Callable[..., Report], tuple[str, ...]]] = {  # with the options of each
     "backbone": (backbones, check_backbone, ("attention", "img_size")),

@@ -24,8 +24,7 @@ EPILOG = """examples:
                                         val/CLASS/*.jpg
   linvit data check path/to/imagenet --output bad.csv
                                         writes the list of bad images
-  linvit data check path/to/parquet --workers 16
-  linvit data check hub:owner/name
+  linvit data check hub:owner/name --workers 16
   linvit data check path/to/ade --class_names ade20k --reduce_zero_label
                                         images and masks
   linvit data check path/to/coco --masks
@@ -37,14 +36,12 @@ EPILOG = """examples:
   linvit data check recall --pairs 8    a diagnostic task: chance and ceiling
 
 Every image is decoded as training decodes it. The exit code is 1 if an image or
-a label is bad or if linvit fit would refuse the set, else 0. These are warnings
-only: images that are in two splits, classes with training images and no
-validation images, folders of classes without images, and files that are not
-read, such as HEIC.
+a label is bad or if linvit fit would refuse the set, else 0; images that are in
+two splits, classes without images and files that are not read are warnings.
 """
 TILE = """examples:
   linvit data tile folder --images pictures --masks labels --val north \\
-      --output data/tiles --size 512 --overlap 128
+      --output data/tiles --size 512 --stride 384
   linvit data tile vaihingen --images top --masks gts --eval_masks gts_eroded \\
       --output data/vaihingen
   linvit data tile potsdam --images 2_Ortho_RGB --masks 5_Labels_all \\
@@ -53,12 +50,8 @@ TILE = """examples:
 The output is a folder of images and masks for --data.source. Pictures keep
 their bands, bits and georeference; masks of a folder keep their numbers or
 colours (--data.mask_values), those of the ISPRS sets become the classes of
---data.class_names=isprs. Training tiles overlap where the stride is less than
-the size; tiles of validation and test do not, so each pixel counts once.
-
-Tiles are for training and scores. linvit predict takes the pictures as they
-are, and gives one mask for each: --model.window=512 goes through them by
-overlapping windows whose logits are averaged, and --model.stride is the step.
+--data.class_names=isprs. Tiles of validation and test do not overlap, so each
+pixel counts once. linvit predict takes whole pictures: --model.window=512.
 """
 SHOWN = 20  # bad images and copies that are printed
 TASKS: list[type[ImageData]] = [getattr(linvit.data, name) for name in linvit.data.__all__]
@@ -160,20 +153,14 @@ def _add_tile(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     tile.add_argument("--test", nargs="+", default=[], metavar="NAME", help="pictures of the test set")
     tile.add_argument("--output", type=Path, required=True, help="a folder that does not exist yet")
     tile.add_argument("--size", type=int, default=1024, help="side of a tile (default: %(default)s)")
-    step = tile.add_mutually_exclusive_group()
-    step.add_argument("--stride", type=int, help="step between training tiles (default: half of the size)")
-    step.add_argument("--overlap", type=int, help="pixels that neighbouring training tiles share, in place of --stride")
+    tile.add_argument("--stride", type=int, help="step between training tiles (default: half of the size)")
 
 
 def _tile(args: argparse.Namespace) -> int:
     """Cuts all pictures; prints what was written and returns 0."""
     stride = max(args.size // 2, 1) if args.stride is None else args.stride
-    if args.overlap is not None:
-        stride = args.size - args.overlap
     if not 0 < stride <= args.size:
-        raise UserError(
-            f"--stride must lie between 1 and --size={args.size}, --overlap below it; got a stride of {stride}"
-        )
+        raise UserError(f"--stride must lie between 1 and --size={args.size}; got {stride}")
     if args.output.exists():
         raise UserError(f"'{args.output}' exists; remove it, or choose another --output")
     of_folder = args.set == "folder"

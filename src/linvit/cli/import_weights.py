@@ -24,8 +24,6 @@ EPILOG = """examples:
     -o flatten_swin_tiny.safetensors
   linvit import-weights hf-hub:timm/deit_tiny_patch16_224.fb_in1k \\
     --backbone deit_tiny -o deit_tiny.safetensors
-  linvit import-weights mine.pth --backbone deit_tiny --options '{depth: 6}' \\
-    -o mine.safetensors
   linvit import-weights upernet_swin_tiny.pth --backbone swin_tiny \\
     --head upernet -o upernet_swin_tiny.safetensors
 then:

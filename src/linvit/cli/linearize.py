@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 
 EPILOG = """examples:
   linvit linearize --config linearize/quickstart
-  linvit linearize --teacher RUN --model.attention=focused
-  linvit linearize --teacher RUN \\
-    --model.attention='[focused, focused, null, focused]'
+  linvit linearize --teacher RUN --model.attention='[focused, null, focused]'
   linvit linearize --teacher RUN --model.attention=linear --keep 2
   linvit linearize --config mine.yaml --model.attention=mlla \\
     --teacher timm:vit_small_patch14_dinov2
@@ -42,8 +40,8 @@ options, such as
   {trainer.max_epochs: 4, model.teacher.attention_inputs: teacher,
    model.teacher.task_weight: 0}
 and --resume=auto continues the stage that was interrupted. A model of timm
-without --config is learned from images alone, of any folder.
-A run is trained, with a page of what came of it (linearize.html) in its folder.
+without --config is learned from images alone, of any folder. The run's folder
+gets a page, linearize.html.
 """
 OF_A_RUN = "base/linearize"
 ALONE = "linearize/features"  # of a teacher that is no run, and no data: its features, of images without labels

@@ -62,7 +62,6 @@ class Protocol(NamedTuple):
 
     layers: Sequence[int] | None  # positions of blocks or stages; None takes all
     neighbours: Sequence[int]  # how many vote; each number is a score
-    lrs: Sequence[float]
     epochs: int
 
     @property
@@ -91,7 +90,6 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--layers", nargs="+", type=int, metavar="N", help="blocks or stages: 0, 1, ... or -1, -2, ...")
     neighbours = "of kNN (default: 10 20)"
     parser.add_argument("--neighbours", nargs="+", type=int, metavar="K", default=(10, 20), help=neighbours)
-    parser.add_argument("--lrs", nargs="+", type=float, metavar="LR", default=LRS, help="grid (default: 0.001 to 10)")
     parser.add_argument("--epochs", type=int, metavar="N", default=100, help="(default: %(default)s)")
     parser.add_argument("--config", metavar="CONFIG", help="of the images, and of a network that is named nowhere else")
     parser.add_argument("--output", type=Path, metavar="DIR", help="to write to (default: RUN/probe, or probe)")
@@ -99,9 +97,7 @@ def main(argv: list[str]) -> int:
     options = [option for option in argv if option.startswith(("--data", "--model"))]
     args, others = parser.parse_known_args([option for option in argv if option not in options])
     check_number("--epochs", args.epochs, at_least=1)
-    for lr in args.lrs:
-        check_number("--lrs", lr, above=0)
-    protocol = Protocol(args.layers, args.neighbours, args.lrs, args.epochs)
+    protocol = Protocol(args.layers, args.neighbours, args.epochs)
     folder = args.output or Path(*[run_of_checkpoint(name) or "" for name in args.networks[:1]], "probe")
     check_writable(folder)
     options = [*others, *options, "--model.compile=false"]
@@ -116,7 +112,7 @@ def main(argv: list[str]) -> int:
         found, images = probe(subject, protocol, device)
         scores += found
     about = f"Images of {', '.join(sources)}: {images}, the last of which is tested. "
-    about += ABOUT.format(protocol.epochs, ", ".join(f"{lr:g}" for lr in protocol.lrs))
+    about += ABOUT.format(protocol.epochs, ", ".join(f"{lr:g}" for lr in LRS))
     rows = [("network", "layer", "feature", *protocol.titles, "learning rate")]
     for network, _, layer, feature, accuracies, lr in scores:
         rows.append((network, layer, feature, *(f"{accuracy:.4f}" for accuracy in accuracies), f"{lr:g}"))
@@ -194,11 +190,11 @@ def probe(subject: ProbedModel, protocol: Protocol, device: torch.device) -> tup
     for key in train:
         known, queries = train[key].to(device), test[key].to(device)
         voted = nearest_neighbours(known, labels, queries, protocol.neighbours)
-        probes = linear_probes(known, labels, classes, protocol.lrs, epochs=protocol.epochs)
+        probes = linear_probes(known, labels, classes, LRS, epochs=protocol.epochs)
         best = int(probes.accuracies(val[key].to(device), val_labels).argmax())
         linear = probes.accuracies(queries, test_labels)[best]
         accuracies = (*(voted == test_labels).double().mean(1).tolist(), linear.item())
-        scores.append(ProbeScore(subject.name, *key, accuracies, protocol.lrs[best]))
+        scores.append(ProbeScore(subject.name, *key, accuracies, LRS[best]))
     return scores, ", ".join(f"{len(own):,} of {split}" for split, (_, own) in read.items())
 
 

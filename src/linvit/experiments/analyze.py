@@ -42,6 +42,7 @@ TABLE = (
 COLUMNS = {"rank": ".1f", "effective_rank": ".1f", "stable_rank": ".2f", "spectral_norm": ".3g", "entropy": ".3f"}
 COLUMNS |= {"top_share": ".3f", "attention_distance": ".2f", "negative_share": ".3f"}
 """Statistics of the table, and their digits."""
+MOST_TOKENS = 1024  # of which a matrix is formed; thin factors have no limit
 HEAT_MAPS = ("rank", "effective_rank")
 
 
@@ -110,7 +111,7 @@ def read_photos(data: ImageData, count: int, device: torch.device, *, spread: bo
 
 
 @torch.no_grad()
-def analyze(subject: AnalysedModel, photos: Sequence[Photo], query: Query, max_tokens: int) -> Analysis:
+def analyze(subject: AnalysedModel, photos: Sequence[Photo], query: Query, max_tokens: int = MOST_TOKENS) -> Analysis:
     """Measures and draws a model's attention on images.
 
     No matrix is formed of more than `max_tokens`; see `attention_statistics` and `rollout`.
@@ -124,7 +125,7 @@ def analyze(subject: AnalysedModel, photos: Sequence[Photo], query: Query, max_t
             left_out[layer] = f"{type(error).__name__}: {error}"
             continue
         if not found.keys() & {"", CHANNELS}:
-            left_out[layer] = f"it has more than {max_tokens} tokens and no thin factors; see --max_tokens"
+            left_out[layer] = f"it has more than {max_tokens} tokens and no thin factors"
         for part, numbers in found.items():
             rows += [(layer, part, head, values) for head, values in enumerate(per_head(numbers))]
     tokens = {layer: call.grid.num_queries for layer, call in calls[0].items()}

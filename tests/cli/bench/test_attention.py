@@ -67,15 +67,14 @@ def test_the_whole_layer_costs_its_projections_besides(tmp_path):
     assert layer["forward_backward_seconds"] == layer["kept_for_backward_bytes"] == ""
 
 
-def test_modes_are_measured_beside_eager_and_compared_with_it(tmp_path, monkeypatch, capsys):
+def test_modes_are_measured_beside_eager(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(torch, "compile", lambda call, dynamic, isolate_recompiles: call)
     monkeypatch.setenv("COLUMNS", "60")
     modes = ["--compile", "--no_recompute", "--grids=4,8"]
     assert bench.main(["attention", "linear", *QUICK, *modes, "--output", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     assert max(len(line) for line in printed.splitlines() if line.startswith("  ")) <= 60
-    assert re.search(r"^compiled / eager, over tokens N\n.*\n  linear, fwd time( +\d\.\d\d){2}$", printed, re.MULTILINE)
-    assert re.search(r"^  naive softmax, fwd\+bwd time( +\d\.\d\d){2}$", printed, re.MULTILINE)
+    assert re.search(r"^  naive softmax, compiled( +[\d.]+){2}$", printed, re.MULTILINE)
     with (tmp_path / "costs.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     kept = {(row["name"], row["mode"], row["amount"]): row["kept_for_backward_bytes"] for row in rows}
@@ -88,7 +87,6 @@ def test_modes_are_measured_beside_eager_and_compared_with_it(tmp_path, monkeypa
         "linear, compiled",
         "linear, no recompute",
     ]
-    assert "## No recompute / eager, over tokens N" in (tmp_path / "costs.md").read_text(encoding="utf-8")
 
 
 def test_a_size_that_a_mechanism_refuses_or_fails_at_is_a_row(tmp_path, capsys):

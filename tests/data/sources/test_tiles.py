@@ -33,7 +33,7 @@ def test_geotiffs_keep_bands_bits_and_place(tmp_path, capsys):
     for name in ("north", "south"):
         write(tmp_path / "images" / f"{name}.tif", array)
         save(tmp_path / "masks" / f"{name}.png", classes)
-    assert tile(tmp_path, "--size", "32", "--overlap", "24", "--val", "north") == 0
+    assert tile(tmp_path, "--size", "32", "--stride", "8", "--val", "north") == 0
     assert "wrote 12 tiles" in capsys.readouterr().out
     for split, count in (("train", 8), ("val", 4)):
         found = sorted((tmp_path / "out" / split / "images").iterdir())
@@ -75,8 +75,8 @@ def test_folders_of_splits_are_kept(tmp_path):
     ("options", "message"),
     [
         (["--val", "b"], "there is no picture 'b'"),
-        (["--size", "8", "--overlap", "8"], "got a stride of 0"),
-        (["--size", "8", "--stride", "0"], "got a stride of 0"),
+        (["--size", "8", "--stride", "9"], "--stride must lie between 1 and --size=8; got 9"),
+        (["--size", "8", "--stride", "0"], "--size=8; got 0"),
         (["--eval_masks", "x"], "--eval_masks is of the ISPRS sets"),
         ([], "'.*a.png' has 8 x 9 pixels, but '.*a.png' 8 x 8"),
     ],

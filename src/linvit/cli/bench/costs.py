@@ -39,7 +39,7 @@ INTERRUPTED = "interrupted"  # of the conditions
 GRIDS = "14x14,14x28,28x28,28x56,56x56"
 NAMES = ("deit_tiny", "flatten_deit_tiny", "pvt_tiny", "flatten_pvt_tiny", "swin_tiny", "flatten_swin_tiny")
 MODES: dict[str, tuple[Mode, str]] = {
-    "compile": ("compiled", "by torch.compile, and the ratio of the two; takes minutes"),
+    "compile": ("compiled", "by torch.compile; takes minutes"),
     "no_recompute": ("no recompute", "with recompute_attention=false: it keeps more for backward and is faster"),
     "kernel": (
         "triton",
@@ -67,11 +67,9 @@ number of tokens on a mechanism costs less than these (the crossover), and how
 its costs grow with the number of tokens (the exponent). Tables (Markdown, and
 CSV with quartiles) and plots (SVG) are written.
 
-Time is that of whole calls. At each size modules take turns, in as many rounds
-as its share of the budget allows, at least three. Memory is what a call
-allocates beyond its inputs and weights. A size that cannot be measured is left
-out, and the tables say why. Ctrl-C ends the measurement and keeps what is
-measured.
+At each size modules take turns, in at least three rounds. Memory is what a call
+allocates beyond its inputs and weights. The tables say what could not be
+measured, and why. Ctrl-C keeps what is measured.
 """
 BACKBONE = """examples:
   linvit bench backbone                      DeiT, PVT and Swin, with their own
@@ -83,12 +81,8 @@ BACKBONE = """examples:
 
 A training step is forward, cross entropy, backward and AdamW. Tables and plots
 are those of linvit bench attention, over the image size; the crossover is with
-the first backbone. --compile and --no_recompute measure each backbone once more
-in that mode, in the same rounds, with ratios to the same backbone eager.
-
-accuracy.svg shows ImageNet-1K top-1 as published by the authors (linvit
-measured none of it) over the time measured here, of those backbones that have
-one.
+the first backbone. accuracy.svg shows ImageNet-1K top-1 as published by the
+authors (linvit measured none of it) over the time measured here.
 """
 PREDICTION = (
     "Forward + backward. Operators: of most, torch launches one kernel. GB: of the tensors that they read and write. "

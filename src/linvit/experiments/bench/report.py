@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 from linvit.callbacks.report import write_table
 from linvit.experiments.bench.costs import PASSES, Cost, crossover, crossover_text, format_size, growth_exponent
-from linvit.experiments.bench.runner import Mode
 from linvit.experiments.measure import Timing
 from linvit.experiments.plots import Axis, Series, line_plot
 from linvit.plain_text import markdown_table
@@ -40,26 +39,16 @@ class Metric(NamedTuple):
     attribute: str  # of a cost
     of: str = ""  # the pass
 
-    def measured(self, cost: Cost) -> Timing | None:
-        """Seconds, or bytes as one sample; None if it was not measured."""
+    def value(self, cost: Cost) -> float | None:
+        """The cost in its unit; None if it was not measured."""
         found = getattr(cost, self.attribute)
         found = found.get(self.of) if self.of else found
-        return Timing((found,)) if isinstance(found, int) else found
-
-    @property
-    def scale(self) -> float:
-        """From seconds or bytes to the unit."""
-        return 1e3 if self.unit == "ms" else 2**-20
-
-    def value(self, cost: Cost) -> float | None:
-        """The cost in its unit."""
-        found = self.measured(cost)
-        return None if found is None else found.median * self.scale
+        return found.median * 1e3 if isinstance(found, Timing) else None if found is None else found / 2**20
 
     def spread(self, cost: Cost) -> tuple[float, float] | None:
         """The quartiles of a time."""
-        found = self.measured(cost) if self.unit == "ms" else None
-        return None if found is None else (found.quartiles[0] * self.scale, found.quartiles[1] * self.scale)
+        found = cost.seconds.get(self.of) if self.unit == "ms" else None
+        return None if found is None else (found.quartiles[0] * 1e3, found.quartiles[1] * 1e3)
 
 
 METRICS = (
@@ -130,8 +119,6 @@ class CostReport(NamedTuple):
         for metric in self.metrics:
             title = f"{metric.title}, {metric.unit}, over {self.axis}"
             yield Section(title, "", self._table(metric), f"{metric.key}.svg")
-        for mode in dict.fromkeys(cost.mode for cost in self.costs if cost.mode != "eager" and cost.peak):
-            yield Section(f"{mode} / eager, over {self.axis}", "", self._ratios(mode))
         if len(self.sizes) > 1 and self.metrics:
             amounts, titles = [cost.amount for cost in self.costs], ["", *(metric.short for metric in self.metrics)]
             compared = dict.fromkeys(cost.label for cost in self.costs if cost.name not in self.baselines)
@@ -163,18 +150,6 @@ class CostReport(NamedTuple):
         amounts = [height * width for height, width in self.sizes]
         plain = self.axis == "tokens N" and len(set(amounts)) == len(amounts)
         return ["", *([f"{amount:,}" for amount in amounts] if plain else map(format_size, self.sizes))]
-
-    def _ratios(self, mode: Mode) -> list[list[str]]:
-        """What modules cost in a mode over what they cost eager; those of times are medians over the rounds."""
-        at = {(cost.name, cost.mode, cost.size): cost for cost in self.costs}
-        rows = [self._head()]
-        for name in dict.fromkeys(cost.name for cost in self.costs if cost.mode == mode):
-            for metric in self.metrics:
-                pairs = ((at[name, mode, size], at[name, "eager", size]) for size in self.sizes)
-                found = [(metric.measured(own), metric.measured(eager)) for own, eager in pairs]
-                cells = [f"{own.over(eager):.2f}" if own and eager and eager.median else "-" for own, eager in found]
-                rows += [[f"{name}, {metric.short}", *cells]] * ({*cells} != {"-"})
-        return rows
 
     def _operations(self) -> list[list[str]]:
         rows = [["", "size", "parameters", "MACs", "FLOPs"]]
