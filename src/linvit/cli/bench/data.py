@@ -65,20 +65,17 @@ def _measure(args: argparse.Namespace) -> None:
         raise UserError(
             f"'{data.source}' has {count} training images, less than one batch of {data.batch_size}; add some"
         )
-    augmentation = data.train_transform.augmentation if isinstance(data, ClassificationData) else None
-    print(f"{args.images} of {count} images of {data.source}, {data.size[0]}x{data.size[1]}\n{augmentation or ''}\n")
-
+    recipe = data.train_transform.augmentation if isinstance(data, ClassificationData) else None
+    print(f"{args.images} of {count} images of {data.source}, {data.size[0]}x{data.size[1]}\n{recipe or ''}\n")
     loaders: dict[str, Callable[[], Any]] = {}
-    if augmentation is None:
-        print(f"timm's loader is left out; it does not do {type(data).__name__}\n")
-        loaders["linvit"] = data.train_dataloader
-    elif missing := _unknown_to_timm(data, augmentation):
+    if missing := [type(data).__name__] if recipe is None else _unknown_to_timm(data, recipe):
         print(f"timm's loader is left out; it does not do {', '.join(missing)}\n")
     else:
-        loaders[f"timm {timm.__version__}"] = lambda: _timm_loader(data, augmentation)
-    if augmentation is not None:
-        loaders["linvit"] = lambda: _loader(data, replace(augmentation, augment_on="worker"))
-        loaders["linvit, augment_on: device"] = lambda: _loader(data, replace(augmentation, augment_on="device"))
+        loaders[f"timm {timm.__version__}"] = lambda: _timm_loader(data, recipe)
+    loaders["linvit"] = data.train_dataloader
+    if recipe is not None:
+        loaders["linvit"] = lambda: _loader(data, replace(recipe, augment_on="worker"))
+        loaders["linvit, augment_on: device"] = lambda: _loader(data, replace(recipe, augment_on="device"))
     rounds = [{name: rate(loader(), args.images) for name, loader in loaders.items()} for _ in range(args.rounds)]
     base = next(iter(loaders))
     print(f"  {'loader':<28} images/s per core   ratio")
@@ -96,8 +93,7 @@ def _loader(data: ClassificationData, augmentation: Augmentation) -> Any:
 def _unknown_to_timm(data: ClassificationData, given: Augmentation) -> list[str]:
     """The parts of a recipe that timm's loader cannot do: it would fail, or do something else."""
     unknown = [] if Path(data.source, "train").is_dir() else ["images outside a folder"]
-    if given.crop_scale is None:
-        unknown.append("crop_scale: null")
+    unknown += ["crop_scale: null"] * (given.crop_scale is None)
     return unknown + [name for name in ("rotate", "translate", "zoom") if getattr(given, name)]
 
 

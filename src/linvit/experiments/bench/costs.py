@@ -68,10 +68,9 @@ def costs_over_sizes(
     sizes: Sequence[tuple[int, int]],
     settings: Settings,
     *,
-    skipped: Collection[str] = (),
+    skipped: Collection[str],
     budget: float,
-    report: Callable[[str], None],
-    clock: Callable[[], float] = time.perf_counter,
+    **measuring: Any,
 ) -> tuple[list[Cost], bool]:
     """Measures modules by their names at every size (H, W), the small ones first; see `measure_costs`.
 
@@ -86,11 +85,7 @@ def costs_over_sizes(
             for mode in settings.modes
             if not (name in skipped and mode in ("no recompute", "triton"))
         ]
-
-        def told(text: str, at: str = format_size(size)) -> None:
-            report(f"{at}: {text}")
-
-        found, interrupted = measure_costs(candidates, settings, budget=budget / len(sizes), clock=clock, report=told)
+        found, interrupted = measure_costs(candidates, settings, budget=budget / len(sizes), **measuring)
         costs += found
         if interrupted:
             return costs, True
@@ -118,7 +113,8 @@ def measure_costs(
     interrupted = True
     with limit, suppress(KeyboardInterrupt):
         for i, (cost, candidate) in enumerate(zip(costs, candidates, strict=True)):
-            report(f"{i / len(costs):4.0%} {'compiling' if cost.mode == 'compiled' else 'memory'}: {cost.label}")
+            what = "compiling" if cost.mode == "compiled" else "memory"
+            report(f"{i / len(costs):4.0%} {what}: {cost.label}, {format_size(cost.size)}")
             try:
                 runner = Runner(*candidate.build(cost.size), settings, cost.mode)
                 _memory(cost, runner)
@@ -154,11 +150,9 @@ def _memory(cost: Cost, runner: Runner) -> None:
             work = getattr(runner, name)
             if name != "forward_backward" or runner.mode == "compiled":
                 work()  # what is allocated but once does not count
-            if name != "forward":
-                kept = kept_for_backward(runner.training_forward, runner.trained)
+            kept = None if name == "forward" else kept_for_backward(runner.training_forward, runner.trained)
             cost.peak[name] = peak_memory(work, runner.settings.device)
-            if name != "forward":
-                cost.kept = kept
+            cost.kept = kept
         except Exception as error:
             cost.failed(name, error)
 

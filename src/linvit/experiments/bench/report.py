@@ -45,11 +45,6 @@ class Metric(NamedTuple):
         found = found.get(self.of) if self.of else found
         return found.median * 1e3 if isinstance(found, Timing) else None if found is None else found / 2**20
 
-    def spread(self, cost: Cost) -> tuple[float, float] | None:
-        """The quartiles of a time."""
-        found = cost.seconds.get(self.of) if self.unit == "ms" else None
-        return None if found is None else (found.quartiles[0] * 1e3, found.quartiles[1] * 1e3)
-
 
 METRICS = (
     *(
@@ -61,26 +56,18 @@ METRICS = (
 )
 
 
-class Section(NamedTuple):
-    """A table, what stands above it, and its plot, if it has one."""
-
-    title: str
-    note: str
-    rows: list[list[str]]
-    plot: str = ""
+Section = tuple[str, str, list[list[str]], str]
+"""A table: its title, what stands above it, its rows, and the file of its plot, "" if it has none."""
 
 
 class CostReport(NamedTuple):
-    """Costs over what `axis` names, such as "tokens N", and under which conditions they were measured.
-
-    `baselines` are names of modules that the others are compared with.
-    """
+    """Costs and the conditions under which they were measured."""
 
     title: str
-    axis: str
+    axis: str  # such as "tokens N"
     costs: Sequence[Cost]
     conditions: Mapping[str, str]
-    baselines: Sequence[str] = ()
+    baselines: Sequence[str]  # names of modules that the others are compared with
 
     @property
     def names(self) -> list[str]:
@@ -117,20 +104,19 @@ class CostReport(NamedTuple):
     def sections(self) -> Iterator[Section]:
         """All tables."""
         for metric in self.metrics:
-            title = f"{metric.title}, {metric.unit}, over {self.axis}"
-            yield Section(title, "", self._table(metric), f"{metric.key}.svg")
+            at = {(cost.label, cost.size): _entry(cost, metric) for cost in self.costs}
+            rows = [[name, *(at.get((name, size), "-") for size in self.sizes)] for name in self.names]
+            yield f"{metric.title}, {metric.unit}, over {self.axis}", "", [self._head(), *rows], f"{metric.key}.svg"
         if len(self.sizes) > 1 and self.metrics:
             amounts, titles = [cost.amount for cost in self.costs], ["", *(metric.short for metric in self.metrics)]
             compared = dict.fromkeys(cost.label for cost in self.costs if cost.name not in self.baselines)
             for baseline in self.baselines if compared else ():
-                met = {name: [self.crossover(name, baseline, metric) for metric in self.metrics] for name in compared}
+                rows = [[name, *(self.crossover(name, baseline, each) for each in self.metrics)] for name in compared]
                 note = CROSSOVER.format(self.axis, baseline, f"{min(amounts):,} to {max(amounts):,}")
-                yield Section(
-                    f"crossover with {baseline}", note, [titles, *([name, *own] for name, own in met.items())]
-                )
+                yield f"crossover with {baseline}", note, [titles, *rows], ""
             fits = {name: [growth_exponent(self.curve(name, metric)) for metric in self.metrics] for name in self.names}
             rows = [[name, *("-" if fit is None else f"{fit:.2f}" for fit in own)] for name, own in fits.items()]
-            yield Section("growth exponents", EXPONENT.format(self.axis), [titles, *rows])
+            yield "growth exponents", EXPONENT.format(self.axis), [titles, *rows], ""
 
     def notes(self) -> list[str]:
         """What was not measured, and why."""
@@ -140,28 +126,20 @@ class CostReport(NamedTuple):
         """How and on what was measured, in two lines."""
         return "{settings}\n{machine}; {date}".format(**self.conditions)
 
-    def _table(self, metric: Metric) -> list[list[str]]:
-        """A metric: a row per module, a column per size."""
-        at = {(cost.label, cost.size): _entry(cost, metric) for cost in self.costs}
-        return [self._head(), *([name, *(at.get((name, size), "-") for size in self.sizes)] for name in self.names)]
-
     def _head(self) -> list[str]:
         """The first row of a table over the sizes: numbers of tokens where these differ, else sizes."""
         amounts = [height * width for height, width in self.sizes]
         plain = self.axis == "tokens N" and len(set(amounts)) == len(amounts)
         return ["", *([f"{amount:,}" for amount in amounts] if plain else map(format_size, self.sizes))]
 
-    def _operations(self) -> list[list[str]]:
-        rows = [["", "size", "parameters", "MACs", "FLOPs"]]
-        for cost in (cost for cost in self.costs if cost.mode == "eager"):
-            numbers = (cost.parameters, cost.macs, cost.flops)
-            rows.append([cost.name, format_size(cost.size), *("-" if n is None else f"{n:,}" for n in numbers)])
-        return rows
-
     def markdown(self) -> str:
         """All tables, with the plots beside them."""
         parts = [f"# {self.title}", "\n".join(f"- {key}: {value}" for key, value in self.conditions.items()), TIMES]
-        operations = Section("operations of a forward pass on one image", OPERATIONS, self._operations())
+        counted = [["", "size", "parameters", "MACs", "FLOPs"]]
+        for cost in (cost for cost in self.costs if cost.mode == "eager"):
+            numbers = (cost.parameters, cost.macs, cost.flops)
+            counted.append([cost.name, format_size(cost.size), *("-" if n is None else f"{n:,}" for n in numbers)])
+        operations = "operations of a forward pass on one image", OPERATIONS, counted, ""
         for title, note, rows, plot in (*self.sections(), operations):
             picture = f"![{title}]({plot})" if plot else ""
             parts += filter(None, [f"## {title[0].upper()}{title[1:]}", picture, note, markdown_table(rows)])
@@ -171,18 +149,14 @@ class CostReport(NamedTuple):
 
     def plots(self) -> Iterator[tuple[str, str]]:
         """The name and the text of an SVG file for each cost."""
-        ticks = tuple(sorted({float(cost.amount) for cost in self.costs}))
-        baseline, note = next(iter(self.baselines), None), self.footnote()
-        if baseline is not None:
-            note += f"\nin brackets: {self.axis} from which on it costs at most what {baseline} does"
+        ticks, baseline = tuple(sorted({float(cost.amount) for cost in self.costs})), self.baselines[0]
+        note = f"{self.footnote()}\nin brackets: {self.axis} from which on it costs at most what {baseline} does"
         for metric in self.metrics:
             series = []
             for name in self.names:
-                measured = [cost for cost in self.costs if cost.label == name and metric.value(cost) is not None]
-                points = tuple((float(cost.amount), metric.value(cost) or 0.0) for cost in measured)
-                spread = tuple(bounds for cost in measured for bounds in [metric.spread(cost)] if bounds is not None)
-                met = "-" if baseline in (None, name) else self.crossover(name, str(baseline), metric)
-                series.append(Series(name if met == "-" else f"{name} ({met})", points, spread))
+                met = "-" if name == baseline else self.crossover(name, baseline, metric)
+                points = tuple(self.curve(name, metric).items())
+                series.append(Series(name if met == "-" else f"{name} ({met})", points))
             axes = Axis(self.axis, True, ticks), Axis(f"{metric.title}, {metric.unit}", True)
             yield f"{metric.key}.svg", line_plot(f"{self.title}: {metric.title}", series, *axes, note)
 
