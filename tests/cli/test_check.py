@@ -55,10 +55,8 @@ def test_a_class_in_this_folder(mine, capsys):
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["mine:Mine", "--options", '{"power": 2}'],
-        ["mine:Mine", "--options", "{power: 2}"],
         ["{name: mine:Mine, power: 2}"],
-        ['{"name": "mine:Mine", "power": 1}', "--options", "power: 2"],
+        ['{"name": "mine:Mine", "power": 2}'],
     ],
     ids=" ".join,
 )
@@ -82,14 +80,12 @@ def test_an_exit_in_a_mechanism_is_a_failure_with_a_report(capsys):
         (["focussed"], "no attention is called 'focussed'. Did you mean 'focused'?"),
         (["mine:Missing"], "attention class 'mine:Missing' cannot be imported"),
         (
-            ["mine:Mine", "--options", "{powers: 2}"],
+            ["{name: mine:Mine, powers: 2}"],
             "attention 'mine:Mine' takes no option 'powers'. Did you mean 'power'",
         ),
-        (["mine:Mine", "--options", "{power: 3}"], "power must be 1 or 2; got 3"),
-        (["mine:Mine", "--options", "2"], "--options must be a mapping; got '2'."),
-        (["mine:Mine", "--options", "{power: "], "--options '{power: ' is neither JSON nor YAML."),
+        (["{name: mine:Mine, power: 3}"], "power must be 1 or 2; got 3"),
+        (["{power: "], "the attention '{power: ' is neither JSON nor YAML."),
         (["{power: 2}"], "attention spec {'power': 2} has no name."),
-        (["--options", "{power: 2}"], "--options is for another check than this one"),
     ],
 )
 def test_mistakes_are_user_errors(mine, arguments, message, capsys):
@@ -156,7 +152,7 @@ def test_a_backbone(arguments, title, capsys):
 
 def test_a_backbone_with_options_that_fails(capsys):
     name = "tests.testing.wrong_backbones:Optional"
-    assert main(["--backbone", name, "--options", "{unused: true}", "--img_size", "[32, 64]", "--quick"]) == 1
+    assert main(["--backbone", f"{{name: {name}, unused: true}}", "--img_size", "[32, 64]", "--quick"]) == 1
     out = capsys.readouterr().out
     assert out.startswith(f"{name}, unused=True: FAILED (")
     assert failures(out) == ["gradients"]
@@ -167,7 +163,7 @@ def test_a_backbone_with_options_that_fails(capsys):
     ("arguments", "message"),
     [
         (["--backbone", "swin_tinny"], "no backbone is called 'swin_tinny'. Did you mean 'swin_tiny'?"),
-        (["--backbone", "deit_nano", "--options", "{widths: 2}"], "backbone 'deit_nano' takes no option 'widths'."),
+        (["--backbone", "{name: deit_nano, widths: 2}"], "backbone 'deit_nano' takes no option 'widths'."),
         (["--backbone", "deit_nano", "--attention", "focussed"], "no attention is called 'focussed'."),
         (["--backbone", "deit_nano", "--attention", "[linear, softmax]"], "attention lists 2 specs"),
         (["--backbone", "deit_nano", "--attention", "[linear"], "--attention '[linear' is neither JSON nor YAML."),

@@ -25,8 +25,8 @@ def imported(tmp_path_factory):
             fake = FAKES[family]
             source, out = folder / f"{family}.pth", folder / f"{family}.safetensors"
             fake.save(fake.state(), source)
-            options = f"--options={json.dumps(fake.options)}"
-            done = command("import-weights", source, "--backbone", fake.backbone, options, "-o", out, cwd=folder)
+            spec = json.dumps(fake.spec)
+            done = command("import-weights", source, "--backbone", spec, "-o", out, cwd=folder)
             assert done.code == 0, done.err
             made[family] = source, out, done.out
         return made[family]
@@ -82,9 +82,12 @@ def test_the_metadata(imported):
     assert (metadata["source_layout"], metadata["source_key"]) == ("pvt", "model")
 
 
+def deit(**options):
+    return "--backbone", json.dumps({**FAKES["deit"].spec, **options})
+
+
 def importing(cwd, *arguments):
-    backbone = json.dumps(FAKES["deit"].spec)
-    return command("import-weights", "x.pth", "--backbone", backbone, *arguments, cwd=cwd)
+    return command("import-weights", "x.pth", *deit(), *arguments, cwd=cwd)
 
 
 @pytest.fixture
@@ -137,9 +140,8 @@ def test_averaged_weights(folder, flag, taken):
             "'there.safetensors' exists: name another file, or remove it first",
         ),
         (["-o", "nowhere/out.safetensors"], "there is no folder 'nowhere' to write 'out.safetensors' to"),
-        (["-o", "out.safetensors", "--options", "{dept: 3}"], "takes no option 'dept'. Did you mean 'depth'?"),
-        (["-o", "out.safetensors", "--options", "3"], "--options must be a mapping; got '3'"),
-        (["-o", "out.safetensors", "--options", "{depth: 12}"], "less than min_fraction = 90%"),
+        (["-o", "out.safetensors", *deit(dept=3)], "takes no option 'dept'. Did you mean 'depth'?"),
+        (["-o", "out.safetensors", *deit(depth=12)], "less than min_fraction = 90%"),
         (["-o", "out.safetensors", "--ema"], "holds no averaged weights"),
         (["-o", "out.safetensors", "--min_fraction", "2"], "min_fraction must lie between 0 and 1; got 2.0"),
     ],
@@ -159,9 +161,7 @@ def test_layers_that_share_a_parameter_have_each_its_own_in_the_file(folder):
     attention = {"name": "linformer", "share": "layerwise"}
     made, other = (linvit.create_backbone(spec, attention=attention) for _ in range(2))
     torch.save(made.state_dict(), folder / "x.pth")
-    done = importing(
-        folder, "-o", "out.safetensors", f"--options={json.dumps({**FAKES['deit'].options, 'attention': attention})}"
-    )
+    done = importing(folder, "-o", "out.safetensors", *deit(attention=attention))
     assert done.code == 0, done.err
     report = linvit.load_pretrained(other, folder / "out.safetensors")
     assert len(report.loaded) == len(made.state_dict())
@@ -176,7 +176,7 @@ def test_a_missing_source(folder):
 
 
 def test_a_lower_share_is_a_choice(folder):
-    done = importing(folder, "-o", "out.safetensors", "--options", "{depth: 3}", "--min_fraction=0.5")
+    done = importing(folder, "-o", "out.safetensors", *deit(depth=3), "--min_fraction=0.5")
     assert done.code == 0
     assert not [name for name in keys(folder / "out.safetensors") if name.startswith("blocks.2")]
 

@@ -1,6 +1,5 @@
 """`linvit linearize`: from a run to a student with its page, and what is refused."""
 
-import csv
 import subprocess
 import sys
 
@@ -49,17 +48,17 @@ def test_a_run_becomes_linear_and_has_a_page(folder):
     config = yaml.safe_load((student / "config.yaml").read_text(encoding="utf-8"))["model"]["init_args"]
     assert config["attention"] == ["linear", "softmax", "softmax", "linear"]  # null was the teacher's
     assert config["teacher"]["source"] == "checkpoints/quickstart/version_0/checkpoints/best.ckpt"
-    with (student / "linearize.csv").open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    found = {(row["what"], row["of"]): float(row["value"]) for row in rows}
-    student_after = "student after epoch 1, the last"
-    assert {of for what, of in found if what == "score"} == {"teacher", "student before any step", student_after}
-    assert {of for what, of in found if what == "error after epoch 1"} == {"blocks.0.attn", "blocks.3.attn"}
-    assert found["error after epoch 1", "blocks.0.attn"] < found["error at the start", "blocks.0.attn"]
-    assert all(value > 0 for (what, _), value in found.items() if what.startswith(("seconds", "bytes")))
+    run = RunFolder(student)
+    found = linearize.scores([run])
+    assert [*found] == ["teacher", "student before any step", "student after epoch 1, the last"]
+    errors = linearize.errors([run])
+    assert {*errors["1"]} == {"blocks.0.attn", "blocks.3.attn"}
+    assert errors["1"]["blocks.0.attn"] < errors["start"]["blocks.0.attn"]
     page = (student / "linearize.html").read_text(encoding="utf-8")
     assert "linvit linearize --teacher=checkpoints/quickstart/version_0" in page
-    assert f"{found['score', student_after]:.4f}" in page
+    assert all(f"{score:.4f}" in page for score in found.values())
+    assert f"{errors['1']['blocks.3.attn']:.4f}" in page
+    assert "teacher (MiB)" in page
     assert "student before any step" in page
     assert page.count("<img") == 4  # score, errors, time, maps
     assert "left out" not in page

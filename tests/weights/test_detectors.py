@@ -148,10 +148,9 @@ def test_import_weights_of_a_detector(tmp_path: Any, capsys: Any) -> None:
     for case in ("retinanet", "cascade"):
         torch.save({"state_dict": state_of(case)}, tmp_path / "x.pth")
         family, head, layout = CASES[case]
-        options = {key: value for key, value in BACKBONES[family].items() if key != "name"}
         out = tmp_path / f"{case}.safetensors"
         command = ["import-weights", str(tmp_path / "x.pth"), f"--head={json.dumps(head)}", "-o", str(out)]
-        command += [f"--backbone={BACKBONES[family]['name']}", f"--options={json.dumps(options)}"]
+        command += [f"--backbone={json.dumps(BACKBONES[family])}"]
         assert main(command) == 0
         assert layout in capsys.readouterr().out
         model = create(case)

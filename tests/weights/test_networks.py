@@ -219,7 +219,7 @@ def test_import_weights_of_a_whole_network(tmp_path: Any, capsys: Any) -> None:
     torch.save({"state_dict": state_of("swin")}, tmp_path / "x.pth")
     out = tmp_path / "x.safetensors"
     source = str(tmp_path / "x.pth")
-    backbone = ["--backbone=swin_tiny", f"--options={json.dumps(SWIN)}", "-o", str(out)]
+    backbone = [f"--backbone={json.dumps({'name': 'swin_tiny', **SWIN})}", "-o", str(out)]
     assert main(["import-weights", source, f"--head={json.dumps(UPERNET)}", *backbone]) == 0
     assert "100.0% of the network" in capsys.readouterr().out
     model = create("swin")

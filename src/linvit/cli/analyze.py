@@ -90,7 +90,7 @@ def _backbone(args: argparse.Namespace) -> tuple[ImageData, list[AnalysedModel]]
     if args.config is not None:
         raise UserError("--config is for a checkpoint; a backbone needs none")
     attention = None if args.attention is None else read_value("--attention", args.attention)
-    spec = read_spec(backbones, args.backbone, None)
+    spec = read_spec(backbones, args.backbone)
     network = create_backbone(spec, attention, img_size=size)
     if args.pretrained is not None:
         load_pretrained(network, args.pretrained)

@@ -14,7 +14,7 @@ EPILOG = """examples:
   linvit check focused                       shapes, grids, numerics, rank, ...
   linvit check focused --quick               in seconds: without torch.compile,
                                              export, ONNX, the largest sizes
-  linvit check focused --options '{"focusing_factor": 4}'
+  linvit check '{name: focused, focusing_factor: 4}'
   linvit check my_package.my_module:MyAttention
                                              a class that is not registered, in
                                              this folder or installed
@@ -42,7 +42,6 @@ def main(argv: list[str]) -> int:
     one.add_argument("--head", metavar="NAME", help="check a head instead; written like a mechanism")
     parser.add_argument("--attention", metavar="SPEC", help="the backbone's attention: NAME, {name: ...}, or a list")
     parser.add_argument("--img_size", metavar="SIZE", help="images of backbone or head: a side or [H, W] (default: 64)")
-    parser.add_argument("--options", metavar="MAPPING", help="options of what is checked, as JSON or YAML")
     parser.add_argument("--quick", action="store_true", help="without torch.compile, export, ONNX, the largest sizes")
     parser.add_argument("--timeout", type=float, default=TIMEOUT, metavar="SECONDS", help="to import a plug-in (60)")
     args = parser.parse_args(argv)
@@ -50,12 +49,12 @@ def main(argv: list[str]) -> int:
 
     kind = next((kind for kind in KINDS if getattr(args, kind) is not None), "name")
     name, (registry, check, allowed) = getattr(args, kind), KINDS[kind]
-    given = {each: text for each in ("attention", "img_size", "options") if (text := getattr(args, each)) is not None}
-    if misplaced := given.keys() - {*allowed, *["options"] * (name is not None)}:
+    given = {each: text for each in ("attention", "img_size") if (text := getattr(args, each)) is not None}
+    if misplaced := given.keys() - {*allowed}:
         raise UserError(f"--{min(misplaced)} is for another check than this one; see linvit check --help")
     if name is None:
         return _check_all(args.quick, args.timeout)
-    spec = read_spec(registry, name, given.pop("options", None))
+    spec = read_spec(registry, name)
     check_import(registry, registry.parse(spec)[0], args.timeout)
     options = {option: read_value(f"--{option}", text) for option, text in given.items()}
     report = check(spec, **options, quick=args.quick)

@@ -43,10 +43,11 @@ def main(argv: list[str]) -> int:
     """Runs `linvit import-weights`; prints what became of every tensor."""
     parser = argument_parser("linvit import-weights", __doc__, EPILOG)
     parser.add_argument("source", metavar="SOURCE", help="a file, or a repository of the hub (hf-hub:owner/name)")
-    parser.add_argument("--backbone", metavar="NAME", required=True, help="see linvit list backbones")
+    parser.add_argument(
+        "--backbone", metavar="NAME", required=True, help="or {name: ..., option: value}; see linvit list backbones"
+    )
     parser.add_argument("--head", metavar="NAME", help="of a whole network: its head too, see linvit list heads")
     parser.add_argument("-o", "--output", metavar="OUT.safetensors", type=Path, required=True, help="the file to write")
-    parser.add_argument("--options", metavar="MAPPING", help="options of the backbone, as JSON or YAML")
     parser.add_argument("--num_classes", metavar="N", type=int, help="classes; as many as SOURCE has if left out")
     parser.add_argument("--img_size", metavar="SIDE", type=int, help="side of the images; the backbone's if left out")
     ema = "take the averaged weights; left out: what was published, of a linvit .ckpt the plain weights"
@@ -60,7 +61,7 @@ def main(argv: list[str]) -> int:
         option = f"-o {shlex.quote(str(output.with_suffix('.safetensors')))}"
         raise UserError(f"the output is a .safetensors file; got '{output}'. Write {option}")
     check_new_file(output)
-    spec = read_spec(backbones, args.backbone, args.options)
+    spec = read_spec(backbones, args.backbone)
     name, options = backbones.parse(spec)
     weights = read(args.source, args.ema)
     _, _, beside = parts(weights)
@@ -74,7 +75,7 @@ def main(argv: list[str]) -> int:
             classes = len(found) if found is not None and found.ndim else 0
         model = backbones.create(spec, num_classes=classes, **size)
     else:
-        head = read_spec(heads, args.head, None)
+        head = read_spec(heads, args.head)
         kind: Any = heads.get(heads.parse(head)[0])
         if classes is None:
             classes = kind.classes_in({key.removeprefix("head."): tensor for key, tensor in beside.items()})

@@ -1,6 +1,5 @@
 """Specs and mappings as one writes them in a shell: JSON or YAML in quotes."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from linvit import yaml_text
@@ -10,13 +9,9 @@ from linvit.registry import Registry, Spec
 HINT = "Write it like '{option: value}', in quotes"
 
 
-def read_spec(registry: Registry, text: str, options: str | None) -> Spec:
-    """A name, or a mapping with `name` and options, as a spec; `options` is a mapping with more of them."""
-    spec: Spec = read_mapping(f"the {registry.kind}", text) if text.lstrip().startswith("{") else text
-    if options is None:
-        return spec
-    name, given = registry.parse(spec)
-    return {"name": name, **given, **read_mapping("--options", options)}
+def read_spec(registry: Registry, text: str) -> Spec:
+    """A name, or a mapping with `name` and options, as a spec."""
+    return read_value(f"the {registry.kind}", text) if text.lstrip().startswith("{") else text  # type: ignore[no-any-return]
 
 
 def usable_device(name: str) -> str:
@@ -30,14 +25,6 @@ def usable_device(name: str) -> str:
         reason = str(error).partition("\n")[0]
         raise UserError(f"--device {name} cannot be used ({reason}); this machine has {has}") from error
     return name
-
-
-def read_mapping(what: str, text: str) -> Mapping[str, Any]:
-    """A mapping, as JSON or YAML."""
-    value = read_value(what, text)
-    if not isinstance(value, Mapping):
-        raise UserError(f"{what} must be a mapping; got {text!r}. {HINT}")
-    return value
 
 
 def read_value(what: str, text: str) -> Any:

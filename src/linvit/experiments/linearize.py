@@ -2,7 +2,6 @@
 
 import copy
 import json
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from linvit.analysis.maps import Query
 from linvit.analysis.recorder import layer_name, observe
 from linvit.callbacks.attention.maps import Maps, attention_maps, gallery
 from linvit.callbacks.common import DARK, LIGHT
-from linvit.callbacks.report import write_table
 from linvit.errors import UserError
 from linvit.experiments.analyze import Photo, read_photos
 from linvit.experiments.bench.costs import Cost, costs_by_size, crossover, crossover_text, times_of
@@ -28,7 +26,7 @@ from linvit.tasks import Task, Teacher
 from linvit.tasks.teacher import DISTANCE, START, TEACHER, teacher_network
 
 PAGE = "linearize.html"
-SECONDS = 8.0  # for the timing of all sizes, and again for maps; one size and one image are measured in any case
+SECONDS = 8.0  # for the timing of all sizes; one is measured in any case
 IMAGES = 2  # of which maps are drawn
 COLUMNS = 11  # of the heat map, and ticks of the plot over epochs
 INTRODUCTION = (
@@ -55,12 +53,8 @@ MAPS = (
 )
 
 
-Numbers = list[tuple[str, str, float]]
-"""Rows of linearize.csv: what, of which network or layer, value."""
-
-
 def write_page(run: Run, command: str, folders: Sequence[Path]) -> None:
-    """Writes linearize.html and .csv beside a run after `fit`: what its stages have logged, and what it costs."""
+    """Writes linearize.html beside a run after `fit`: what its stages have logged, and what it costs."""
     folder, device = folders[-1], run.trainer.strategy.root_device
     task = run.trained() if run.finished else run.task  # there was nothing left to train
     teacher, given = Teacher.of(task.hparams["teacher"]), task.hparams["attention"]
@@ -77,10 +71,9 @@ def write_page(run: Run, command: str, folders: Sequence[Path]) -> None:
     page.code(command)
     source = teacher.source or "the weights that the backbone brings"
     page.paragraph(INTRODUCTION.format(teacher=source, student=attention))
-    numbers = add_scores(page, logged, task.score_metric)
-    numbers += add_errors(page, errors(logged))
-    numbers += add_costs(page, costs, machine["machine"] if device.type == "cpu" else machine["device"])
-    write_table(folder / "linearize.csv", [("what", "of", "value"), *numbers])
+    add_scores(page, logged, task.score_metric)
+    add_errors(page, errors(logged))
+    add_costs(page, costs, machine["machine"] if device.type == "cpu" else machine["device"])
     if (folder / TABLE).exists():
         page.heading("Blocks that were kept")
         add_curve(page, folder / TABLE)
@@ -127,13 +120,12 @@ def errors(runs: Sequence[RunFolder]) -> dict[str, dict[str, float]]:
     return found
 
 
-def add_scores(page: Page, runs: Sequence[RunFolder], metric: str) -> Numbers:
+def add_scores(page: Page, runs: Sequence[RunFolder], metric: str) -> None:
     """Adds the scores, and a plot of the student's over the epochs beside the teacher's."""
     page.heading("Scores")
     found, tag, begun = scores(runs), runs[-1].score_tag(), runs[0].curves
-    page.table(
-        ["network", metric], [[name, f"{score:.4f}"] for name, score in found.items()], SCORES.format(metric=metric)
-    )
+    rows = [[name, f"{score:.4f}"] for name, score in found.items()]
+    page.table(["network", metric], rows, SCORES.format(metric=metric))
     points = [(0, score) for _, score in begun.get(f"{START}score", [])] + sorted(by_epoch(runs, tag).items())
     if points:
         of_teacher = [((points[0][0], score), (points[-1][0], score)) for _, score in begun.get(f"{TEACHER}score", [])]
@@ -141,7 +133,6 @@ def add_scores(page: Page, runs: Sequence[RunFolder], metric: str) -> Numbers:
         ticks = tuple(float(epoch) for epoch in spread([epoch for epoch, _ in points]))
         plot = line_plot("Score", series, Axis("epochs", ticks=ticks), Axis(tag))
         page.pictures([(plot, "The score after each epoch; 0 is before any step.")], width=560)
-    return [("score", name, score) for name, score in found.items()]
 
 
 def spread(values: Sequence[Any]) -> list[Any]:
@@ -150,7 +141,7 @@ def spread(values: Sequence[Any]) -> list[Any]:
     return [values[round(i * (len(values) - 1) / max(count - 1, 1))] for i in range(count)]
 
 
-def add_errors(page: Page, found: Mapping[str, Mapping[str, float]]) -> Numbers:
+def add_errors(page: Page, found: Mapping[str, Mapping[str, float]]) -> None:
     """Adds the errors of layers at the start and at the end, and a heat map over the epochs."""
     page.heading("Errors of attention")
     when = [*found][:: max(len(found) - 1, 1)]  # the first and the last
@@ -163,14 +154,9 @@ def add_errors(page: Page, found: Mapping[str, Mapping[str, float]]) -> Numbers:
         values = np.array([[float(f"{found[name].get(layer, np.nan):.3g}") for name in shown] for layer in layers])
         picture = svg(heat_map("error by epoch, yellow: large", values, layers, shown))
         page.pictures([(picture, "The errors after each epoch.")])
-    return [
-        ("error at the start" if name == "start" else f"error after epoch {name}", layer, error)
-        for name, own in found.items()
-        for layer, error in own.items()
-    ]
 
 
-def add_costs(page: Page, costs: Sequence[Cost], device: str) -> Numbers:
+def add_costs(page: Page, costs: Sequence[Cost], device: str) -> None:
     """Adds time and memory of teacher and student by the side of the image."""
     page.heading("Time and memory")
     curves = {name: times_of(costs, name) for name in ("teacher", "student")}
@@ -186,14 +172,12 @@ def add_costs(page: Page, costs: Sequence[Cost], device: str) -> Numbers:
     sides = Axis("side of the image (pixels)", ticks=tuple(curves["teacher"]))
     plot = line_plot("Forward pass", series, sides, Axis("ms", log=True))
     page.pictures([(plot, "The time of one image over its side.")], width=560)
-    numbers = [(f"seconds at {cost.size[1]}", cost.name, cost.seconds["forward"].median) for cost in costs]
-    return numbers + [(f"bytes at {cost.size[1]}", cost.name, float(cost.peak["forward"])) for cost in costs]
 
 
 def add_maps(page: Page, networks: Mapping[str, nn.Module], photos: Sequence[Photo]) -> None:
-    """Adds the maps of images, of one network below the other, until time is up, and what is left out."""
+    """Adds the maps of images, of one network below the other, and what is left out."""
     page.heading("Attention maps")
-    drawn, left_out, until = list[Maps](), dict[str, str](), time.monotonic() + SECONDS
+    drawn, left_out = list[Maps](), dict[str, str]()
     for photo in photos:
         for name, network in networks.items():
             try:
@@ -203,8 +187,6 @@ def add_maps(page: Page, networks: Mapping[str, nn.Module], photos: Sequence[Pho
                 continue
             left_out |= {f"{what}, {name}": why for what, why in found.left_out.items()}
             drawn += [found._replace(caption=name)] * ("weights" in found.maps)
-        if time.monotonic() > until:
-            break
     if drawn:
         page.pictures([((gallery(drawn, "weights", LIGHT), gallery(drawn, "weights", DARK)), MAPS)])
     if left_out:

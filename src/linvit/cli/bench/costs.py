@@ -107,7 +107,7 @@ def attention(argv: list[str]) -> int:
     args = parser.parse_intermixed_args(argv)
     check_number("--dim", args.dim, at_least=1, whole=True)
     check_number("--heads", args.heads, at_least=1, whole=True)
-    specs = [read_spec(attentions, name, None) for name in args.names or attentions.names()]
+    specs = [read_spec(attentions, name) for name in args.names or attentions.names()]
     grids, settings = parse_sizes("--grids", args.grids), _settings(args)
     builders = attention_builders(specs, settings, dim=args.dim, num_heads=args.heads, layer=args.layer)
     if args.roofline:
@@ -130,7 +130,7 @@ def backbone(argv: list[str]) -> int:
     parser.add_argument("--img_sizes", default="224,320,448", help=sizes_help)
     parser.add_argument("--attention", metavar="SPEC", help="another attention in all: NAME, {name: ...}, or a list")
     args = parser.parse_intermixed_args(argv)
-    specs = [read_spec(backbones, name, None) for name in args.names or NAMES]
+    specs = [read_spec(backbones, name) for name in args.names or NAMES]
     replaced = None if args.attention is None else read_value("--attention", args.attention)
     sizes, settings = parse_sizes("--img_sizes", args.img_sizes), _settings(args)._replace(optimizer=True)
     builders = backbone_builders(specs, settings, replaced)
