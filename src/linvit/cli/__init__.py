@@ -111,9 +111,8 @@ def _prepare() -> None:
     """Sets what torch reads when it is imported, unless the user has set it; makes local modules known.
 
     OpenMP's threads spin for some microseconds while they wait, and then sleep. By default GCC's spin for so long that
-    two processes on the same cores spend most of their time on waiting; if they slept at once, a run that has the cores
-    to itself would take up to twice as long. Loader processes inherit the setting. Of the messages of torch's C++ code
-    only errors are shown: when a rank has ended, the others would warn of it in a hundred lines.
+    two processes on the same cores spend most of their time on waiting. Loader processes inherit the setting. Of the
+    messages of torch's C++ code only errors are shown: a rank that has ended causes a hundred lines of warnings.
     """
     if not any(name in os.environ for name in WAITING):
         os.environ |= {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "10000"}  # GCC's OpenMP goes by the second alone

@@ -45,14 +45,11 @@ def main(argv: list[str]) -> int:
     args = _arguments(argv)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     data, subjects = _backbone(args) if args.backbone is not None else _checkpoints(args)
-    run = run_of_checkpoint(args.ckpt_path[0]) if args.ckpt_path else None
-    folder = args.output or (Path("analysis") if run is None else run / "analysis")
+    folder = args.output or Path(*[run_of_checkpoint(path) or "" for path in (args.ckpt_path or [])[:1]], "analysis")
     check_writable(folder)
     photos = read_photos(data, args.count, device, spread=args.images is None)
-    found = []
-    for subject in subjects:
-        subject.network.to(device)
-        found.append(analyze(subject, photos, Query(*args.query) if args.query else Query()))
+    query = Query(*args.query) if args.query else Query()
+    found = [analyze(subject, photos, query) for subject in subjects]
     page = write(found, photos, folder, shlex.join(["linvit", "analyze", *argv]))
     _print(found)
     print(f"\n{shown(page)}")
@@ -86,9 +83,9 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
 
 def _backbone(args: argparse.Namespace) -> tuple[ImageData, list[AnalysedModel]]:
     """A backbone without a run, and images as ImageNet's recipes prepare them."""
-    size = 224 if args.img_size is None else read_value("--img_size", args.img_size)
     if args.config is not None:
         raise UserError("--config is for a checkpoint; a backbone needs none")
+    size = 224 if args.img_size is None else read_value("--img_size", args.img_size)
     attention = None if args.attention is None else read_value("--attention", args.attention)
     spec = read_spec(backbones, args.backbone)
     network = create_backbone(spec, attention, img_size=size)
@@ -106,9 +103,8 @@ def _checkpoints(args: argparse.Namespace) -> tuple[ImageData, list[AnalysedMode
     config = args.config or (folder and folder / "config.yaml")
     if config is None or (args.config is None and not Path(config).is_file()):
         raise UserError(f"'{args.ckpt_path[0]}' lies in no run's folder; name its configuration: --config CONFIG")
-    options = [] if args.images is None else [f"--data.predict_path={args.images}"]
-    options = ["--config", str(config), *options, "--data.num_workers=0", "--model.compile=false"]
-    options += ["--seed_everything=false"]
+    options = ["--config", str(config), "--data.num_workers=0", "--model.compile=false", "--seed_everything=false"]
+    options += [] if args.images is None else [f"--data.predict_path={args.images}"]
     verb = "validate" if args.images is None else "predict"  # which has images of other classes than the model, too
     runs = [Run(verb, [*options, f"--ckpt_path={path}"], quiet=True) for path in args.ckpt_path]
     paths, data = [Path(run.settings.ckpt_path) for run in runs], runs[0].data

@@ -1,10 +1,10 @@
 """`linvit import-weights`: an official checkpoint as a safetensors file with linvit's names."""
 
 import argparse
-import hashlib
 import importlib
 import json
 import shlex
+from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -43,9 +43,8 @@ def main(argv: list[str]) -> int:
     """Runs `linvit import-weights`; prints what became of every tensor."""
     parser = argument_parser("linvit import-weights", __doc__, EPILOG)
     parser.add_argument("source", metavar="SOURCE", help="a file, or a repository of the hub (hf-hub:owner/name)")
-    parser.add_argument(
-        "--backbone", metavar="NAME", required=True, help="or {name: ..., option: value}; see linvit list backbones"
-    )
+    backbone = "or {name: ..., option: value}; see linvit list backbones"
+    parser.add_argument("--backbone", metavar="NAME", required=True, help=backbone)
     parser.add_argument("--head", metavar="NAME", help="of a whole network: its head too, see linvit list heads")
     parser.add_argument("-o", "--output", metavar="OUT.safetensors", type=Path, required=True, help="the file to write")
     parser.add_argument("--num_classes", metavar="N", type=int, help="classes; as many as SOURCE has if left out")
@@ -98,14 +97,9 @@ def main(argv: list[str]) -> int:
         "source": args.source if weights.file is None else weights.file.name,
         "source_layout": report.layout,
         "source_key": report.key,
-        "source_sha256": "" if weights.file is None else _sha256(weights.file),
+        "source_sha256": "" if weights.file is None else sha256(weights.file.read_bytes()).hexdigest(),
     }
     with replacing(output) as file:
         file.write(save(written, metadata))
     print(f"wrote {output}: {len(written)} tensors, {sum(tensor.numel() for tensor in written.values()):,} numbers")
     return 0
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()

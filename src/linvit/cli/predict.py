@@ -36,9 +36,8 @@ def main(argv: list[str]) -> int:
     parser = argument_parser("linvit predict", __doc__, EPILOG)
     parser.allow_abbrev = False
     parser.add_argument("images", nargs="+", type=Path, metavar="IMAGE", help="files, or folders of them")
-    parser.add_argument(
-        "--model", required=True, metavar="RUN", help="a run, one of its checkpoints, or a .safetensors"
-    )
+    about = "a run, one of its checkpoints, or a .safetensors"
+    parser.add_argument("--model", required=True, metavar="RUN", help=about)
     parser.add_argument("--output", type=Path, default="predictions", metavar="DIR", help="(default: %(default)s)")
     parser.add_argument("--weights", choices=["raw", "ema"], help="(default: those with which the run predicts)")
     parser.add_argument("--batch_size", type=int, default=32, metavar="N", help="(default: %(default)s)")
@@ -53,12 +52,12 @@ def main(argv: list[str]) -> int:
     given: dict[str, dict[str, Any]] = {"--model": {}, "--data": {}}
     for option in others:
         name, equals, value = option.partition("=")
+        section, _, own = name.partition(".")
         if not equals:
             raise UserError(f"write {name}=VALUE, with a =")
-        section, _, name = name.partition(".")
-        if section == "--model" and name in parameters_of(load):
-            raise UserError(f"{option}: the task has no option '{name}'; --device, --compile, --weights are linvit's")
-        given[section][name] = yaml_text.load(value, f"'{option}'")
+        if section == "--model" and own in parameters_of(load):
+            raise UserError(f"{option}: the task has no option '{own}'; --device, --compile, --weights are linvit's")
+        given[section][own] = yaml_text.load(value, f"'{option}'")
     check_writable(args.output)
     model = load(
         args.model,

@@ -11,7 +11,7 @@ HINT = "Write it like '{option: value}', in quotes"
 
 def read_spec(registry: Registry, text: str) -> Spec:
     """A name, or a mapping with `name` and options, as a spec."""
-    return read_value(f"the {registry.kind}", text) if text.lstrip().startswith("{") else text  # type: ignore[no-any-return]
+    return read_value(f"the {registry.kind}", text) if text.lstrip().startswith("{") else text
 
 
 def usable_device(name: str) -> str:

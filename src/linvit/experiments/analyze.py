@@ -97,11 +97,9 @@ def read_photos(data: ImageData, count: int, device: torch.device, *, spread: bo
     samples: Any = data.val_set if spread else data.predict_set
     if hasattr(samples, "__len__"):
         count = min(count, len(samples))
-        chosen = [samples[i * len(samples) // count if spread else i] for i in range(count)]
-    else:
-        chosen = list(islice(samples, count))
+        samples = (samples[i * len(samples) // count if spread else i] for i in range(count))
     photos = []
-    for i, sample in enumerate(chosen):
+    for i, sample in enumerate(islice(samples, count)):
         batch = collate([sample], data.list_keys, data.list_if_ragged)
         batch["image"] = move_data_to_device(batch["image"], device)
         data.finish(batch)
@@ -116,6 +114,7 @@ def analyze(subject: AnalysedModel, photos: Sequence[Photo], query: Query, max_t
 
     No matrix is formed of more than `max_tokens`; see `attention_statistics` and `rollout`.
     """
+    subject.network.to(photos[0].batch["image"].device)
     calls = [observe(subject.network, photo.batch["image"][0][None]) for photo in photos]
     rows, left_out = [], {}
     for layer in calls[0]:

@@ -80,11 +80,8 @@ class Measurements:
         if not self.path.exists():
             return {}
         with self.path.open(newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
-        return {
-            tuple(map(int, row["converted"].split())): Measured(*(float(row[name]) for name in COLUMNS[1:]))
-            for row in rows
-        }
+            _, *rows = csv.reader(file)
+        return {tuple(map(int, blocks.split())): Measured(*map(float, found)) for blocks, *found in rows}
 
 
 def find_kept(run: Run, count: int) -> tuple[list[Spec | None], Path]:
@@ -119,8 +116,8 @@ def find_kept(run: Run, count: int) -> tuple[list[Spec | None], Path]:
     name = hashlib.sha256(json.dumps(key, default=str).encode()).hexdigest()[:12]
     root = Path(run.settings.trainer.default_root_dir or "checkpoints", run_name(run.configs))
     table = Measurements(root / f"keep-{name}.csv", measure)
-    total = len(blocks) * (len(blocks) + 1) // 2 + 1
     say = rank_zero_only(partial(print, flush=True))
+    total = len(blocks) * (len(blocks) + 1) // 2 + 1
     say(f"which blocks to keep: {total} networks are measured, {len(table.rows)} of them are in {table.path} already")
     say(f"nothing converted: {table([])}")
     for block in blocks:

@@ -42,14 +42,9 @@ ONLY_FOR_TIMM = """The network alone, in timm and in transformers:
 ```python
 import linvit.backbones  # makes its names known
 import timm
-
-network = timm.create_model("{timm}", pretrained=True)
-```
-
-```python
-import linvit.backbones
 from transformers import AutoModelForImageClassification
 
+network = timm.create_model("{timm}", pretrained=True)
 network = AutoModelForImageClassification.from_pretrained("{name}")
 ```
 
@@ -89,7 +84,7 @@ With linvit {version}, by `linvit fit --config config.yaml`, where config.yaml i
 
 ## Licence
 
-{licence}
+The weights: {licence}.
 
 ## Citation
 
@@ -156,7 +151,7 @@ def write_card(description: ModelDescription, run: RunFolder, licence: str, plac
         data=f"Trained and scored on `{origin}`." if origin not in (None, PATH) else "Images of a folder or a table.",
         version=description.version,
         config=yaml.safe_dump(config, sort_keys=False, allow_unicode=True),
-        licence=f"The weights: {licence}.",
+        licence=licence,
         papers="\n".join(f"- {paper}" for paper in _papers(names)) or "No paper is known of its parts.",
     )
 

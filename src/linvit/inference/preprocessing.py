@@ -32,31 +32,17 @@ DEEP = ("I", "F", "I;16", "I;16B", "I;16L")  # modes of PIL with more than 8 bit
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """What evaluation does to an image; the names and values are those of the data modules' options.
+    """What evaluation does to an image; names and values are those of the options of data modules."""
 
-    Attributes:
-        mean: Of each channel, subtracted from images in [0, 1].
-        std: Of each channel.
-        size: (H, W) to which images are resized, bicubically, and cropped; None for images that keep their aspect.
-        crop_mode: "center" or "squash".
-        crop_pct: Fraction of the resized side that is kept.
-        resize_limits: Without `size`: longest long and longest short side, to which images are resized, bilinearly.
-        multiple: Without `size`: images are resized once more, to multiples of this.
-        bands: Numbers of the bands that become channels.
-        value_range: Values that become 0 and 1.
-        exif_orientation: Whether photos are turned as the camera says.
-        max_pixels: Images with more are refused.
-    """
-
-    mean: Sequence[float]
+    mean: Sequence[float]  # of each channel, subtracted from images in [0, 1]
     std: Sequence[float]
-    size: Sequence[int] | None = None
+    size: Sequence[int] | None = None  # (H, W), bicubic, then a crop; None for images that keep their aspect
     crop_mode: CropMode = "center"
-    crop_pct: float = 1.0
-    resize_limits: Sequence[int] | None = None
-    multiple: int = 1
-    bands: Sequence[int] | None = None
-    value_range: Sequence[Any] | None = None
+    crop_pct: float = 1.0  # of the resized side that is kept
+    resize_limits: Sequence[int] | None = None  # without size: longest long and longest short side, bilinear
+    multiple: int = 1  # without size: images are resized once more, to multiples of this
+    bands: Sequence[int] | None = None  # numbers of those that become channels
+    value_range: Sequence[Any] | None = None  # the values that become 0 and 1
     exif_orientation: bool = True
     max_pixels: int = MAX_PIXELS
 
@@ -123,10 +109,7 @@ class Preprocessing:
         if values.dtype.kind == "f" and bands.ranges is None:
             low, high = float(values.min()), float(values.max())
             if not (low >= 0 and high <= 1):
-                raise ValueError(
-                    f"its values, of floats, lie between {low:g} and {high:g}: give floats in [0, 1] or 8 bits, which "
-                    f"are not normalised, or call model.network"
-                )
+                raise ValueError(f"its floats lie between {low:g} and {high:g}: give floats in [0, 1], or 8 bits")
             values = (values * 255).round().astype(np.uint8)
         count, height, width = values.shape
         self.reader.check(Kind("", width, height, count, str(values.dtype), 1))

@@ -63,12 +63,8 @@ class Matching:
     @property
     def weights(self) -> dict[str, float]:
         """The weights by the part that they are of."""
-        return {
-            "attention": self.attention_weight,
-            "blocks": self.block_weight,
-            "features": self.feature_weight,
-            "logits": self.logit_weight,
-        }
+        own = self.attention_weight, self.block_weight, self.feature_weight, self.logit_weight
+        return dict(zip(("attention", "blocks", "features", "logits"), own, strict=True))
 
 
 class Distillation:
@@ -79,7 +75,6 @@ class Distillation:
     its state dicts and gets no gradients. A copy of the student, or one from a pickle, is a plain network.
 
     A student with BatchNorm normalises by its batch and its teacher by fixed statistics, so their distance has a floor.
-    Freezing the student's statistics did not help on the digits.
 
     Args:
         teacher: The trained network. It is put into evaluation mode, and follows the student's device and precision.
@@ -89,9 +84,6 @@ class Distillation:
 
     Attributes:
         layers: Names of the attention layers that are matched: those whose mechanism differs; all, if none does.
-
-    Raises:
-        UserError: If the two networks do not have the same layers.
 
     Example:
         >>> student = linvit.linearize(teacher, "focused").train()
@@ -114,12 +106,10 @@ class Distillation:
             if self.matching.attention_inputs == "teacher":
                 self._force(name)
             self._watch("attention", name)
-        if self.matching.block_weight:
-            for name in self.layers:
+            if self.matching.block_weight:
                 self._watch("blocks", name.rpartition(".")[0])
-        if self.matching.feature_weight:
-            for name in last_features(teacher):
-                self._watch("features", name)
+        for name in last_features(teacher) if self.matching.feature_weight else ():
+            self._watch("features", name)
         if self.matching.logit_weight:
             self._watch("logits", "")
         self._hooks.append(student.register_forward_pre_hook(_Hook(self._start), with_kwargs=True, prepend=True))

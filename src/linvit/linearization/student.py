@@ -28,9 +28,6 @@ def linearize(
         The student, in the mode (training or evaluation) of the model. All its parameters are trainable, also those of
         a frozen model.
 
-    Raises:
-        UserError: If the attention of the model cannot be replaced; see `linvit.replace_attention`.
-
     Example:
         >>> teacher = timm.create_model("vit_small_patch14_dinov2", pretrained=True)
         >>> student = linvit.linearize(teacher, "focused")

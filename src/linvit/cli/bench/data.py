@@ -97,7 +97,7 @@ def _unknown_to_timm(data: ClassificationData, given: Augmentation) -> list[str]
     return unknown + [name for name in ("rotate", "translate", "zoom") if getattr(given, name)]
 
 
-def _timm_loader(data: ClassificationData, given: Augmentation) -> Any:
+def _timm_loader(data: ClassificationData, given: Any) -> Any:
     """The training loader of timm for the same files and recipe, without the part that runs on the device."""
     policy = given.auto_augment
     if policy and policy.startswith("rand") and "mmax" not in policy:
