@@ -87,24 +87,23 @@ def test_packages_that_are_missing_or_old(torch_is_well, monkeypatch, capsys):
 
 @pytest.mark.parametrize(("version", "problems"), [("2.11", 0), ("2.11.0+cu130", 0), ("2.9", 1), ("3rc1", 0)])
 def test_versions_compare_as_numbers(monkeypatch, version, problems):
-    monkeypatch.setattr(doctor, "requirements", lambda: {"": [Requirement("x>=2.11")]})
+    monkeypatch.setattr(doctor, "requirements", lambda: [Requirement("x>=2.11")])
     plain = doctor.installed
     monkeypatch.setattr(doctor, "installed", lambda name: version if name == "x" else plain(name))
     assert len(list(doctor._installation())) == problems
 
 
 def test_linvit_is_not_installed(torch_is_well, monkeypatch, capsys):
-    monkeypatch.setattr(doctor, "requirements", dict)
+    monkeypatch.setattr(doctor, "requirements", list)
     code, out = run(capsys)
     assert code == 1
     assert "linvit itself is not installed" in out
 
 
 def test_requirements_are_those_of_the_metadata():
-    needed = {extra: {one.name: str(one.specifier) for one in group} for extra, group in doctor.requirements().items()}
-    assert needed[""]["jsonargparse"].startswith(">=")
-    assert "pytest" in needed["dev"]
-    assert "pytest" not in needed[""]
+    needed = {one.name: str(one.specifier) for one in doctor.requirements()}
+    assert needed["jsonargparse"].startswith(">=")
+    assert "pytest" not in needed
 
 
 def test_broken_plugins_are_named(torch_is_well, installed_here, monkeypatch, capsys):

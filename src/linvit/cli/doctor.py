@@ -88,11 +88,8 @@ def _installation() -> Iterator[Problem]:
     if not needed:
         yield Problem("linvit itself is not installed, so its plug-ins and names are unknown", "pip install linvit")
         return
-    _show("packages", ", ".join(f"{one.name} {installed(one.name) or 'missing'}" for one in needed[""]))
-    for extra in sorted({*needed} - {""}):
-        missing = [one.name for one in needed[extra] if installed(one.name) is None]
-        _show(f"[{extra}]", f"missing: {', '.join(missing)}" if missing else "installed")
-    for one in needed[""]:
+    _show("packages", ", ".join(f"{one.name} {installed(one.name) or 'missing'}" for one in needed))
+    for one in needed:
         version, remedy = installed(one.name), f"pip install '{one.name}{one.specifier}'"
         if version is None:
             yield Problem(f"{one.name} is not installed", remedy)
@@ -100,18 +97,13 @@ def _installation() -> Iterator[Problem]:
             yield Problem(f"{one.name} {version} does not fit linvit, which needs {one.name}{one.specifier}", remedy)
 
 
-def requirements() -> dict[str, list[Requirement]]:
-    """What linvit's own metadata declares by optional group, of which "" is none; empty if it is not installed."""
+def requirements() -> list[Requirement]:
+    """What linvit's own metadata requires without an extra; empty if it is not installed."""
     try:
-        about = metadata.metadata("linvit")
+        declared = map(Requirement, metadata.requires("linvit") or [])
     except metadata.PackageNotFoundError:
-        return {}
-    found: dict[str, list[Requirement]] = {}
-    for one in map(Requirement, about.get_all("Requires-Dist") or []):
-        groups = ("", *(about.get_all("Provides-Extra") or []))
-        if own := [group for group in groups if one.marker is None or one.marker.evaluate({"extra": group})]:
-            found.setdefault(own[0], []).append(one)
-    return found
+        return []
+    return [one for one in declared if one.marker is None or one.marker.evaluate({"extra": ""})]
 
 
 def installed(name: str) -> str | None:

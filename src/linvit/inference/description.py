@@ -8,8 +8,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
-from lightning.pytorch.utilities import rank_zero_warn
-from packaging.version import InvalidVersion, Version
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
@@ -131,11 +129,6 @@ def build_task(
     Nothing is imported that is neither registered nor in `allow`. `options` are those that a network does not decide. A
     `UserError` about `source` says what is not registered, or that options and weights do not fit each other.
     """
-    written = description.version
-    try:
-        newer = Version(written) > Version(version("linvit"))
-    except InvalidVersion:
-        newer = False
     try:
         found = task_class(description.task, allow)
         with skip_pretrained(), restrict_imports_to(list(allow)), no_larger_than(state, source):
@@ -146,13 +139,9 @@ def build_task(
         task.network.load_state_dict(state)
     except Exception as error:  # options of any content
         reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}".partition("\n")[0]
-        if newer:
-            reason = (
-                f"linvit {written} wrote it, which is newer than this one, {version('linvit')}: update it. {reason}"
-            )
+        if description.version != version("linvit"):
+            reason += f"; linvit {description.version} wrote it, and this is {version('linvit')}"
         raise UserError(f"'{source}' cannot be used: {reason}") from error
-    if newer:
-        rank_zero_warn(f"'{source}' is of linvit {written}, which is newer than this one, {version('linvit')}")
     return task.eval().requires_grad_(False)
 
 

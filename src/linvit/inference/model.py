@@ -128,18 +128,21 @@ class TrainedModel:
         self, given: Iterator[ImageLike], batch_size: int, threads: int, on_error: OnError, options: dict[str, Any]
     ) -> Iterator[Result | None]:
         """Results in order; two batches are read ahead."""
-        ahead: deque[Reading] = deque()
+        ahead: deque[list[Reading]] = deque()
         pool = ThreadPoolExecutor(threads, "linvit-images")
+
+        def read(number: int, image: ImageLike) -> Reading:
+            name = str(image) if isinstance(image, str | Path) else f"image {number}"
+            return image, name, pool.submit(self.preprocessing.sample, image, name)
+
         numbered = enumerate(given)
         try:
             while True:
-                for number, image in islice(numbered, 3 * batch_size - len(ahead)):
-                    name = str(image) if isinstance(image, str | Path) else f"image {number}"
-                    ahead.append((image, name, pool.submit(self.preprocessing.sample, image, name)))
+                while len(ahead) < 3 and (batch := [read(*each) for each in islice(numbered, batch_size)]):
+                    ahead.append(batch)
                 if not ahead:
                     return
-                batch = [ahead.popleft() for _ in range(min(batch_size, len(ahead)))]
-                yield from self._results(batch, on_error, options)
+                yield from self._results(ahead.popleft(), on_error, options)
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
