@@ -21,7 +21,7 @@ def terminal_width() -> int:
 
 
 def table(rows: Sequence[tuple[str, ...]], width: int | None = None) -> list[str]:
-    """Aligned columns, those with a unit in their title to the right, no line longer than `width` if that is possible.
+    """Aligned columns, those with numbers to the right, no line longer than `width` if that is possible.
 
     The last column holds sentences. It is wrapped beside the others, or stands beneath its row where they leave it too
     little room; one that does not fit and equals that of the row above is left out.
@@ -30,7 +30,7 @@ def table(rows: Sequence[tuple[str, ...]], width: int | None = None) -> list[str
     rows = [tuple(printable(cell, lines=False) for cell in row) for row in rows]
     columns = list(zip(*rows, strict=True))[:-1]
     widths = [max(map(len, column)) for column in columns]
-    sides = [">" if column[0].endswith(")") else "<" for column in columns]
+    sides = [">" if any(cell[:1].isdigit() for cell in column[1:]) else "<" for column in columns]
     prefix = sum(widths) + 2 * len(widths)
     beside = prefix + max(len(row[-1]) for row in rows) <= width or width - prefix >= LEAST
     lines, above = [], ""

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 import linvit
 import linvit.backbones
 from linvit.inference.description import ModelDescription, build_task, read_trained
-from linvit.inference.hub import PATH, SECRET, Place, public, push, write_card
+from linvit.inference.hub import PATH, SECRET, public, push, write_card
 from linvit.runs.folder import RunFolder
 from tests.cli.runs import linvit as command
 from tests.hub import local_hub
@@ -112,7 +112,7 @@ def test_the_card(run, pushed):
     assert "Touvron et al. 2021" in text
     assert f"{max(value for _, value in RunFolder(run.folder).curves['val/score']):.4f} on the validation" in text
     other = ModelDescription("0", "package.tasks:InkTask", {})  # a task whose network is its own
-    assert "\n# InkTask\n" in write_card(other, RunFolder(run.folder), "mit", Place("a", "b", "c"), in_timm=False)
+    assert "\n# InkTask\n" in write_card(other, RunFolder(run.folder), "mit", {"linvit": "a"}, in_timm=False)
 
 
 def test_nothing_of_the_machine_is_published(run, pushed):

@@ -1,5 +1,6 @@
 """`linvit probe`: accuracies of nearest neighbours and linear classifiers on the frozen features of each layer."""
 
+import argparse
 import shlex
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -57,21 +58,8 @@ class ProbedModel(NamedTuple):
     data: ImageData
 
 
-class Protocol(NamedTuple):
-    """How networks are probed; see `linvit.analysis.probes`."""
-
-    layers: Sequence[int] | None  # positions of blocks or stages; None takes all
-    neighbours: Sequence[int]  # how many vote; each number is a score
-    epochs: int
-
-    @property
-    def titles(self) -> list[str]:
-        """The names of a score's accuracies."""
-        return [*(f"kNN, k = {count}" for count in self.neighbours), "linear"]
-
-
 class ProbeScore(NamedTuple):
-    """Accuracies on the tested split, of one feature of one layer."""
+    """Accuracies on the tested split, of one feature of one layer; see `linvit.analysis.probes`."""
 
     network: str
     position: int  # of the layer, from 0
@@ -97,7 +85,6 @@ def main(argv: list[str]) -> int:
     options = [option for option in argv if option.startswith(("--data", "--model"))]
     args, others = parser.parse_known_args([option for option in argv if option not in options])
     check_number("--epochs", args.epochs, at_least=1)
-    protocol = Protocol(args.layers, args.neighbours, args.epochs)
     folder = args.output or Path(*[run_of_checkpoint(name) or "" for name in args.networks[:1]], "probe")
     check_writable(folder)
     options = [*others, *options, "--model.compile=false"]
@@ -109,11 +96,12 @@ def main(argv: list[str]) -> int:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     scores: list[ProbeScore] = []
     for subject in subjects:
-        found, images = probe(subject, protocol, device)
+        found, images = probe(subject, args, device)
         scores += found
     about = f"Images of {', '.join(sources)}: {images}, the last of which is tested. "
-    about += ABOUT.format(protocol.epochs, ", ".join(f"{lr:g}" for lr in LRS))
-    rows = [("network", "layer", "feature", *protocol.titles, "learning rate")]
+    about += ABOUT.format(args.epochs, ", ".join(f"{lr:g}" for lr in LRS))
+    titles = [*(f"kNN, k = {count}" for count in args.neighbours), "linear"]
+    rows = [("network", "layer", "feature", *titles, "learning rate")]
     for network, _, layer, feature, accuracies, lr in scores:
         rows.append((network, layer, feature, *(f"{accuracy:.4f}" for accuracy in accuracies), f"{lr:g}"))
     for name in dict.fromkeys(score.network for score in scores):
@@ -129,7 +117,7 @@ def main(argv: list[str]) -> int:
     page.code(command)
     page.paragraph(about)
     page.table(rows[0], rows[1:])
-    page.pictures(plots(scores, protocol), width=560)
+    page.pictures(plots(scores, titles), width=560)
     page.write(folder / "index.html")
     print(shown(folder / "index.html"))
     return 0
@@ -177,20 +165,20 @@ def classification(**data: Any) -> list[str]:
     return [*classes, *(f"--data.{name}={value}" for name, value in data.items())]
 
 
-def probe(subject: ProbedModel, protocol: Protocol, device: torch.device) -> tuple[list[ProbeScore], str]:
+def probe(subject: ProbedModel, args: argparse.Namespace, device: torch.device) -> tuple[list[ProbeScore], str]:
     """Probes a network: a score for each feature of each layer, and the images of each split, in words."""
     data, network = subject.data, subject.network.to(device).eval()
     tested = data.data_source.evaluated({*data.splits, "val"})
     read = {
-        split: features_of_split(network, data, split, protocol.layers, device)
+        split: features_of_split(network, data, split, args.layers, device)
         for split in dict.fromkeys(("train", "val", tested))
     }
     (train, labels), (val, val_labels), (test, test_labels) = (read[split] for split in ("train", "val", tested))
     scores, classes = [], int(max(own.max() for _, own in read.values())) + 1
     for key in train:
         known, queries = train[key].to(device), test[key].to(device)
-        voted = nearest_neighbours(known, labels, queries, protocol.neighbours)
-        probes = linear_probes(known, labels, classes, LRS, epochs=protocol.epochs)
+        voted = nearest_neighbours(known, labels, queries, args.neighbours)
+        probes = linear_probes(known, labels, classes, LRS, epochs=args.epochs)
         best = int(probes.accuracies(val[key].to(device), val_labels).argmax())
         linear = probes.accuracies(queries, test_labels)[best]
         accuracies = (*(voted == test_labels).double().mean(1).tolist(), linear.item())
@@ -214,14 +202,14 @@ def features_of_split(
     return {key: torch.cat(part) for key, part in parts.items()}, torch.cat(labels)
 
 
-def plots(scores: Sequence[ProbeScore], protocol: Protocol) -> list[tuple[str, str]]:
+def plots(scores: Sequence[ProbeScore], titles: Sequence[str]) -> list[tuple[str, str]]:
     """Each accuracy over depth, with what it is: a curve for each feature of each network."""
     depth = Axis("block or stage", ticks=tuple(sorted({score.position for score in scores})))
     curves: dict[tuple[str, str], list[ProbeScore]] = {}
     for score in scores:
         curves.setdefault((score.network, score.feature), []).append(score)
     drawn = []
-    for i, title in enumerate(protocol.titles):
+    for i, title in enumerate(titles):
         series = [
             Series(", ".join(name), tuple((score.position, score.accuracies[i]) for score in curve))
             for name, curve in curves.items()

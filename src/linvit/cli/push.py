@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from linvit.errors import UserError
-from linvit.inference.hub import Place, check_licence, finished_run, push, write_folder
+from linvit.inference.hub import check_licence, finished_run, push, write_folder
 from linvit.terminal import argument_parser
 
 EPILOG = """examples:
@@ -34,6 +34,7 @@ def main(argv: list[str]) -> int:
     if args.to is None:
         print(f"pushed to {push(run, args.repository, licence)}")
     else:
-        write_folder(run, args.to, licence, Place(args.to.name, f"local-dir:{args.to.name}", args.to.name))
+        name = args.to.name
+        write_folder(run, args.to, licence, {"linvit": name, "timm": f"local-dir:{name}", "name": name})
         print(f"wrote {args.to}: {', '.join(sorted(path.name for path in args.to.iterdir()))}")
     return 0

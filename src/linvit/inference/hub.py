@@ -7,7 +7,7 @@ from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 from huggingface_hub import HfApi, get_token
@@ -92,14 +92,6 @@ The weights: {licence}.
 """
 
 
-class Place(NamedTuple):
-    """What `linvit.load`, `timm.create_model` and transformers take to load a network."""
-
-    linvit: str
-    timm: str
-    name: str
-
-
 def public(value: Any) -> Any:
     """A part of a configuration without what belongs to the machine: paths, addresses and passwords."""
     if isinstance(value, Mapping):
@@ -111,8 +103,10 @@ def public(value: Any) -> Any:
     return value
 
 
-def write_card(description: ModelDescription, run: RunFolder, licence: str, place: Place, in_timm: bool) -> str:
-    """The card as Markdown, with the hub's header."""
+def write_card(
+    description: ModelDescription, run: RunFolder, licence: str, place: Mapping[str, str], in_timm: bool
+) -> str:
+    """The card as Markdown, with the hub's header; `place` is what `linvit`, `timm` and transformers (`name`) load."""
     task = description.task.rpartition(":")[2].rpartition(".")[2]
     pipeline, what = TASKS.get(task, ("", task))
     specs = [(registry, description.options.get(registry.kind)) for registry in (attentions, heads, backbones)]
@@ -144,8 +138,8 @@ def write_card(description: ModelDescription, run: RunFolder, licence: str, plac
         head=yaml.safe_dump(head, sort_keys=False),
         title=printable(title, lines=False),
         what=f"It predicts {what}, of {len(classes)} classes: {shown}.{taught}",
-        linvit=place.linvit,
-        timm=ONLY_FOR_TIMM.format(**place._asdict()) if in_timm else "",
+        linvit=place["linvit"],
+        timm=ONLY_FOR_TIMM.format(**place) if in_timm else "",
         preprocessing=prepared or "its file does not say how",
         scores=_scores(run),
         data=f"Trained and scored on `{origin}`." if origin not in (None, PATH) else "Images of a folder or a table.",
@@ -205,11 +199,8 @@ def check_licence(licence: str | None) -> str:
     return licence
 
 
-def write_folder(run: RunFolder, folder: Path, licence: str, place: Place) -> None:
-    """Writes weights, configuration and card of a finished run's best checkpoint into a folder, which is new or empty.
-
-    `place` is what the card tells to load.
-    """
+def write_folder(run: RunFolder, folder: Path, licence: str, place: Mapping[str, str]) -> None:
+    """Writes weights, configuration and card of a finished run's best checkpoint into a new or empty folder."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"'{folder}' exists and is not an empty folder: name another one, or empty it first")
     description, state = read_trained(run.folder)
@@ -250,6 +241,7 @@ def push(run: RunFolder, repository: str, licence: str) -> str:
     """Uploads a finished run to a repository of the hub, which is made if there is none; returns the address."""
     if not REPOSITORY.fullmatch(repository):
         raise UserError(f"a repository of the hub is called owner/name; got '{repository}'")
+    address = f"{HUB}{repository}"
     api = HfApi(library_name="linvit", library_version=version("linvit"))
     if not get_token():
         raise UserError(
@@ -257,7 +249,7 @@ def push(run: RunFolder, repository: str, licence: str) -> str:
         )
     with TemporaryDirectory(prefix="linvit-") as temporary:
         folder = Path(temporary, "model")
-        write_folder(run, folder, licence, Place(f"{HUB}{repository}", f"{HUB}{repository}", repository))
+        write_folder(run, folder, licence, {"linvit": address, "timm": address, "name": repository})
         try:
             api.create_repo(repository, exist_ok=True)
             done = api.upload_folder(repo_id=repository, folder_path=folder, commit_message="Trained with linvit")

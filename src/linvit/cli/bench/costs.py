@@ -31,7 +31,7 @@ from linvit.experiments.bench.runner import Build, Mode, Settings
 from linvit.machine import keep_memory
 from linvit.registry import attentions, backbones
 from linvit.runs.conditions import conditions, cpu_load
-from linvit.terminal import argument_parser, reflow, terminal_width
+from linvit.terminal import argument_parser, reflow, table
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
 CTRL_C = 130  # the exit code of a program that it ended
@@ -112,7 +112,7 @@ def attention(argv: list[str]) -> int:
     builders = attention_builders(specs, settings, dim=args.dim, num_heads=args.heads, layer=args.layer)
     if args.roofline:
         rows = roofline(builders, grids, settings)
-        print("\n".join(reflow(line) for line in PREDICTION), text_table(rows), sep="\n\n")
+        print("\n".join([*(reflow(line) for line in PREDICTION), "", *_aligned(rows)]))
         return 0
     what = f"{'attention layers' if args.layer else 'mechanisms alone'}, {args.dim} channels, {args.heads} heads"
     about: Any = {"title": "Attention", "axis": "tokens N", "baselines": list(BASELINES)}
@@ -229,7 +229,7 @@ def _finish(report: CostReport, output: Path | None, plots: Mapping[str, str] | 
     for key, value in report.conditions.items():
         print(reflow(f"{key}: {value}"))
     for title, note, rows, _ in report.sections():
-        print("\n".join(["", title, *([reflow(note)] if note else []), text_table(rows)]))
+        print("\n".join(["", title, *([reflow(note)] if note else []), *_aligned(rows)]))
     if report.notes():
         print("\nnot measured:\n  " + "\n  ".join(report.notes()))
     folder = output or Path("bench") / datetime.now(UTC).strftime("%Y-%m-%d-%H%M%S")
@@ -240,16 +240,5 @@ def _finish(report: CostReport, output: Path | None, plots: Mapping[str, str] | 
     return CTRL_C if interrupted else 0
 
 
-def text_table(rows: Sequence[Sequence[str]]) -> str:
-    """Numbers to the right of names; a name that leaves them too little room in the terminal stands above them."""
-    columns = [max(map(len, column)) for column in zip(*(row[1:] for row in rows), strict=True)]
-    room = terminal_width() - sum(columns) - 2 * len(columns) - 2
-    width = min(max(len(row[0]) for row in rows), max(room, 0))
-    lines = []
-    for name, *cells in rows:
-        if len(name) > width:
-            lines.append(f"  {name}")
-            name = ""
-        numbers = "".join(f"  {cell:>{column}}" for cell, column in zip(cells, columns, strict=True))
-        lines.append(f"  {name:<{width}}{numbers}".rstrip())
-    return "\n".join(lines)
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    return table([(f"  {name}", *cells, "") for name, *cells in rows])
