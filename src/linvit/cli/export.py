@@ -1,6 +1,5 @@
 """`linvit export`: a trained network as an ONNX file, or as a program of torch.export, compared with torch."""
 
-import argparse
 import copy
 from collections.abc import Callable
 from functools import partial
@@ -9,7 +8,6 @@ from typing import Any
 
 import torch
 
-from linvit.data.base import ImageData
 from linvit.errors import UserError
 from linvit.experiments.measure import interleaved
 from linvit.files import LAST
@@ -56,14 +54,24 @@ def main(argv: list[str]) -> int:
     if args.file.suffix == ".onnx":
         require("onnx", "onnxscript", "onnxruntime")
     check_finished(Path(args.model))
-    data = data_of(args) if args.int8 else None
+    data = None
+    if args.int8:
+        folder = run_of_checkpoint(args.model)
+        if args.file.suffix != ".onnx" or args.dtype != "float32":
+            raise UserError("--int8 is for a file NAME.onnx, without --dtype")
+        if folder is None:
+            raise UserError(f"--int8 needs images of the run that trained the network; '{args.model}' is no run")
+        data = Run("predict", ["--config", str(run_config(folder))], quiet=True).data
     description, state = read_trained(args.model)
     task = build_task(description, state, args.model)
     export = Export(task.network, description, args.with_preprocessing, args.dtype)
     if data is not None and export.is_detector:
         raise UserError("--int8 is for classification and segmentation; the run is of detection")
     run = export.write(args.file)
-    print(reflow(summary(args.file, export)))
+    kind = f"ONNX, opset {OPSET}" if args.file.suffix == ".onnx" else "a program of torch.export"
+    size = f"images of {export.size[0]}x{export.size[1]} only, since {export.fixed}" if export.fixed else "any size"
+    takes = f"Takes images ({export.metadata['images']}), gives {', '.join(export.outputs)}."
+    print(reflow(f"{args.file}: {kind}, {export.dtype}, for any batch and {size}. {takes}"))
     cases, works = export.compare(run), {"the file": run}
     rows = [("  images", "error", "detections" * export.is_detector)]
     for batch, (height, width), one, detections in cases:
@@ -86,16 +94,6 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def data_of(args: argparse.Namespace) -> ImageData:
-    """The data of a run that is to be quantised."""
-    if args.file.suffix != ".onnx" or args.dtype != "float32":
-        raise UserError("--int8 is for a file NAME.onnx, without --dtype")
-    folder = run_of_checkpoint(args.model)
-    if folder is None:
-        raise UserError(f"--int8 needs images of the run that trained the network; '{args.model}' is no run")
-    return Run("predict", ["--config", str(run_config(folder))], quiet=True).data
-
-
 def check_finished(model: Path) -> None:
     """Raises a `UserError` for the folder of a run that is still to be trained; its checkpoints may be named."""
     folder = model / CHECKPOINTS
@@ -103,14 +101,6 @@ def check_finished(model: Path) -> None:
         there = [str(folder / name) for name in (*run.best, LAST) if (folder / name).exists()]
         other = f"\nor name the checkpoint to export, such as {there[0]}" if there else ""
         raise UserError(f"the run '{model}' is not finished: {run.progress}. Continue it with\n  {run.command}{other}")
-
-
-def summary(file: Path, export: Export) -> str:
-    """What was written, in sentences."""
-    kind = f"ONNX, opset {OPSET}" if file.suffix == ".onnx" else "a program of torch.export"
-    size = f"images of {export.size[0]}x{export.size[1]} only, since {export.fixed}" if export.fixed else "any size"
-    takes, gives = export.metadata["images"], ", ".join(export.outputs)
-    return f"{file}: {kind}, {export.dtype}, for any batch and {size}. Takes images ({takes}), gives {gives}."
 
 
 @torch.no_grad()

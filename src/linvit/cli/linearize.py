@@ -16,7 +16,6 @@ from linvit.signals import END_WITH_STDIN, STOP
 from linvit.terminal import argument_parser, reflow
 
 if TYPE_CHECKING:
-    from linvit.runs.run import Run
     from linvit.tasks import Teacher
 
 EPILOG = """examples:
@@ -95,8 +94,11 @@ def main(argv: list[str]) -> int:
             options.append(f"--model.attention={json.dumps(blocks)}")
         folders: list[Path] = []
         for stage, place in zip(stages, places, strict=True):
-            here = [f"--trainer.default_root_dir={place}", *of_stage_before(run, folders)]
-            here += [f"--resume={args.resume}"] * bool(args.resume)
+            here = [f"--trainer.default_root_dir={place}", *[f"--resume={args.resume}"] * bool(args.resume)]
+            if folders and not run.trainer.fast_dev_run:  # type: ignore[attr-defined]
+                averaged = run.task.hparams["predict_with"] == "ema"
+                before = {"source": f"{folders[-1]}/checkpoints/{LAST}", "ema": averaged}
+                here += [f"--model.pretrained={json.dumps(before)}", "--model.teacher.copied=nothing"]
             run = Run.read(["fit", *of_stage(stage, options), *here])
             run.start()
             folders.append(Path(str(run.trainer.log_dir)))  # which all ranks ask for
@@ -121,14 +123,6 @@ def of_stage(stage: Mapping[str, Any], options: Sequence[str]) -> list[str]:
     configs, others = split(options)
     own = [f"--{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in stage.items()]
     return [*configs, *own, *others, "--stages=null"]
-
-
-def of_stage_before(run: "Run", folders: Sequence[Path]) -> list[str]:
-    """The options by which a stage starts from the last weights of the one before, which `run` was."""
-    if not folders or run.trainer.fast_dev_run:  # type: ignore[attr-defined]
-        return []
-    source = {"source": f"{folders[-1]}/checkpoints/{LAST}", "ema": run.task.hparams["predict_with"] == "ema"}
-    return [f"--model.pretrained={json.dumps(source)}", "--model.teacher.copied=nothing"]
 
 
 def of_teacher(teacher: str | None, options: Sequence[str]) -> list[str]:

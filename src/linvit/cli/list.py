@@ -149,9 +149,15 @@ def _configurations(pattern: str) -> list[str]:
         return ["configs", f"  none of {len(names())} is like '{pattern}'"]
     texts = {name: configs.text(config_file(name)) for name in chosen}
     fields = {name: found for name in chosen if "Paper" in (found := heading(texts[name]))}
-    rows = [(f"  {name}", _short(_expected(name, found)), found["Paper"]) for name, found in fields.items()]
+    rows = []
+    for name, found in fields.items():
+        expected = _expected(name, found).partition(" (")[0]
+        rows.append((f"  {name}", expected if len(expected) <= LONGEST else expected.partition(";")[0], found["Paper"]))
     lines = table([("configs", "expected", "paper"), *rows]) if rows else []
-    parts = [(f"  {name}", _sentence(texts[name])) for name in chosen if name not in fields]
+    parts = []
+    for name in chosen:
+        comment = " ".join(line.removeprefix("# ") for line in texts[name].splitlines() if line.startswith("#"))
+        parts += [(f"  {name}", comment.partition(". ")[0].rstrip("."))] * (name not in fields)
     titles = ("parts, for base: or a second --config", "")
     return lines + [""] * bool(lines and parts) + (table([titles, *parts]) if parts else [])
 
@@ -223,15 +229,3 @@ def _expected(name: str, fields: Mapping[str, str]) -> str:
         said = f"published top-1 {facts.top1} ({facts.top1_source})" if facts.top1 else "no top-1 is published"
         return f"not yet run; {said}"
     return "not yet run"
-
-
-def _short(text: str) -> str:
-    """What is expected of an experiment, without what stands in parentheses; if that is long, its first part."""
-    text = text.partition(" (")[0]
-    return text if len(text) <= LONGEST else text.partition(";")[0]
-
-
-def _sentence(text: str) -> str:
-    """The first sentence of the opening comment."""
-    comment = " ".join(line.removeprefix("# ") for line in text.splitlines() if line.startswith("#"))
-    return comment.partition(". ")[0].rstrip(".")

@@ -132,6 +132,10 @@ def write_card(
     }
     origin = (data.get("init_args") or {}).get("source")
     taught = " It was trained beside a teacher, as a copy with another attention." * bool(run.model.get("teacher"))
+    curve, scores = run.curves.get(run.score_tag()), ""
+    if curve and (run.config.get("checkpoint") or {}).get("monitor") == EVALUATED:
+        step, score = max(curve, key=lambda point: point[1])
+        scores = f"{score:.4f} on the validation split ({run.score_tag()}), after {step + 1} steps, the run's best."
     images = (description.preprocessing or {}).items()
     prepared = ", ".join(f"{name} {value}" for name, value in images if value is not None)
     return TEMPLATE.format(
@@ -141,7 +145,7 @@ def write_card(
         linvit=place["linvit"],
         timm=ONLY_FOR_TIMM.format(**place) if in_timm else "",
         preprocessing=prepared or "its file does not say how",
-        scores=_scores(run),
+        scores=scores,
         data=f"Trained and scored on `{origin}`." if origin not in (None, PATH) else "Images of a folder or a table.",
         version=description.version,
         config=yaml.safe_dump(config, sort_keys=False, allow_unicode=True),
@@ -155,15 +159,6 @@ def _names(spec: Any) -> list[str]:
     every = spec if isinstance(spec, list | tuple) else [spec]
     found = (one.get("name") if isinstance(one, Mapping) else one for one in every)
     return list(dict.fromkeys(str(name) for name in found if name is not None))
-
-
-def _scores(run: RunFolder) -> str:
-    """What the weights scored."""
-    curve = run.curves.get(run.score_tag())
-    if not curve or (run.config.get("checkpoint") or {}).get("monitor") != EVALUATED:
-        return ""
-    step, score = max(curve, key=lambda point: point[1])
-    return f"{score:.4f} on the validation split ({run.score_tag()}), after {step + 1} steps, the run's best."
 
 
 def _papers(names: Mapping[Registry, Sequence[str]]) -> list[str]:

@@ -4,6 +4,7 @@ import tempfile
 from ast import literal_eval
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -63,10 +64,11 @@ def quantise(content: bytes, images: Iterable[Tensor], network: nn.Module) -> by
             if said.key == SCOPES and layers & {*literal_eval(said.value)[-2:]}
         }
         others = [node.name for node in onnx.load(prepared).graph.node if node.name.partition("/")[0] not in of_layers]
+        feeds = ({"images": batch.numpy()} for batch in images)
         tools.quantize_static(
             prepared,
             made,
-            _Reader(images),
+            SimpleNamespace(get_next=lambda: next(feeds, None)),
             quant_format=tools.QuantFormat.QDQ,
             op_types_to_quantize=list(QUANTISED),
             per_channel=True,
@@ -77,17 +79,6 @@ def quantise(content: bytes, images: Iterable[Tensor], network: nn.Module) -> by
     found.metadata_props.extend(onnx.load_from_string(content).metadata_props)
     found.metadata_props.add(key="quantised", value=", ".join(QUANTISED))
     return bytes(found.SerializeToString())
-
-
-class _Reader:
-    """Calibration images as onnxruntime asks for them."""
-
-    def __init__(self, images: Iterable[Tensor]) -> None:
-        self.images = iter(images)
-
-    def get_next(self) -> dict[str, Any] | None:
-        batch = next(self.images, None)
-        return None if batch is None else {"images": batch.numpy()}
 
 
 class FileNetwork(nn.Module):

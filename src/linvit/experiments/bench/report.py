@@ -188,10 +188,8 @@ def _row(cost: Cost, batch: int) -> dict[str, Any]:
 
 
 def _entry(cost: Cost, metric: Metric) -> str:
-    value = metric.value(cost)
-    return _number(value) if value is not None else "memory" if "out of memory" in cost.note else "-"
-
-
-def _number(value: float) -> str:
     """Three digits, without an exponent."""
+    value = metric.value(cost)
+    if value is None:
+        return "memory" if "out of memory" in cost.note else "-"
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
