@@ -191,8 +191,8 @@ def test_each_plugin_is_imported_and_reported(broken):
 
 CHECK_ONE = """
 import sys
-from linvit.cli.import_check import REGISTRIES, why_not
-print(why_not(REGISTRIES["attention"], sys.argv[1], float(sys.argv[2])))
+from linvit.cli.doctor import CHECK, run_apart
+print(run_apart(CHECK, "attention", sys.argv[1], timeout=float(sys.argv[2]))[1])
 """
 
 WILD = [  # what a plug-in does to its process, and what is reported

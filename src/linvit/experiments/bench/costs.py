@@ -2,8 +2,8 @@
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import linear_regression
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from linvit import machine
 from linvit.analysis.operations import count_on_meta, kept_for_backward
 from linvit.errors import UserError
-from linvit.experiments.bench.runner import Build, Candidate, Mode, Runner, Settings
+from linvit.experiments.bench.runner import Build, Built, Candidate, Mode, Runner, Settings
 from linvit.experiments.measure import Timing, interleaved, out_of_memory, peak_memory
 
 TIMES = (1, 2, 3, 4)  # the sides that are measured, over that of the image
@@ -54,13 +54,18 @@ class Cost:
         """The name and, unless the module ran as it is, the mode."""
         return self.name if self.mode == "eager" else f"{self.name}, {self.mode}"
 
-    def failed(self, name: str, error: Exception) -> None:
-        """Notes why a pass, or all of them, could not be measured."""
-        first = str(error).strip().partition("\n")[0]
-        reason = first if isinstance(error, UserError) else f"failed: {type(error).__name__}: {first}"
-        if out_of_memory(error):
-            reason = f"out of memory ({first})" if isinstance(error, MemoryError) and first else "out of memory"
-        self.note = "; ".join(filter(None, [self.note, f"{PASSES[name][0]}: {reason}" if name else reason]))
+    @contextmanager
+    def noting_failures(self, name: str = "") -> Iterator[None]:
+        """Notes why a pass, or all of them, could not be measured, and leaves it out."""
+        try:
+            yield
+        except Exception as error:
+            first = str(error).strip().partition("\n")[0]
+            reason = first if isinstance(error, UserError) else f"failed: {type(error).__name__}: {first}"
+            if out_of_memory(error):
+                reason = f"out of memory ({first})" if isinstance(error, MemoryError) and first else "out of memory"
+            self.note = "; ".join(filter(None, [self.note, f"{PASSES[name][0]}: {reason}" if name else reason]))
+            self.peak.pop(name, None)
 
 
 def costs_over_sizes(
@@ -115,16 +120,14 @@ def measure_costs(
         for i, (cost, candidate) in enumerate(zip(costs, candidates, strict=True)):
             what = "compiling" if cost.mode == "compiled" else "memory"
             report(f"{i / len(costs):4.0%} {what}: {cost.label}, {format_size(cost.size)}")
-            try:
+            with cost.noting_failures():
                 runner = Runner(*candidate.build(cost.size), settings, cost.mode)
                 _memory(cost, runner)
                 found = count_on_meta(runner.evaluated, *runner.inputs, **runner.options)
                 cost.parameters, cost.macs = found.parameters, found.matmul // settings.batch
                 cost.flops = found.flops // settings.batch
-            except Exception as error:
-                cost.failed("", error)
             for name in cost.peak:
-                works[f"{i} {name}"] = _guarded(cost, name, getattr(runner, name))
+                works[f"{i} {name}"] = partial(_timed, cost, name, getattr(runner, name))
 
         def on_sample(left: float) -> None:
             report(f"timing, {left:.0f} s left")
@@ -146,29 +149,20 @@ def format_size(size: tuple[int, int]) -> str:
 def _memory(cost: Cost, runner: Runner) -> None:
     """Peak memory of the passes, and what is kept for backward; the passes are warm afterwards."""
     for name in runner.settings.passes:
-        try:
+        with cost.noting_failures(name):
             work = getattr(runner, name)
             if name != "forward_backward" or runner.mode == "compiled":
                 work()  # what is allocated but once does not count
             kept = None if name == "forward" else kept_for_backward(runner.training_forward, runner.trained)
             cost.peak[name] = peak_memory(work, runner.settings.device)
             cost.kept = kept
-        except Exception as error:
-            cost.failed(name, error)
 
 
-def _guarded(cost: Cost, name: str, work: Callable[[], Any]) -> Callable[[], None]:
+def _timed(cost: Cost, name: str, work: Callable[[], Any]) -> None:
     """A pass that is left out from the moment in which memory does not suffice, as when another process takes it."""
-
-    def run() -> None:
-        if name in cost.peak:
-            try:
-                work()
-            except Exception as error:
-                del cost.peak[name]
-                cost.failed(name, error)
-
-    return run
+    if name in cost.peak:
+        with cost.noting_failures(name):
+            work()
 
 
 def costs_by_size(networks: Mapping[str, nn.Module], image: Tensor, device: torch.device, seconds: float) -> list[Cost]:
@@ -180,9 +174,8 @@ def costs_by_size(networks: Mapping[str, nn.Module], image: Tensor, device: torc
     found: list[Cost] = []
     for times in TIMES:
         images = image[None].repeat(1, 1, times, times).to(device)
-        height, width = images.shape[-2:]
-        build = {name: partial(_with_images, network, images) for name, network in networks.items()}
-        candidates = [Candidate(name, (height, width), own) for name, own in build.items()]
+        size = (images.shape[-2], images.shape[-1])
+        candidates = [Candidate(name, size, partial(_with_images, own, images)) for name, own in networks.items()]
         costs, _ = measure_costs(candidates, Settings(str(device), backward=False), budget=seconds / len(TIMES))
         if not all(cost.seconds for cost in costs):
             break
@@ -193,7 +186,7 @@ def costs_by_size(networks: Mapping[str, nn.Module], image: Tensor, device: torc
     return found
 
 
-def _with_images(network: nn.Module, images: Tensor, _: Any) -> tuple[nn.Module, tuple[Tensor], dict[str, Any]]:
+def _with_images(network: nn.Module, images: Tensor, _: Any) -> Built:
     return network, (images,), {}
 
 
