@@ -30,7 +30,8 @@ def table(rows: Sequence[tuple[str, ...]], width: int | None = None) -> list[str
     rows = [tuple(printable(cell, lines=False) for cell in row) for row in rows]
     columns = list(zip(*rows, strict=True))[:-1]
     widths = [max(map(len, column)) for column in columns]
-    sides = [">" if any(cell[:1].isdigit() for cell in column[1:]) else "<" for column in columns]
+    numeric = [any(cell[:1].isdigit() for cell in each[1:]) and " " not in "".join(each[1:]) for each in columns]
+    sides = [">" if is_numeric else "<" for is_numeric in numeric]
     prefix = sum(widths) + 2 * len(widths)
     beside = prefix + max(len(row[-1]) for row in rows) <= width or width - prefix >= LEAST
     lines, above = [], ""

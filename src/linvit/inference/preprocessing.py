@@ -109,7 +109,7 @@ class Preprocessing:
         if values.dtype.kind == "f" and bands.ranges is None:
             low, high = float(values.min()), float(values.max())
             if not (low >= 0 and high <= 1):
-                raise ValueError(f"its floats lie between {low:g} and {high:g}: give floats in [0, 1], or 8 bits")
+                raise ValueError(f"its values, of floats, lie between {low:g} and {high:g}: give [0, 1], or 8 bits")
             values = (values * 255).round().astype(np.uint8)
         count, height, width = values.shape
         self.reader.check(Kind("", width, height, count, str(values.dtype), 1))
