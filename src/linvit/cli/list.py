@@ -151,7 +151,7 @@ def _configurations(pattern: str) -> list[str]:
     fields = {name: found for name in chosen if "Paper" in (found := heading(texts[name]))}
     rows = []
     for name, found in fields.items():
-        expected = _expected(name, found).partition(" (")[0]
+        expected = _expected(name, found).partition(" (")[0].replace("box AP", "AP")
         rows.append((f"  {name}", expected if len(expected) <= LONGEST else expected.partition(";")[0], found["Paper"]))
     lines = table([("configs", "expected", "paper"), *rows]) if rows else []
     parts = []
