@@ -29,7 +29,7 @@ from linvit.data.sources.images import Images, Sample, Target, Transform, collat
 from linvit.data.sources.read import MAX_PIXELS, BadImages, ImageReader, Policy
 from linvit.data.sources.scan import ImageFinding, ScanResult, json_list
 from linvit.data.sources.stream import Stream
-from linvit.data.transforms.bands import Bands
+from linvit.data.transforms.decode import Bands
 from linvit.data.transforms.on_device import Normalisation
 from linvit.errors import UserError, check_number
 from linvit.image_size import image_size

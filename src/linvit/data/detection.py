@@ -15,10 +15,10 @@ from linvit.data.base import CLASS_NAMES_OPTION, ImageData, TargetReport
 from linvit.data.sources.coco import find_coco
 from linvit.data.sources.images import Sample, Target, wrong_size
 from linvit.data.sources.labels import Classes, features_of, read_names
-from linvit.data.sources.object_source import ObjectSource
 from linvit.data.sources.objects import (
     OBJECT_COLUMNS,
     BoxFormat,
+    ObjectSource,
     absent_classes,
     annotation_name,
     class_table,

@@ -37,7 +37,7 @@ def top1_by_set(scores: Sequence[Score], model: EvaluatedModel) -> dict[str, flo
     found = {}
     for (name, size), group in groupby(scores, lambda score: (score.set, score.size)):
         own, nominal = [score.top1 for score in group], model.preprocessing.size
-        found[name if nominal in (None, size) else f"{name} {size[0]}x{size[1]}"] = sum(own) / len(own)
+        found[name if tuple(nominal or size) == size else f"{name} {size[0]}x{size[1]}"] = sum(own) / len(own)
     return found
 
 

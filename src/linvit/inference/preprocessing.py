@@ -16,8 +16,7 @@ from torchvision.transforms import v2
 from linvit.data.sources.images import Sample
 from linvit.data.sources.read import MAX_PIXELS, BadImageError, ImageReader, reason_of
 from linvit.data.transforms import classification, segmentation
-from linvit.data.transforms.bands import Bands, Kind
-from linvit.data.transforms.decode import to_rgb
+from linvit.data.transforms.decode import Bands, Kind, to_rgb
 from linvit.data.transforms.geometry import CropMode
 from linvit.data.transforms.on_device import Normalisation
 from linvit.errors import UserError, check_choice, check_number

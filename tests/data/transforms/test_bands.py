@@ -9,8 +9,7 @@ import torch
 from PIL import Image
 
 from linvit.data.sources.read import BadImageError, ImageReader
-from linvit.data.transforms.bands import Bands, kind_of
-from linvit.data.transforms.decode import open_image
+from linvit.data.transforms.decode import Bands, kind_of, open_image
 from linvit.data.transforms.geometry import Warp, affine_matrix, pad, resize
 from linvit.errors import UserError
 from tests.data.damaged import encoded

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, default_collate
 from linvit.data.loading.sampler import SeededIndex
 from linvit.data.sources.read import BadImageError, BadImages, ImageReader, name_of
 from linvit.data.sources.splits import Rows
-from linvit.data.transforms.bands import BandsError
+from linvit.data.transforms.decode import BandsError
 from linvit.data.transforms.on_device import BatchDeviceOps
 from linvit.errors import UserError
 

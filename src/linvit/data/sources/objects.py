@@ -1,21 +1,31 @@
-"""The column of a table that says what is in its images: boxes, classes, masks; and whether these can be used."""
+"""Images with objects in COCO's files, tables or on the hub: boxes, classes, masks; and whether these can be used."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache, cached_property
 from itertools import chain
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 import datasets
 import numpy as np
+import pyarrow.compute
+from lightning.pytorch.utilities import rank_zero_info
+from tqdm import tqdm
 
-from linvit.data.sources.coco import AnnotationFinding, rle_counts
-from linvit.data.sources.images import Sample, SampleReader, check_target_sizes
-from linvit.data.sources.labels import find_column
-from linvit.data.sources.read import BadImageError
+from linvit.data.sources.coco import AnnotationFinding, CocoTables, find_coco, load_coco, rle_counts
+from linvit.data.sources.data_source import DataSource, Splits
+from linvit.data.sources.images import Reader, Sample, SampleReader, Target, Transform, check_target_sizes
+from linvit.data.sources.labels import Classes, features_of, find_column, undecoded
+from linvit.data.sources.read import BadImageError, ImageReader, name_of
+from linvit.data.sources.splits import HUB, load_splits
 from linvit.data.transforms.detection import Objects, trainable, usable
-from linvit.errors import UserError, check_choice, quote_first
+from linvit.errors import UserError, check_choice, did_you_mean, quote_first
 
+THREADS = 16
+MIN_SIDE = 32  # pixels; training leaves out images with a shorter side, and those without objects, as mmdetection does
 WRONG_FORMAT = 0.3  # fraction of boxes that reach out of their images, from which on they are taken for another format
 SLACK = 1.0  # pixels by which a box may
 BoxFormat = Literal["xywh", "xyxy"]
@@ -204,3 +214,129 @@ def class_table(names: Sequence[str], ids: Sequence[Any], counts: Mapping[str, n
         objects = "".join(f"{own[label]:>10,}" for own in counts.values())
         lines.append(f"{label:>5} {key!s:>6}  {name:{wide}}{objects}")
     return lines
+
+
+class ObjectSource(DataSource):
+    """A source with objects: COCO's files, or what `load_splits` knows; for the arguments see `DetectionData`."""
+
+    def __init__(
+        self,
+        name: str,
+        images: ImageReader,
+        image_column: str | None,
+        val_fraction: float,
+        column: str | None,
+        box_format: str,
+        class_names: list[str] | None,
+        masks: bool,
+    ) -> None:
+        super().__init__(name, images, image_column, val_fraction)
+        self.given_column = column
+        self.box_format = box_format
+        self.given_names = class_names
+        self.masks = masks
+
+    @cached_property
+    def coco(self) -> CocoTables | None:
+        """The tables of COCO's files, if it has such."""
+        path = Path(self.name).expanduser()
+        files = find_coco(path) if not self.name.startswith(HUB) and path.is_dir() else {}
+        return load_coco(path, files, self.masks) if files else None
+
+    @cached_property
+    def tables(self) -> Splits:
+        """The rows of each split as they are stored."""
+        return load_splits(self.name) if self.coco is None else self.coco.splits
+
+    @cache  # noqa: B019 (a source lives as long as its run)
+    def audit(self, split: str) -> ObjectAudit:
+        """What there is to say about all objects of a split."""
+        assert self.column is not None
+        unread = [] if self.coco is None else self.coco.malformed[split]
+        subset, labels = self.given_names is not None, self.classes.labels
+        return audit_objects(self.splits[split], self.column, self.sizes(split), labels, subset, unread)
+
+    @cached_property
+    def column(self) -> ObjectColumn | None:
+        """Where the objects are."""
+        column = object_column(features_of(self.tables), self.given_column, self.box_format, self.name)
+        if column is not None and self.masks and "segmentation" not in column.fields:
+            raise UserError(
+                f"the objects of '{self.name}' have no masks ('segmentation'): leave --data.masks at false, and train "
+                f"a head without masks"
+            )
+        return column
+
+    @cached_property
+    def classes(self) -> Classes:
+        """The classes, in the order of their ids."""
+        column, given = self.column, self.given_names
+        if column is None:
+            raise UserError(f"data source '{self.name}' has no objects; it has: {', '.join(features_of(self.tables))}")
+        if self.coco is not None:
+            found: dict[Any, str] = dict(self.coco.categories)
+        elif column.names is not None:
+            found = dict(enumerate(column.names))
+        else:
+            rows = self.splits.get("train", next(iter(self.splits.values())))
+            lists = [column.lists(cell, f"row {row}") for row, cell in enumerate(rows[column.name])]
+            ids = sorted({key for own in lists for key in own["category"]} - {None})
+            found = {key: str(key) for key in ids}
+            if given is not None and not isinstance(next(iter(ids), ""), str):  # which it names in this order
+                if len(given) != len(ids):
+                    raise UserError(
+                        f"class_names has {len(given)} names, but the objects of '{self.name}' are of {len(ids)} "
+                        f"categories, {ids[:10]}"
+                    )
+                found = dict(zip(ids, given, strict=True))
+        if not found:
+            raise UserError(f"data source '{self.name}' has no categories")
+        if unknown := [name for name in given or () if name not in found.values()]:
+            hint = did_you_mean(unknown[0], found.values())
+            raise UserError(f"'{self.name}' has no class '{unknown[0]}' (--data.class_names).{hint}")
+        used = {key: name for key, name in found.items() if given is None or name in given}
+        return Classes([*used.values()], [*used])
+
+    @cache  # noqa: B019
+    def sizes(self, split: str) -> np.ndarray:
+        """(H, W) of all images, int (n, 2): as the table says, or by the headers of files; 0 where none can be read."""
+        rows = self.splits[split]
+        if {"height", "width"} <= rows.features.keys():
+            table = rows.select_columns(["height", "width"]).with_format("arrow")[:]
+            sides = [pyarrow.compute.fill_null(table[side], 0).to_numpy() for side in ("height", "width")]
+            return np.stack(sides, 1).astype(np.int64)
+        images = undecoded(rows, self.image_column)
+        with ThreadPoolExecutor(THREADS) as pool:
+            found = pool.map(lambda row: self.images.size(images[row][self.image_column]) or (0, 0), range(len(images)))
+            return np.array([*tqdm(found, f"sizes of {split} images", len(images), delay=5)], np.int64).reshape(-1, 2)
+
+    def trained_rows(self, chosen: np.ndarray | None) -> np.ndarray:
+        """Numbers of the training rows without those that have no annotation, or a side of less than `MIN_SIDE`."""
+        shorter = self.sizes("train").min(1)
+        chosen = np.arange(len(shorter)) if chosen is None else chosen
+        kept = (shorter >= MIN_SIDE) | (shorter == 0)  # 0 cannot be read: met, and counted, when it is used
+        kept &= self.audit("train").per_image > 0
+        used: np.ndarray = chosen[kept[chosen]]
+        if not len(used):
+            raise UserError(f"all {len(chosen)} training images of '{self.name}' are without objects or too small")
+        if len(used) < len(chosen):
+            rank_zero_info(
+                f"training leaves out {len(chosen) - len(used)} of {len(chosen)} images of '{self.name}', which have "
+                f"no object or a side of less than {MIN_SIDE} pixels"
+            )
+        return used
+
+    def groups(self, chosen: np.ndarray) -> np.ndarray:
+        """Whether images are wider than high, which batches tell apart."""
+        height, width = self.sizes("train")[chosen].T
+        wide: np.ndarray = (width > height).astype(int)
+        return wide
+
+    def name_of(self, split: str, row: int) -> str:
+        """What messages call the image of a row."""
+        return name_of(undecoded(self.splits[split], self.image_column)[row][self.image_column], f"row {row}")
+
+    def reader(self, targets: Mapping[str, Target], transform: Transform) -> Reader:
+        """What makes samples of rows; see `DataSource.reader`."""
+        found = (self.column, self.classes.labels, self.masks) if "objects" in targets else ()
+        return ObjectReader(transform, self.image_column, targets, self.images, *found)

@@ -18,8 +18,7 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from linvit.data.loading.sampler import sample_seed
-from linvit.data.transforms.bands import Bands, Kind
-from linvit.data.transforms.decode import FORMATS, decode, header, stored_values
+from linvit.data.transforms.decode import FORMATS, Bands, Kind, decode, header, stored_values
 from linvit.errors import UserError, check_choice
 from linvit.plain_text import CsvWriter, cell_of, printable
 

@@ -17,8 +17,7 @@ from tqdm import tqdm
 
 from linvit.data.sources.labels import undecoded
 from linvit.data.sources.read import RGB, ImageReader, name_of, reason_of
-from linvit.data.transforms.bands import LEVELS, Bands
-from linvit.data.transforms.decode import header, stored_values
+from linvit.data.transforms.decode import LEVELS, Bands, header, stored_values
 from linvit.errors import UserError
 
 CHUNK = 32  # images that a process hands over at once

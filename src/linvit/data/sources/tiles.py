@@ -11,8 +11,7 @@ from PIL import Image
 from linvit.data.sources.masks import LOSSY, NUMBER_VALUES, UNKNOWN, MaskReader
 from linvit.data.sources.pairs import Folders, by_split, by_stem, pairs
 from linvit.data.sources.read import MAX_PIXELS, ImageReader, reason_of
-from linvit.data.transforms.bands import Kind
-from linvit.data.transforms.decode import header, open_image, stored_values
+from linvit.data.transforms.decode import Kind, header, open_image, stored_values
 from linvit.errors import UserError, quote_first
 from linvit.ignore_index import IGNORE_INDEX
 from linvit.rasters import Georeference, georeference, write_tiff
