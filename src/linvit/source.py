@@ -124,15 +124,9 @@ def _definition(target: str, hops: int = 9) -> tuple[ast.Module | None, ast.Clas
             case ast.ImportFrom(names=aliases):
                 for alias in aliases:
                     if name == (alias.asname or alias.name):
-                        return _definition(f"{_absolute(statement, module, spec)}:{alias.name}", hops - 1)
+                        inside = spec and spec.submodule_search_locations is not None  # of a package's __init__
+                        parents = (module if inside else module.rpartition(".")[0]).split(".")
+                        package = parents[: len(parents) + 1 - statement.level] if statement.level else []
+                        source = ".".join([*package, *filter(None, [statement.module])])
+                        return _definition(f"{source}:{alias.name}", hops - 1)
     return tree, None
-
-
-def _absolute(statement: ast.ImportFrom, name: str, spec: ModuleSpec | None) -> str:
-    """The module that `from ... import` in module `name` reads; dots that lead out of the package stay."""
-    package = name if spec and spec.submodule_search_locations is not None else name.rpartition(".")[0]
-    source = "." * statement.level + (statement.module or "")
-    try:
-        return importlib.util.resolve_name(source, package)
-    except ImportError:
-        return source

@@ -4,7 +4,8 @@ import argparse
 import re
 import shutil
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from linvit.plain_text import printable
 
@@ -60,46 +61,29 @@ def entry(start: str, text: str, column: int = 40) -> list[str]:
 def reflow(text: str, width: int | None = None) -> str:
     """Prose of a docstring, wrapped again where its lines are longer than `width`; lines that were not full stay."""
     width = terminal_width() if width is None else width
-    return "\n".join(line for lines in _paragraphs(text) for line in _wrapped(lines, width))
-
-
-def _paragraphs(text: str) -> Iterator[list[str]]:
-    """Lines that belong together."""
-    lines: list[str] = []
+    paragraphs: list[list[str]] = []  # lines that belong together
     for line in text.splitlines():
-        if lines and not _continues(lines[-1], line):
-            yield lines
-            lines = []
-        lines.append(line)
-    yield lines
-
-
-def _continues(line: str, after: str) -> bool:
-    """Whether the next line continues an entry, or with a sentence because its first word did not fit on a line."""
-    if not line.strip() or not after.strip():
-        return False
-    if _indent(after) != _indent(line):
-        return _indent(after) > _indent(line) and ENTRY.match(line) is not None
-    return len(line) + 1 + len(after.split()[0]) > FULL and not ENTRY.match(after)
+        above = paragraphs[-1][-1] if paragraphs else ""
+        deeper = _indent(line) - _indent(above)
+        # a sentence continues because its first word did not fit above, an entry in lines that are indented
+        full = len(above) + 1 + len((line.split() or [""])[0]) > FULL and not ENTRY.match(line)
+        if line.strip() and above.strip() and (full if deeper == 0 else deeper > 0 and ENTRY.match(above)):
+            paragraphs[-1].append(line)
+        else:
+            paragraphs.append([line])
+    wrapped: list[str] = []
+    for lines in paragraphs:
+        first = _indent(lines[0])
+        others = _indent(lines[1]) if len(lines) > 1 else first + 4 * bool(first and ENTRY.match(lines[0]))
+        indents = {"initial_indent": " " * first, "subsequent_indent": " " * others}
+        whole, fits = " ".join(line.strip() for line in lines), max(map(len, lines)) <= width
+        options: dict[str, Any] = {**indents, "break_on_hyphens": False, "break_long_words": False}
+        wrapped += lines if fits else textwrap.wrap(whole, width, **options)
+    return "\n".join(wrapped)
 
 
 def _indent(line: str) -> int:
     return len(line) - len(line.lstrip())
-
-
-def _wrapped(lines: list[str], width: int) -> list[str]:
-    if max(map(len, lines), default=0) <= width:
-        return lines
-    first = _indent(lines[0])
-    others = _indent(lines[1]) if len(lines) > 1 else first + 4 * bool(first and ENTRY.match(lines[0]))
-    return textwrap.wrap(
-        " ".join(line.strip() for line in lines),
-        width,
-        initial_indent=" " * first,
-        subsequent_indent=" " * others,
-        break_on_hyphens=False,
-        break_long_words=False,
-    )
 
 
 def argument_parser(program: str, description: str | None, epilog: str = "") -> argparse.ArgumentParser:

@@ -48,15 +48,6 @@ def overlay(picture: np.ndarray, classes: np.ndarray, colours: np.ndarray) -> np
     return np.where(known[..., None], mixed.round().astype(np.uint8), picture)
 
 
-def captions(names: Sequence[str], width: int) -> Image.Image:
-    """A line with the names of pictures of that width that lie side by side."""
-    picture = Image.new("RGB", (width * len(names), LINE), "white")
-    for i, name in enumerate(names):
-        place = (i + 0.5) * width, LINE / 2
-        ImageDraw.Draw(picture).text(place, name, "black", ImageFont.load_default(12), anchor="mm")
-    return picture
-
-
 def legend(colours: np.ndarray, names: Sequence[str], width: int, paper: Paper = LIGHT) -> Image.Image:
     """A picture of that width with a swatch and the name of each class, in as many columns as fit."""
     font = ImageFont.load_default(12)
@@ -120,8 +111,11 @@ class ValidationPictures(Callback):
         folder = trainer.log_dir  # all ranks ask for it, since it is that of rank 0
         if not self._rows or folder is None or trainer.sanity_checking:
             return
-        titles = np.asarray(captions(self.titles, self.width))
-        picture = np.concatenate([titles, *self._rows, *self.below(trainer, pl_module)])
+        titles = Image.new("RGB", (self.width * len(self.titles), LINE), "white")
+        for i, title in enumerate(self.titles):
+            place = (i + 0.5) * self.width, LINE / 2
+            ImageDraw.Draw(titles).text(place, title, "black", ImageFont.load_default(12), anchor="mm")
+        picture = np.concatenate([np.asarray(titles), *self._rows, *self.below(trainer, pl_module)])
         with training_on(trainer):
             Path(folder).mkdir(parents=True, exist_ok=True)
             write_picture(Path(folder) / f"val_{self.name}.png", Image.fromarray(picture))

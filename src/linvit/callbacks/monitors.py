@@ -17,7 +17,6 @@ from linvit import machine
 from linvit.callbacks.common import rgb, writers
 
 GIB = 2**30
-REFRESH = 20  # steps
 
 
 class ProgressBar(TQDMProgressBar):
@@ -27,7 +26,7 @@ class ProgressBar(TQDMProgressBar):
     waits until a GPU has done all of its work. So `on_bar` is False where this bar is in use.
     """
 
-    def __init__(self, refresh_rate: int = REFRESH) -> None:
+    def __init__(self, refresh_rate: int = 20) -> None:
         super().__init__(refresh_rate)
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:

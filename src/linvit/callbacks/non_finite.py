@@ -171,16 +171,13 @@ class NonFiniteGuard(Callback):
             self._first = report(trainer, task, self._suspect, layers=not self._sharded)
             rank_zero_warn(f"step {step} is skipped: its loss or gradient is not finite. {self._first.text}")
         if self.in_a_row >= min(self.stop_after, trainer.estimated_stepping_batches) or self._first.weights:
-            raise UserError(self._stopped(trainer, step))
-
-    def _stopped(self, trainer: Trainer, step: int) -> str:
-        why = f"loss or gradient was not finite in {self.in_a_row} steps in a row (--non_finite.stop_after)"
-        precision = "" if trainer.precision == "32-true" else "set --trainer.precision=32-true, "
-        return (
-            f"training stopped at step {step}: {'the weights are not finite' if self._first.weights else why}. "
-            f"{self._first.text}. Lower --model.lr, clip gradients (--trainer.gradient_clip_val=1), {precision}"
-            f"or fix the samples that are named. Checkpoints are from before"
-        )
+            why = f"loss or gradient was not finite in {self.in_a_row} steps in a row (--non_finite.stop_after)"
+            precision = "" if trainer.precision == "32-true" else "set --trainer.precision=32-true, "
+            raise UserError(
+                f"training stopped at step {step}: {'the weights are not finite' if self._first.weights else why}. "
+                f"{self._first.text}. Lower --model.lr, clip gradients (--trainer.gradient_clip_val=1), {precision}"
+                f"or fix the samples that are named. Checkpoints are from before"
+            )
 
 
 class BatchReport(NamedTuple):

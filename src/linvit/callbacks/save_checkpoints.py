@@ -4,7 +4,7 @@ import io
 import math
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -180,10 +180,7 @@ class SaveCheckpoints(Checkpoint):
             unlock(Path(self.dirpath))
 
     def save(self, trainer: Trainer) -> bool:
-        """Writes last.ckpt now; returns whether that succeeded, and warns if not.
-
-        It is called on all ranks, between two optimiser steps.
-        """
+        """Writes last.ckpt now, on all ranks, between two optimiser steps; returns whether that succeeded."""
         return self._save(trainer, [])
 
     def _save_and_choose(self, trainer: Trainer) -> None:
@@ -211,7 +208,9 @@ class SaveCheckpoints(Checkpoint):
         failures = (self._write(trainer, path) for path in (paths[:1] if linked else paths))
         self.failure = next((failure for failure in failures if failure is not None), None)
         if self.failure is None and linked:
-            self.failure = _not_saved(paths[-1], on_rank_zero(trainer, link_all, [Path(path) for path in paths]))
+            # A kill before the last name leaves the last.ckpt before, from which a resumed run does all of it again.
+            reasons = (on_rank_zero(trainer, link, Path(paths[0]), Path(path)) for path in paths[1:])
+            self.failure = _not_saved(paths[-1], next((reason for reason in reasons if reason is not None), None))
         if self.failure is not None:
             rank_zero_warn(
                 f"step {trainer.global_step}: {self.failure}. What lay there before is unchanged. The run continues, "
@@ -254,15 +253,6 @@ def log_now(trainer: Trainer) -> None:
         connector.update_train_step_metrics()
     elif trainer.training:
         connector.log_metrics(connector.metrics["log"], step=trainer.global_step - 1)
-
-
-def link_all(paths: Sequence[Path]) -> None:
-    """Gives the first checkpoint, which is written, the names of the others; last.ckpt last.
-
-    A kill before that leaves the last.ckpt before, from which a resumed run does all of it again.
-    """
-    for path in paths[1:]:
-        link(paths[0], path)
 
 
 def reserve(folder: Path) -> None:

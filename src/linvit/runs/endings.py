@@ -10,7 +10,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 import traceback
@@ -157,7 +156,13 @@ def in_words(trainer: Trainer, ranks: Ranks) -> Iterator[None]:
             raise
         own = str(mistake or (loader and f"loader process: {error}") or f"{type(error).__name__}: {error}")
         if mistake is None:
-            own += _written(ranks, error)
+            path = (ranks.run or Path("no folder")) / f"traceback_rank_{ranks.rank}.txt"
+            try:
+                path.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+                own += f"; its traceback is in {shown(path)}"
+            except OSError:
+                if not lost_contact(error):
+                    traceback.print_exception(error)
         if trainer.world_size == 1:
             ranks.say(own)
             raise SystemExit(1) from error
@@ -174,18 +179,6 @@ def unsaved(trainer: Trainer) -> str | None:
                 f"{how_to_resume(Path(str(trainer.log_dir)))}"
             )
     return None
-
-
-def _written(ranks: Ranks, error: Exception) -> str:
-    """Writes the traceback of the current exception to the run's folder and says where it is."""
-    text, path = traceback.format_exc(), (ranks.run or Path("no folder")) / f"traceback_rank_{ranks.rank}.txt"
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError:
-        if not lost_contact(error):
-            sys.stderr.write(text)
-        return ""
-    return f"; its traceback is in {shown(path)}"
 
 
 def run_summary(saves: SaveCheckpoints, predict_with: str, run: Path, length: str) -> str:

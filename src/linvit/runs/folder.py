@@ -110,10 +110,9 @@ class RunFolder:
         return trained >= wanted and self.evaluated(wanted, seen)
 
     def evaluated(self, epochs: int | None, steps: int) -> bool:
-        """Whether the evaluation that follows upon so many whole epochs, or that many steps have, is in the curves.
+        """Whether the evaluation that follows upon so many whole epochs, or that many steps, is in the curves.
 
-        Epochs are those that were trained to their end; None if that is not known. Steps count where evaluations do not
-        follow epochs.
+        Steps count where evaluations do not follow epochs, or the epochs are not known.
         """
         every = self._trainer.get("check_val_every_n_epoch", 1)
         if self._trainer.get("limit_val_batches") == 0:
@@ -181,10 +180,7 @@ class RunFolder:
         return 0.0 if decay is None else float(decay ** (score.step + 1))
 
     def options(self) -> dict[str, Any]:
-        """The configuration as options of the command line, without those that may differ between seeds.
-
-        Nor is the file of the weights from which a stage starts that follows upon another one.
-        """
+        """The configuration as options, without those that differ between seeds, or name weights of the stage before."""
         stage = re.compile(rf"stage_\d+/{re.escape(self.folder.parent.name)}/version_")
         found = {key: value for key, value in flat(self.config).items() if key not in PER_RUN}
         return {key: value for key, value in found.items() if not (key == SOURCE and stage.search(str(value)))}
@@ -249,7 +245,8 @@ def run_name(configs: Sequence[str | Path]) -> str:
     if not configs:
         return "unnamed"
     parts = CONFIGS / "base"
-    last = next((c for c in reversed(configs) if not _file(c).is_relative_to(parts)), configs[-1])
+    files = {config: (find_config(str(config)) or Path(config)).resolve() for config in reversed(configs)}
+    last = next((config for config, file in files.items() if not file.is_relative_to(parts)), configs[-1])
     folder = Path(last).absolute().parent
     return folder.parent.name if VERSION.fullmatch(folder.name) else Path(last).stem
 
@@ -283,11 +280,6 @@ def claim_version(folder: Path) -> int:
 
 def _number(version: Path) -> int:
     return int(version.name.removeprefix("version_"))
-
-
-def _file(config: str | Path) -> Path:
-    """Where a configuration lies, as far as that is known."""
-    return (find_config(str(config)) or Path(config)).resolve()
 
 
 def run_of_checkpoint(checkpoint: str | Path) -> Path | None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch import Callback
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torchmetrics import MeanMetric, Metric
@@ -21,7 +21,9 @@ from linvit.errors import UserError, check_number
 from linvit.plain_text import printable
 from linvit.tasks.base import Description, Task
 from linvit.tasks.published import PublishedScores, published_top1
-from linvit.tasks.results import Result, with_lines
+from linvit.tasks.results import Result
+
+LINE = 14  # pixels of text below a picture
 
 
 @dataclass(kw_only=True)
@@ -44,7 +46,14 @@ class ClassificationResult(Result):
     def plot(self) -> Image.Image:
         """The image with names and probabilities below it."""
         lines = [f"{score:.3f}  {label}" for label, score in zip(self.labels, self.scores, strict=True)]
-        return with_lines(self.image, lines)
+        picture, font = self.image, ImageFont.load_default(12)
+        width = max(picture.width, 160, *(int(font.getlength(line)) + 8 for line in lines))  # small ones are enlarged
+        height = round(picture.height * width / picture.width)
+        page = Image.new("RGB", (width, height + LINE * len(lines) + 6), "white")
+        page.paste(picture.resize((width, height)))
+        for i, line in enumerate(lines):
+            ImageDraw.Draw(page).text((4, height + 2 + LINE * i), line, "black", font)
+        return page
 
     def save(self, path: str | Path) -> Path:
         """Writes `path` as JSON: `labels` and `scores`."""

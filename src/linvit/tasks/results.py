@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image
 from torch import Tensor
 
 from linvit.callbacks.common import rgb
@@ -78,18 +78,3 @@ class Result:
             rows.append(each.write(paths(each.name, number), number))
             names = each.class_names
         return cls.write_set(rows, paths.folder, names)
-
-
-LINE = 14  # pixels
-
-
-def with_lines(picture: Image.Image, lines: Sequence[str]) -> Image.Image:
-    """A picture, small ones enlarged, with lines of text below."""
-    font = ImageFont.load_default(12)
-    width = max(picture.width, 160, *(int(font.getlength(line)) + 8 for line in lines))
-    height = round(picture.height * width / picture.width)
-    page = Image.new("RGB", (width, height + LINE * len(lines) + 6), "white")
-    page.paste(picture.resize((width, height)))
-    for i, line in enumerate(lines):
-        ImageDraw.Draw(page).text((4, height + 2 + LINE * i), line, "black", font)
-    return page

@@ -84,25 +84,20 @@ class Measurement(Callback):
         self.seconds += time.monotonic() - started
 
     def _calls(self, trainer: Trainer, task: Any, batch: Any) -> list[dict[str, Call]]:
-        """What the layers receive for each image."""
-        if self._samples is None:
-            self._samples = self._chosen(trainer, batch)
+        """What the layers receive for each of the images, which are of the first batch if the data shows none."""
+        data: Any = getattr(trainer, "datamodule", None)
+        if self._samples is None and hasattr(data, "preview"):
+            with isolate_rng():
+                shown: Tensor = data.preview(self.images)["val"]
+            mean, std = torch.tensor([data.mean, data.std]).view(2, -1, 1, 1)
+            self._samples = (shown - mean) / std
+        elif self._samples is None:
+            first: Tensor = batch["image"] if isinstance(batch, dict) else batch[0]
+            self._samples = first[: self.images].detach().clone()
         precision = trainer.precision_plugin
         with isolate_rng(), precision.forward_context():
             images = precision.convert_input(self._samples.to(task.device))
             return [observe(task.network, image) for image in images.split(1)]
-
-    def _chosen(self, trainer: Trainer, batch: Any) -> Tensor:
-        """The images (n, 3, H, W), normalised; those of the first batch if the data shows none."""
-        data: Any = getattr(trainer, "datamodule", None)
-        if not hasattr(data, "preview"):
-            first: Tensor = batch["image"] if isinstance(batch, dict) else batch[0]
-            return first[: self.images].detach().clone()
-        with isolate_rng():
-            shown: Tensor = data.preview(self.images)["val"]
-        mean, std = torch.tensor([data.mean, data.std]).view(2, -1, 1, 1)
-        samples: Tensor = (shown - mean) / std
-        return samples
 
 
 CURVES = ("rank", "effective_rank", "entropy")
