@@ -106,11 +106,7 @@ class NonFiniteGuard(Callback):
         if not self.enabled:
             return
         flags = torch.stack([self._bad, ~self._loss.isfinite()]).to("cpu", non_blocking=True)
-        ready = None
-        if pl_module.device.type == "cuda":  # when it has done all that it was asked to
-            ready = torch.cuda.Event()
-            ready.record()
-        last = _Batch(batch, flags, ready, self._step)
+        last = _Batch(batch, flags, _work_so_far(pl_module.device), self._step)
         due = last if last.ready is None else self._waiting
         self._waiting = None if last.ready is None else last
         self._look(trainer, pl_module, due)
@@ -178,6 +174,15 @@ class NonFiniteGuard(Callback):
                 f"{self._first.text}. Lower --model.lr, clip gradients (--trainer.gradient_clip_val=1), {precision}"
                 f"or fix the samples that are named. Checkpoints are from before"
             )
+
+
+def _work_so_far(device: torch.device) -> torch.cuda.Event | None:
+    """What to wait for until a GPU has done all that it was asked to; None of other devices, which have done it."""
+    if device.type != "cuda":
+        return None
+    event = torch.cuda.Event()
+    event.record()
+    return event
 
 
 class BatchReport(NamedTuple):
