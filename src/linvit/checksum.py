@@ -1,8 +1,7 @@
 """A checksum that travels in a file of `torch.save`: the SHA-256 of the archive, as the comment of the zip file.
 
-A comment is the end of a zip file, and every reader of zip files passes over it. The checksum is that of all bytes of
-the archive as torch wrote it, without a comment, so that a change of any byte is noticed, the directory and the padding
-of the archive included. Files without one, from other programs, have a CRC-32 of the content of each entry.
+Every reader of zip files passes over it. It is that of all bytes of the archive as torch wrote it, so a change of any
+byte is noticed. Files without one, from other programs, have a CRC-32 of the content of each entry.
 """
 
 import hashlib

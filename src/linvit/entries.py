@@ -1,8 +1,7 @@
 """Where a registered name comes from: an entry point of an installed package, or a decorator in the running program.
 
 An entry point is `name = "package.module:Class"`, or `family = "package.module"` for all names that the module assigns
-from `linvit.preset`. Nothing is imported before it is used: entry points are read from package metadata, and presets
-from the source of their module.
+from `linvit.preset`. Nothing is imported before it is used: presets are read from the source of their module.
 """
 
 import functools

@@ -114,8 +114,8 @@ TRIM_FROM = 2**31 - 1  # the largest int
 def keep_memory() -> None:
     """Makes glibc keep the memory of freed tensors on a CPU, as torch's allocator does on a GPU.
 
-    By default glibc returns large free blocks to the system. When they are needed again, the system clears them page by
-    page, which took a sixth of a training step. The peak of memory does not change. Other C libraries are not changed.
+    By default glibc returns large free blocks, and the system clears them page by page when they are needed again: it
+    took a sixth of a training step. The peak of memory does not change.
     """
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)

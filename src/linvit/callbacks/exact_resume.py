@@ -19,13 +19,9 @@ WITHIN_STEP = "within_step"  # in one that was written within an accumulation, w
 class ExactResume(Callback):
     """Saves what a run needs to continue exactly where a checkpoint was written, and restores it.
 
-    Weights, optimiser, schedule, moving average, gradient scaler and callbacks are in every checkpoint of Lightning.
-    This adds the states of the random generators of each rank, and makes the loader continue after the batches
-    that were trained on and that Lightning's loops leave nothing out. Gradients are not saved, so checkpoints are to be
-    written after an optimiser step, not in the middle of accumulation.
-
-    On another number of ranks each continues with the generators of the rank that had its number, modulo how many there
-    were.
+    To what Lightning saves this adds the states of the random generators of each rank (on another number of ranks, of
+    the rank of its number, modulo how many there were), and makes the loader continue after the batches that were
+    trained on. Gradients are not saved, so checkpoints are to be written after an optimiser step.
     """
 
     def __init__(self) -> None:

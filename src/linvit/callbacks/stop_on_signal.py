@@ -15,11 +15,9 @@ class StopOnSignal(Callback):
     """Ends training at the first optimiser step, or the first batch of validation, after a signal.
 
     All ranks agree on it, whichever has received the signal: they exchange a number after every optimiser step and
-    every batch of validation. That takes place on the processor, so no GPU is waited for. What they have exchanged is
-    read after the next one, so that none waits for a slower one either: several ranks stop one step later than one.
-
-    The state of the run is saved. A validation that was cut short leaves no score: the run that is resumed from
-    there starts it again.
+    every batch of validation, on the processor, so no GPU is waited for. It is read after the next one, so none waits
+    for a slower one either: several ranks stop one step later. The state of the run is saved. A validation that was cut
+    short leaves no score: the run that is resumed from there starts it again.
     """
 
     def __init__(self) -> None:

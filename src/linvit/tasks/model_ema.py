@@ -19,10 +19,8 @@ class ModelEma(nn.Module):
 
     Parameters and the running statistics of BatchNorm are averaged. Every other buffer is copied, since an average of
     it means nothing: the mean of two random projections is no longer orthogonal. As in timm's `ModelEma`, which
-    DeiT, CSwin and SOFT use, the average starts from the initial weights, and the decay has no warm-up. torch's
-    `AveragedModel` instead takes over the weights at its first update.
-
-    It is a submodule of the task, so a checkpoint holds it as it holds the weights.
+    DeiT, CSwin and SOFT use, the average starts from the initial weights, and the decay has no warm-up; torch's
+    `AveragedModel` takes over the weights at its first update.
     """
 
     def __init__(self, network: nn.Module, decay: float) -> None:

@@ -22,8 +22,7 @@ SECONDS = 10.0  # after which a measurement ends
 class Measurement(Callback):
     """Looks at the attention of a run every so many steps, on images that stay the same; a subclass says how.
 
-    It looks before the step, at a copy of the network in evaluation mode that shares the weights being trained. So
-    neither training nor a compiled network changes by it, and only rank 0 does anything. Nothing here ends a run: what
+    It looks before the step, at a copy of the network in evaluation mode that shares the weights, on rank 0. What
     cannot be measured is told in a warning.
     """
 
