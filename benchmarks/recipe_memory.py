@@ -4,7 +4,7 @@
 
 Forward, backward, AdamW and the moving average run on the CUDA device that is not there (`tests/null_cuda`), with
 torch's own allocator, under bfloat16 autocast. Its statistics are printed: what torch asks a device for. All values are
-0, so that detectors find nothing and keep less; cuDNN, which is not stood in for, needs a workspace besides; and the
+0, so that detectors find nothing and keep less; cuDNN, which asks for no workspace there, may need one; and the
 context of CUDA takes some 0.5 GiB. A network that needs more than the 80 GiB of that device is not counted.
 """
 
@@ -71,7 +71,6 @@ def peak(name: str, head: str | None, classes: int, batch: int, size: tuple[int,
 def main() -> int:
     """Prints the table."""
     if "CALLS" in os.environ:
-        torch.backends.cudnn.enabled = False
         torch.backends.cuda.enable_cudnn_sdp(False)
         print("| network | head | images | size | GiB | recomputing |\n|---|---|---|---|---|---|", flush=True)
         for name, head, classes, batch, size in MODELS:

@@ -3,20 +3,56 @@
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
 import yaml
 from jsonargparse import ArgumentParser
-from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, Strategy
+from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, SingleDeviceStrategy, Strategy
+from torch import Tensor
 from torch.distributed.fsdp import FullyShardedDataParallel
 
-from linvit import UserError
+from linvit import UserError, load
+from linvit.cli import main
 from linvit.tasks.model_ema import check_ema_support
+from tests.cli.forked import Ranks
 from tests.cli.runs import QUICKSTART, linvit, tiny
-from tests.training import TINY, tiny_task
+from tests.training import TINY, batches, tiny_task, trainer
 
 FOLDER = Path(__file__).parents[2] / "configs" / "base" / "strategy"
+
+
+class OnCPU(FSDPStrategy):
+    """FSDP without a GPU, which Lightning does not offer."""
+
+    def _setup_model(self, model):
+        return FullyShardedDataParallel(model, device_id=torch.device("cpu"), **self.kwargs)
+
+    def optimizer_state(self, optimizer):
+        with mock.patch.object(Tensor, "cpu", Tensor.clone):  # torch gathers one state after the other in one place
+            return super().optimizer_state(optimizer)
+
+
+class AsFSDP(SingleDeviceStrategy):
+    """What FSDP does to a task: optimisers see flat parameters, and checkpoints are opened without the weights."""
+
+    def setup_optimizers(self, trainer):
+        parameters = list(self.model.parameters())
+        shapes = [parameter.shape for parameter in parameters]
+        for parameter in parameters:
+            parameter.data = parameter.data.flatten()
+        super().setup_optimizers(trainer)
+        for parameter, shape in zip(parameters, shapes, strict=True):
+            parameter.data = parameter.data.view(shape)
+
+    def load_checkpoint(self, checkpoint_path, weights_only=None):
+        content = super().load_checkpoint(checkpoint_path, weights_only)
+        self.lightning_module.load_state_dict(content.pop("state_dict"))
+        return content
+
+    def load_model_state_dict(self, checkpoint, strict=True):
+        """Nothing: they are loaded."""
 
 
 def built(name):
@@ -69,6 +105,43 @@ def test_fsdp_wraps_each_block_and_trains_alike(group):
     assert torch.allclose(output, expected)
     output.sum().backward()
     assert all(weight.grad is not None for weight in wrapped.parameters())
+
+
+def test_flat_parameters_are_grouped_by_their_shapes_and_weights_may_be_loaded_first(tmp_path):
+    for epochs, source in ((1, None), (2, tmp_path / "last.ckpt")):
+        runner = trainer(tmp_path, max_epochs=epochs, strategy=AsFSDP(torch.device("cpu")))
+        runner.fit(task := tiny_task(), batches(8), ckpt_path=source)
+        runner.save_checkpoint(tmp_path / "last.ckpt")
+    assert runner.global_step == 2
+    matrices, others = (group["params"] for group in runner.optimizers[0].param_groups)
+    assert matrices
+    assert all(weight.ndim > 1 for weight in matrices)
+    assert {id(weight) for weight in task.parameters() if weight.ndim == 1} <= set(map(id, others))
+
+
+@pytest.mark.slow
+def test_fsdp_saves_whole_checkpoints_and_resumes_to_the_same_weights(tmp_path):
+    """Two ranks."""
+    fragment = yaml.safe_load((FOLDER / "fsdp.yaml").read_text())
+    fragment["trainer"]["strategy"]["class_path"] = f"{__name__}.{OnCPU.__name__}"
+    (tmp_path / "quickstart.yaml").write_text(yaml.safe_dump(fragment))
+    options = tiny(trainer__gradient_clip_val="null", trainer__limit_train_batches=2, data__batch_size=4)
+    command = ["fit", f"--config={QUICKSTART}", "--config=quickstart.yaml", *options, "--trainer.devices=2"]
+    kept = tmp_path / "checkpoints" / "quickstart" / "version_0" / "checkpoints"
+    found = []
+    for more in ([], [f"--ckpt_path={kept / 'previous.ckpt'}"]):
+        ranks = Ranks([], tmp_path, number=2, call=lambda more=more: main([*command, *more]))
+        assert ranks.wait() == [0, 0], ranks.text()
+        load(kept / "best.ckpt")
+        found.append(torch.load(kept / "last.ckpt", weights_only=True))
+    once, resumed = found
+    assert once["global_step"] == resumed["global_step"] == 4
+    for name, weight in once["state_dict"].items():
+        assert torch.equal(weight, resumed["state_dict"][name]), name
+    (optimizer,) = once["optimizer_states"]
+    decayed = [optimizer["state"][i]["exp_avg"].ndim for i in optimizer["param_groups"][0]["params"]]
+    assert decayed
+    assert min(decayed) > 1
 
 
 def test_fsdp_without_cuda_is_a_user_error(tmp_path):

@@ -295,15 +295,7 @@ class Task(LightningModule):
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """AdamW and its schedule; warns of a total batch size that the learning rate was not chosen for."""
         settings, schedule = self.optimisation, run_schedule(self.optimisation, self.trainer)
-        groups = parameter_groups(
-            self,
-            schedule.peak,
-            settings.weight_decay,
-            layer_decay=settings.layer_decay,
-            backbone_lr_scale=settings.backbone_lr_scale,
-            no_decay=settings.no_decay,
-            lr_scales=self._lr_scales(),
-        )
+        groups = [{**group, "lr": schedule.peak * group["lr"]} for group in self._groups]
         betas = (settings.betas[0], settings.betas[1])
         fused = self.trainer.strategy.root_device.type in ("cpu", "cuda")
         optimizer = adamw(groups, schedule.peak, betas, fused)
@@ -325,7 +317,10 @@ class Task(LightningModule):
         }
 
     def setup(self, stage: str) -> None:
-        """Has checkpoints opened safely, sets the precision of products; refuses runs with a wrong moving average."""
+        """Has checkpoints opened safely, sets the precision of products, groups parameters for the optimiser.
+
+        A `UserError` says if a moving average would be wrong.
+        """
         guard(self.trainer.strategy, self)
         self._precision = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision(self.hparams["float32_matmul_precision"])
@@ -335,6 +330,17 @@ class Task(LightningModule):
             self.load_teacher()
             if self.trainer.num_sanity_val_steps:  # on all images: it scores the student before any step
                 self.trainer.num_sanity_val_steps = float("inf")
+        if stage == "fit":  # while the parameters have their shapes and names, which FSDP takes from them
+            settings = self.optimisation
+            self._groups = parameter_groups(
+                self,
+                1.0,
+                settings.weight_decay,
+                layer_decay=settings.layer_decay,
+                backbone_lr_scale=settings.backbone_lr_scale,
+                no_decay=settings.no_decay,
+                lr_scales=self._lr_scales(),
+            )
 
     def load_teacher(self) -> None:
         """Copies and compares with the network of the teacher, if there is one, until the end of the next fit."""

@@ -33,8 +33,8 @@ YAML = re.compile(r"[{\[]|:(\s|$)")  # text that a parser of configurations may 
 
 
 @contextmanager
-def opened(source: Any) -> Iterator[Path]:
-    """A checkpoint as a file here, which holds tensors and plain values alone."""
+def opened(source: Any, resumed: bool = False) -> Iterator[Path]:
+    """A checkpoint as a file here, which holds tensors and plain values alone, and all that a run is `resumed` from."""
     with ExitStack() as stack:  # no folder is made if none is needed: a kill would leave it
         if isinstance(source, Path) or (isinstance(source, str) and "://" not in source):
             path = Path(source)
@@ -51,7 +51,7 @@ def opened(source: Any) -> Iterator[Path]:
                 raise UserError(f"cannot get the checkpoint '{source}': {type(error).__name__}: {error}") from error
         if not path.is_file():
             raise UserError(f"there is no checkpoint at '{source}'")
-        content = check_content(torch_file.load(path, objects=False), source)
+        content = check_content(torch_file.load(path, objects=False), source, resumed)
         with no_larger_than(content["state_dict"], source):
             yield path
 
@@ -177,11 +177,11 @@ def guard(strategy: Strategy, task: LightningModule) -> None:
         if strategy.lightning_module is not task:
             return load(checkpoint_path, weights_only)
         only_weights(weights_only, checkpoint_path)
-        with opened(checkpoint_path) as file:
-            content: dict[str, Any] = load(file, True)
-        if task.trainer.state.fn != TrainerFn.FITTING:
+        resumed = task.trainer.state.fn == TrainerFn.FITTING
+        with opened(checkpoint_path, resumed) as file:
+            content: dict[str, Any] = load(file, True)  # FSDP hands the weights to its model, and leaves them out here
+        if not resumed:
             return {name: part for name, part in content.items() if name not in OF_TRAINING}
-        check_content(content, checkpoint_path, resumed=True)
         for callback in task.trainer.checkpoint_callbacks:
             state = content.get("callbacks", {}).get(callback.state_key)
             if isinstance(callback, ModelCheckpoint) and state is not None and not names_own_files(callback, state):
