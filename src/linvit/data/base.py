@@ -93,9 +93,7 @@ class ImageData(LightningDataModule):
     test_set: Images | Stream
     predict_set: Images | Stream
     list_keys: ClassVar[Collection[str]] = ()
-    """Entries of a sample that differ in shape between samples, which batches hold as lists."""
-    list_if_ragged: ClassVar[Collection[str]] = ()
-    """Entries that may differ in shape, which a batch holds as a list if they do, and else as one tensor."""
+    """Entries of a sample that batches hold as lists, as they do all tensors that differ in shape."""
     cpu_keys: ClassVar[Collection[str]] = ()
     """Entries that Lightning neither moves to the device nor converts to half precision; see `NotTransferred`."""
     subset: bool = False
@@ -214,7 +212,7 @@ class ImageData(LightningDataModule):
     @property
     def collate(self) -> Callable[[Sequence[Sample]], dict[str, Any]]:
         """What makes a batch of samples, in a loader process."""
-        return partial(collate, list_keys=self.list_keys, list_if_ragged=self.list_if_ragged, cpu_keys=self.cpu_keys)
+        return partial(collate, list_keys=self.list_keys, cpu_keys=self.cpu_keys)
 
     @classmethod
     def recognises(cls, source: str) -> bool:

@@ -6,7 +6,6 @@ from typing import Any, ClassVar, Literal, get_args
 
 import datasets
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
 
 from linvit.data.base import ImageData, TargetReport
 from linvit.data.sources.data_source import Splits
@@ -186,9 +185,7 @@ class ClassificationData(ImageData):
         if self.data_source.streaming or self.label_column is None:
             return
         classes = self.class_names or [str(index) for index in range(self.num_classes or 0)]
-        warning = check_trained_classes(self.labelled, self.label_column, classes, self.source)
-        if warning:
-            rank_zero_warn(warning)
+        check_trained_classes(self.labelled, self.label_column, classes, self.source)
 
     def check_targets(self, found: ScanResult, workers: int) -> TargetReport:
         """Looks at all labels; see `ImageData.check_targets`."""

@@ -67,7 +67,6 @@ class SegmentationData(ImageData):
     train_transform: TrainTransform
     eval_transform: EvalTransform
     list_keys: ClassVar[tuple[str, ...]] = ("size",)
-    list_if_ragged: ClassVar[tuple[str, ...]] = ("image", "mask")
     how_to_label: ClassVar[str] = (
         "put masks of the same names beside the images, as in train/images and train/masks, or name the column of "
         "masks with --data.mask_column"

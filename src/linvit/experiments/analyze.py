@@ -100,7 +100,7 @@ def read_photos(data: ImageData, count: int, device: torch.device, *, spread: bo
         samples = (samples[i * len(samples) // count if spread else i] for i in range(count))
     photos = []
     for i, sample in enumerate(islice(samples, count)):
-        batch = collate([sample], data.list_keys, data.list_if_ragged)
+        batch = collate([sample], data.list_keys)
         batch["image"] = move_data_to_device(batch["image"], device)
         data.finish(batch)
         name = str(batch["id"][0]) if "id" in batch else f"image {i}"

@@ -157,7 +157,7 @@ class TrainedModel:
                     raise UserError(said) from error
                 warnings.warn(f"{said}; it is skipped", stacklevel=1)
         if samples:
-            collated = collate(samples, list_keys=("size",), list_if_ragged=("image",))
+            collated = collate(samples, list_keys=("size",))
             found = self._run(collated, options)
             for number, result in zip(collated["index"].tolist(), found, strict=True):
                 image, result.name, _ = batch[number]

@@ -6,7 +6,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features
 
 import linvit
 from linvit.data.sources import splits
-from linvit.data.sources.splits import embedded, hold_out, load_splits
+from linvit.data.sources.splits import DIGITS, EMBEDDED, hold_out, load_splits
 from tests.data.images import image_folder, picture, plain_table, png, save
 
 FEATURES = Features({"image": datasets.Image(), "label": ClassLabel(names=["ant", "bee"])})
@@ -23,7 +23,7 @@ def lengths(source):
 
 
 def test_digits_are_embedded():
-    assert embedded() == ["digits"]
+    assert [folder.name for folder in EMBEDDED.iterdir()] == [DIGITS]
     assert lengths("digits") == {"train": 1257, "val": 180, "test": 360}
 
 

@@ -139,21 +139,19 @@ class NotTransferred:
 
 
 def collate(
-    samples: Sequence[Sample],
-    list_keys: Collection[str] = (),
-    list_if_ragged: Collection[str] = (),
-    cpu_keys: Collection[str] = (),
+    samples: Sequence[Sample], list_keys: Collection[str] = (), cpu_keys: Collection[str] = ()
 ) -> dict[str, Any]:
-    """Makes a batch: tensors are stacked, ids are a list; training adds `device_ops` and `seed`, the first sample's.
+    """Makes a batch: tensors of one shape are stacked; training adds `device_ops` and `seed`, the first sample's.
 
     For the keys see `ImageData`; those of `cpu_keys` are in `not_transferred`, a `NotTransferred`.
     """
-    differ = {name for name in list_if_ragged if len({sample[name].shape for sample in samples if name in sample}) > 1}
-    apart = {"device_ops", *list_keys, *cpu_keys, *differ}
+    shapes = {name: {getattr(sample[name], "shape", None) for sample in samples} for name in samples[0]}
+    lists = {*list_keys, *(name for name, own in shapes.items() if len(own) > 1)} - {"device_ops", *cpu_keys}
+    apart = {"device_ops", *lists, *cpu_keys}
     batch: dict[str, Any] = default_collate(
         [{name: value for name, value in sample.items() if name not in apart} for sample in samples]
     )
-    batch |= {name: [sample[name] for sample in samples] for name in {*list_keys, *differ} if name in samples[0]}
+    batch |= {name: [sample[name] for sample in samples] for name in lists if name in samples[0]}
     if cpu_keys:
         batch["not_transferred"] = NotTransferred(
             {name: [sample[name] for sample in samples] for name in cpu_keys if name in samples[0]}

@@ -9,6 +9,7 @@ import datasets
 import numpy as np
 import pyarrow
 import pyarrow.compute
+from lightning.pytorch.utilities import rank_zero_warn
 
 from linvit.data.sources.read import name_of
 from linvit.errors import UserError, did_you_mean, quote_first
@@ -144,10 +145,8 @@ def check_same_classes(splits: dict[str, datasets.Dataset], label: str, source: 
             raise UserError(f"the splits {first} and {second} of '{source}' have different classes: {where}")
 
 
-def check_trained_classes(
-    splits: dict[str, datasets.Dataset], label: str, classes: list[str], source: str
-) -> str | None:
-    """What to warn of if a trained class has no validation image; one without training images is a `UserError`."""
+def check_trained_classes(splits: dict[str, datasets.Dataset], label: str, classes: list[str], source: str) -> None:
+    """Warns of trained classes without a validation image; one without training images is a `UserError`."""
     every = range(len(classes))
     present = {split: {*rows.unique(label)} for split, rows in splits.items()}
     absent = {
@@ -161,8 +160,8 @@ def check_trained_classes(
                 f"Name them as train does, add training images, or move them elsewhere"
             )
     unseen = [classes[i] for i in every if i in present["train"] and i not in present.get("val", every)]
-    said = f"the val split of '{source}' has no images of some trained classes: {quote_first(unseen)}"
-    return said if unseen else None
+    if unseen:
+        rank_zero_warn(f"the val split of '{source}' has no images of some trained classes: {quote_first(unseen)}")
 
 
 def places_of(names: Sequence[str], classes: Sequence[str], source: str) -> list[int]:

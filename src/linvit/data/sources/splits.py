@@ -20,6 +20,7 @@ from linvit.errors import UserError, did_you_mean
 
 Rows = TypeVar("Rows", datasets.Dataset, datasets.IterableDataset)
 EMBEDDED = Path(__file__).parents[1] / "assets"
+DIGITS = "digits"  # the set that comes with linvit
 HUB = "hub:"
 SCENES = "digit_scenes"  # made of the embedded digits, with masks
 SPLITS = {"train": ("train", "training"), "val": ("validation", "val", "valid", "dev"), "test": ("test", "testing")}
@@ -53,7 +54,7 @@ def find_source(source: str) -> tuple[str | None, dict[str, str]]:
         if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name):
             raise UserError(f"a set on the hub is called {HUB}owner/name; got '{source}'")
         return name, {}
-    path = EMBEDDED / source if source in embedded() else existing(source)
+    path = EMBEDDED / source if source == DIGITS else existing(source)
     kind = source_kind(path)
     if kind is not None:
         check_tables(path, kind)
@@ -74,11 +75,6 @@ def named(found: dict[str, Rows], source: str) -> dict[str, Rows]:
     if not known:
         raise UserError(f"data source '{source}' has the splits {', '.join(found)}; expected at least 'train'")
     return known
-
-
-def embedded() -> list[str]:
-    """Names of the data sets that come with linvit."""
-    return sorted(folder.name for folder in EMBEDDED.iterdir() if folder.is_dir())
 
 
 @contextmanager
@@ -104,10 +100,10 @@ def existing(source: str) -> Path:
         return path
     if path.exists():
         raise UserError(f"'{source}' is neither a folder nor a regular file")
-    nearest = did_you_mean(source, [*embedded(), SCENES]) if source != SCENES else ""
+    nearest = did_you_mean(source, [DIGITS, SCENES]) if source != SCENES else ""
     raise UserError(
         f"there is no data at '{source}' (looked for {path.absolute()}).{nearest} Give an embedded set "
-        f"({', '.join(embedded())}; for segmentation {SCENES}), the path of an image folder, parquet or arrow data, or "
+        f"({DIGITS}; for segmentation {SCENES}), the path of an image folder, parquet or arrow data, or "
         f"{HUB}owner/name"
     )
 

@@ -139,18 +139,13 @@ def trainable(objects: Objects, size: tuple[Any, Any]) -> np.ndarray:
     objects without area. The size is (H, W) of one image, or two arrays (n,), of the image of each object.
     """
     boxes = objects["boxes"]
-    kept: np.ndarray = inside(boxes, size) & (boxes[:, 2:] - boxes[:, :2] >= 1).all(1) & (areas(objects) > 0)
+    x1, y1, x2, y2 = boxes.T
+    seen = (np.minimum(x2, size[1]) > np.maximum(x1, 0)) & (np.minimum(y2, size[0]) > np.maximum(y1, 0))
+    kept: np.ndarray = seen & (boxes[:, 2:] - boxes[:, :2] >= 1).all(1) & (areas(objects) > 0)
     for flag in ("iscrowd", "ignore"):
         if flag in objects:
             kept &= ~objects[flag]
     return kept
-
-
-def inside(boxes: np.ndarray, size: tuple[Any, Any]) -> np.ndarray:
-    """Which boxes (n, 4) have a part in their image, bool (n,); see `trainable`."""
-    x1, y1, x2, y2 = boxes.T
-    within: np.ndarray = (np.minimum(x2, size[1]) > np.maximum(x1, 0)) & (np.minimum(y2, size[0]) > np.maximum(y1, 0))
-    return within
 
 
 def usable(objects: Objects, size: tuple[Any, Any]) -> np.ndarray:
