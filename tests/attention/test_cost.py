@@ -20,7 +20,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, int]]] = [  # options, and the 
     ("softmax", {"fused": False, "qk_norm": True}, {}),
     ("linear", {}, {}),
     ("focused", {}, {"k": 5}),
-    ("focused", {"dwc_kernel": 3, "norm_scope": "per_head", "stable_power": False, "denominator": "sum"}, {"k": 3}),
+    ("focused", {"dwc_kernel": 3, "norm_scope": "per_head", "denominator": "sum"}, {"k": 3}),
     ("slab", {}, {"k": 5}),
     ("hydra", {"kernel_q": "identity", "kernel_k": "identity"}, {}),
     ("efficient", {}, {}),

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from linvit.attention.base import Grid
 from linvit.attention.kernels import Formula, with_kernel
-from linvit.attention.ops.activations import focus, focus_as_written, of_both
+from linvit.attention.ops.activations import focus, of_both
 from linvit.attention.ops.decorators import mixed_precision, recomputed
 from linvit.attention.ops.functional import SizeOf, join_heads, resize_table, resize_tokens, upcast
 from linvit.attention.ops.linear import linear_attention, linear_factors
@@ -45,8 +45,6 @@ class FocusedAttention(ConvolvedAttention):
         relu_eps: Added to the relu features.
         eps: Added to the denominator.
         denominator: "mean" over the keys (the reference since 2024) or "sum" (before): eps then weighs 1/M as much.
-        stable_power: Divide by the largest entry before the power: the same function, safe at every p. False is the
-            reference's order of operations, which gives NaN for p >= 8.
     """
 
     complexity = "O(N)"
@@ -69,7 +67,6 @@ class FocusedAttention(ConvolvedAttention):
         relu_eps: float = 1e-6,
         eps: float = 1e-6,
         denominator: Literal["mean", "sum"] = "mean",
-        stable_power: bool = True,
     ) -> None:
         super().__init__(dim, num_heads, grid, key_dim=key_dim)
         check_number("focusing_factor", focusing_factor, at_least=1, note=" (1: no focusing)")
@@ -81,7 +78,6 @@ class FocusedAttention(ConvolvedAttention):
         self.relu_eps = relu_eps
         self.eps = eps
         self.denominator = denominator
-        self.stable_power = stable_power
         self.channelwise = dwc
         self.max_rank = self.key_dim
 
@@ -122,10 +118,8 @@ class FocusedAttention(ConvolvedAttention):
         encoding = resize_tokens(table, self.grid.keys_size, grid.kv_size or grid.size)
         return F.pad(encoding, (0, 0, grid.num_prefix, 0)) if grid.num_prefix else encoding  # which have no position
 
-    def formula(self, q: Tensor, k: Tensor, grid: Grid) -> Formula | None:
-        """The kernel, with the default order of operations."""
-        if not self.stable_power:
-            return None
+    def formula(self, q: Tensor, k: Tensor, grid: Grid) -> Formula:
+        """The kernel."""
         return Formula(
             "relu" if self.focusing_factor == 1 and self.scale is None else "focused",
             eps=self.eps * k.shape[-2] if self.denominator == "mean" else self.eps,
@@ -154,8 +148,7 @@ class FocusedAttention(ConvolvedAttention):
         tokens = x.shape[:-1]
         if self.focusing_factor != 1:
             vectors = x if self.norm_scope == "all_heads" else x.unflatten(-1, (self.num_heads, -1))
-            power = self.focusing_factor
-            x = focus(vectors, power, dtype) if self.stable_power else focus_as_written(vectors, power)
+            x = focus(vectors, self.focusing_factor, dtype)
         return x.reshape(*tokens, self.num_heads, -1).transpose(-3, -2).to(dtype)
 
     def convolved(self, v: Tensor, grid: Grid) -> Tensor:

@@ -13,17 +13,12 @@ from torch import Tensor, nn
 from linvit.attention.base import Attention, Grid
 from linvit.attention.ops.decorators import full_precision, recomputed
 from linvit.attention.ops.functional import normalize
-from linvit.errors import check_number
 
 TOKENS = 2  # dimension of (B, h, N, d)
 
 
 class XCAttention(Attention):
-    """Cross-covariance attention, O(N d^2).
-
-    Args:
-        temperature: Initial factor tau on the logits of each head, which is learnt.
-    """
+    """Cross-covariance attention, O(N d^2), with a learnt temperature tau per head, 1 at first."""
 
     narrow_keys = False
     fewer_keys = False
@@ -31,12 +26,9 @@ class XCAttention(Attention):
     complexity = "O(N)"
     equivariant = True
 
-    def __init__(
-        self, dim: int, num_heads: int, grid: Grid, *, key_dim: int | None = None, temperature: float = 1.0
-    ) -> None:
+    def __init__(self, dim: int, num_heads: int, grid: Grid, *, key_dim: int | None = None) -> None:
         super().__init__(dim, num_heads, grid, key_dim=key_dim)
-        check_number("temperature", temperature, above=0)
-        self.temperature = nn.Parameter(torch.full((num_heads, 1, 1), float(temperature)))
+        self.temperature = nn.Parameter(torch.ones(num_heads, 1, 1))
 
     def no_weight_decay(self) -> set[str]:
         """The temperature, as in the reference."""

@@ -54,13 +54,6 @@ def _powers(x: Tensor, factor: float) -> tuple[Tensor, Tensor]:
     return powered, l2_norm(x) * unit / l2_norm(powered).clamp_min(tiny)
 
 
-def focus_as_written(x: Tensor, factor: float) -> Tensor:
-    """`focus` in the reference's order of operations, which gives NaN for p >= 8."""
-    powered = x**factor
-    focused: Tensor = powered / l2_norm(powered) * l2_norm(x)
-    return focused
-
-
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "identity": lambda x: x,
     "relu": F.relu,
