@@ -5,6 +5,7 @@ import csv
 import io
 import logging
 import sys
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -150,3 +151,14 @@ def test_there_is_one_writer_of_tables():
         if isinstance(node, ast.Attribute) and ast.unparse(node) in ("csv.writer", "csv.DictWriter")
     }
     assert writing == {"plain_text.py", "loggers.py"}
+
+
+def test_another_stride_of_an_axis_of_length_1_is_no_matter():
+    """DDP warns of it, and copies such a gradient as it copies all others."""
+    text = "Grad strides do not match bucket view strides. It may cost time.\ngrad.sizes() = [{}], strides() = ..."
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        hide_library_messages()
+        for sizes in ("32, 1, 5, 5", "1, 16, 192", "32, 16", "32, 11, 5, 5"):
+            warnings.warn(text.format(sizes), UserWarning, stacklevel=1)
+    assert [str(one.message) for one in shown] == [text.format(sizes) for sizes in ("32, 16", "32, 11, 5, 5")]

@@ -51,6 +51,7 @@ WARNINGS = (
     r"You have overridden `on_after_batch_transfer`",
     r".*does not have many workers",
     r"Your `IterableDataset` has `__len__` defined",  # and it is right: see linvit.data.sources.stream
+    r"Grad strides do not match[^=]*= \[([^]]* )?1[],]",  # of an axis of length 1, as depthwise convolutions have
     r"Checkpoint directory .* exists and is not empty",  # it is that of the run which is resumed
 )
 ADVERTISEMENT = "Tip: For seamless cloud"
