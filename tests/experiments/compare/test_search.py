@@ -4,8 +4,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from linvit import UserError
+from linvit.experiments.compare.experiment import Experiment
 from linvit.experiments.compare.grid import Sweep
+from linvit.experiments.compare.results import Results, Variant
 from linvit.experiments.compare.search import PruneTrial, Search, open_study
+from linvit.runs.folder import RunFolder
+from tests.experiments.compare.runs import write_run
 
 pytest.importorskip("optuna")
 
@@ -24,7 +29,7 @@ def test_a_poor_trial_is_pruned_after_the_first_quarter_of_its_epochs_and_told_o
         strategy=strategy, should_stop=False, current_epoch=0,
     )  # fmt: skip
     module = SimpleNamespace(hparams={"predict_with": "raw"})
-    for epoch in (0, 1, 1):  # twice, as of a run that a kill has set back
+    for epoch in (0, 1, 1):  # the last twice, as of a run that a kill has set back
         trainer.current_epoch = epoch
         PruneTrial("softmax", 5).on_validation_end(trainer, module)
         assert not trainer.should_stop
@@ -35,6 +40,18 @@ def test_a_poor_trial_is_pruned_after_the_first_quarter_of_its_epochs_and_told_o
     assert (pruned.state.name, pruned.intermediate_values) == ("PRUNED", {0: 0.1, 1: 0.1, 2: 0.1})
     empty = Search(tmp_path, Sweep(variants={"softmax": {}}, tune={"model.lr": ["1..2"]}, trials=6)).ask(1)
     assert not empty.variants  # which has an outcome, so it is not run again
+
+
+def test_a_run_without_a_score_has_failed_and_the_best_is_of_those_that_have_one(tmp_path):
+    search = Search(tmp_path, Sweep(variants={"a": {}}, tune={"model.lr": [1, 2]}, search="optuna", trials=2))
+    asked = [*search.ask(2).variants]
+    with pytest.raises(UserError, match="no trial of the variant 'a' has a score"):
+        search.best()
+    good = write_run(tmp_path / "run/version_0", scores=(0.5, 0.75))
+    search.tell(Results("x", [Variant(asked[0]), Variant(asked[1], {0: RunFolder(good)})], "", None, []))
+    assert [trial.state.name for trial in open_study(tmp_path, "a", None)[0].trials] == ["FAIL", "COMPLETE"]
+    assert search.best().variants["a"]["model.lr"] in (1, 2)
+    assert [*Experiment.of(tmp_path).grid.variants] == ["a-trial1"]
 
 
 def test_ranges_of_more_than_a_decade_are_logarithmic_and_whole_numbers_stay_whole(tmp_path):

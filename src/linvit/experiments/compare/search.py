@@ -49,12 +49,16 @@ class Search:
 
     def tell(self, results: Results) -> None:
         """Ends trials with the scores of their runs; one without a score has failed, if it was not pruned."""
+        import optuna
+
         for variant in results.variants:
             name, _, number = variant.name.rpartition("-trial")
-            self._study(name).tell(int(number), results.summary(variant)[0], skip_if_finished=True)
+            scores = [score.value for score in variant.scores(results.score).values()]
+            state = None if scores else optuna.trial.TrialState.FAIL
+            self._study(name).tell(int(number), scores or None, state, skip_if_finished=True)
 
     def best(self) -> Sweep:
-        """The grid with the values of the best trials; the folder's own has, from then on, those that have a score."""
+        """The grid with the values of the best trials; that of the folder gets those that have a score."""
         chosen: dict[str, Settings] = {}
         scored: dict[str, Settings] = {}
         for name in self.sweep.variants:
@@ -76,9 +80,7 @@ class Search:
         found = dict(self.sweep.variants[variant])
         for key, value in trial.params.items():
             choices = {str(choice): choice for choice in self.sweep.tune[key]}
-            found[key] = (
-                choices[value] if value in choices else float(f"{value:.3g}") if isinstance(value, float) else value
-            )
+            found[key] = float(f"{value:.3g}") if isinstance(value, float) else choices.get(value, value)
         return found
 
 
@@ -107,11 +109,10 @@ class PruneTrial(Callback):
         if trainer.is_global_zero:
             from optuna.trial import Trial, TrialState
 
-            study, storage = open_study(folder, self.study, self.score, (trainer.max_epochs or 0) // WARM_UP)
-            number = storage.get_trial_id_from_study_id_trial_number(
-                storage.get_study_id_from_name(self.study), self.trial
-            )
-            trial, epoch = Trial(study, number), trainer.current_epoch
+            warm_up, epoch = max(trainer.max_epochs or 0, 0) // WARM_UP, trainer.current_epoch
+            study, storage = open_study(folder, self.study, self.score, warm_up)
+            own = storage.get_study_id_from_name(self.study)
+            trial = Trial(study, storage.get_trial_id_from_study_id_trial_number(own, self.trial))
             if epoch not in study.trials[self.trial].intermediate_values:  # as of a run that was resumed
                 trial.report(float(value), epoch)
             if prune := trial.should_prune():
@@ -124,7 +125,7 @@ class PruneTrial(Callback):
 def open_study(
     folder: Path, name: str, score: str | None, warm_up: int = 0
 ) -> "tuple[optuna.Study, optuna.storages.JournalStorage]":
-    """A study in a folder's file, with its storage; its sampler goes on where trials that are there have ended."""
+    """A study in a folder's file, and its storage. No sampler draws again what an earlier process has drawn."""
     try:
         import optuna
         from optuna.storages.journal import JournalFileBackend
