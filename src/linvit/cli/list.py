@@ -2,6 +2,7 @@
 
 import inspect
 import itertools
+import re
 import shlex
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
@@ -22,7 +23,7 @@ from linvit.signatures import descriptions, parameters_of
 from linvit.terminal import argument_parser, reflow, table
 
 REGISTRIES = {"attentions": attentions, "backbones": backbones, "heads": heads}
-LONGEST = 40  # characters of what is expected: beside it stand names, in 80 columns
+LONGEST = 33  # characters of what is expected: beside it stand names, in 80 columns
 KINDS = [*REGISTRIES, "configs"]
 COLUMNS = {
     "attentions": ("cost", "paper"),
@@ -152,7 +153,8 @@ def _configurations(pattern: str) -> list[str]:
     rows = []
     for name, found in fields.items():
         expected = _expected(name, found).partition(" (")[0].replace("box AP", "AP")
-        rows.append((f"  {name}", expected if len(expected) <= LONGEST else expected.partition(";")[0], found["Paper"]))
+        short = expected if len(expected) <= LONGEST else re.split("; |, | of ", expected)[0]
+        rows.append((f"  {name}", short, found["Paper"]))
     lines = table([("configs", "expected", "paper"), *rows]) if rows else []
     parts = []
     for name in chosen:
@@ -226,6 +228,6 @@ def _expected(name: str, fields: Mapping[str, str]) -> str:
     set_, _, recipe = name.partition("/")
     if set_ == "imagenet" and recipe in model_info():
         facts = model_info()[recipe]
-        said = f"published top-1 {facts.top1} ({facts.top1_source})" if facts.top1 else "no top-1 is published"
+        said = f"published top-1 {facts.top1} ({facts.top1_source})" if facts.top1 else "no published top-1"
         return f"not yet run; {said}"
     return "not yet run"
