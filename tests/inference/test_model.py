@@ -158,7 +158,7 @@ def test_without_preprocessing_there_is_the_network_alone(run, model, digits):
     torch.save(content, digits.parent / "bare.ckpt")
     bare = linvit.load(digits.parent / "bare.ckpt")
     assert bare.network(torch.zeros(1, 3, *model.preprocessing.size)).shape == (1, 10)
-    with pytest.raises(UserError, match="does not say how images are prepared: say it"):
+    with pytest.raises(UserError, match="does not say how images are prepared"):
         bare(digits / "00.png")
     said = linvit.load(digits.parent / "bare.ckpt", preprocessing=model.description.preprocessing)
     assert said(digits / "00.png").scores == model(digits / "00.png").scores

@@ -79,7 +79,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(verb: str, argv: list[str]) -> int:
-    """Runs a verb; returns its exit code."""
     if verb in ("-h", "--help", "help"):
         print(HELP, end="")
     elif verb == "--version":

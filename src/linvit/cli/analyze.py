@@ -131,7 +131,6 @@ def _describing(task: Task) -> Callable[[dict[str, Any]], Description]:
 
 
 def _print(found: Sequence[Analysis]) -> None:
-    """Prints the ranks of each layer, and what was left out."""
     index = STATISTICS.index("rank")
     for one in found:
         parts = [part for part in one.parts if part]

@@ -17,7 +17,7 @@ from linvit.data.sources.scan import ScanResult, band_values, describe_bands, sc
 from linvit.data.sources.splits import HUB, source_kind
 from linvit.data.sources.tiles import SETS, cut, find_areas, isprs_areas, read_classes, read_mask
 from linvit.errors import UserError, check_number
-from linvit.terminal import RAW, reflow
+from linvit.terminal import RAW
 
 EPILOG = """examples:
   linvit data check path/to/imagenet    an image folder: train/CLASS/*.jpg,
@@ -61,20 +61,13 @@ def main(argv: list[str]) -> int:
     """Runs `linvit data check`; prints what was found and returns 1 if something is bad, else 0."""
     parser = argparse.ArgumentParser("linvit data", description="Looks at data sets, and cuts large pictures.")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="check|tile")
-    texts: Any = {
-        "description": reflow("Looks at every image of a set before hours are spent on it."),
-        "epilog": EPILOG,
-    }
-    check = verbs.add_parser(
-        "check", help="decode every image of a set and list the bad ones", formatter_class=RAW, **texts
-    )
+    check = _add_verb(verbs, "check", "decode every image of a set, and list the bad ones", EPILOG)
     source = "what --data.source takes: a folder, parquet, arrow, hub:owner/name"
     check.add_argument("source", metavar="PATH", help=source)
     check.add_argument("--output", type=Path, metavar="FILE", help="write split, image and reason of bad images as CSV")
     check.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: one per core)")
     tasks: list[type[ImageData]] = [ImageData, *TASKS]
-    options = {name: option for task in tasks for name, option in task.check_options.items()}
-    for name, option in options.items():
+    for name, option in {name: each for task in tasks for name, each in task.check_options.items()}.items():
         check.add_argument(f"--{name}", **option)
     _add_tile(verbs)
     args = parser.parse_args(argv)
@@ -109,6 +102,11 @@ def main(argv: list[str]) -> int:
     return int(bool(found.bad or refused or report.malformed or report.refused))
 
 
+def _add_verb(verbs: Any, name: str, what: str, epilog: str) -> argparse.ArgumentParser:
+    about = f"{what.capitalize()}."
+    return verbs.add_parser(name, help=what, description=about, epilog=epilog, formatter_class=RAW)  # type: ignore[no-any-return]
+
+
 def _bad(found: ScanResult, output: Path | None) -> list[str]:
     if not found.bad:
         return ["  no bad images"]
@@ -140,10 +138,8 @@ def _first(lines: list[str], where: str = "") -> list[str]:
     return [f"    {line}" for line in [*lines[:SHOWN], *more]]
 
 
-def _add_tile(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Adds the verb to `linvit data`."""
-    texts: Any = {"description": "Cuts large pictures with masks into tiles, once.", "epilog": TILE}
-    tile = verbs.add_parser("tile", help="cut large pictures with masks into tiles", formatter_class=RAW, **texts)
+def _add_tile(verbs: Any) -> None:
+    tile = _add_verb(verbs, "tile", "cut large pictures with masks into tiles, once", TILE)
     tile.add_argument("set", choices=["folder", *sorted(SETS)], help="any folders, or a set of ISPRS with its splits")
     tile.add_argument("--images", type=Path, required=True, help="folder of the pictures, or of train/, val/, test/")
     tile.add_argument("--masks", type=Path, required=True, help="folder of the masks; of ISPRS, the colour-coded ones")
@@ -157,7 +153,6 @@ def _add_tile(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 
 
 def _tile(args: argparse.Namespace) -> int:
-    """Cuts all pictures; prints what was written and returns 0."""
     stride = max(args.size // 2, 1) if args.stride is None else args.stride
     if not 0 < stride <= args.size:
         raise UserError(f"--stride must lie between 1 and --size={args.size}; got {stride}")

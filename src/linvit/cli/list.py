@@ -132,7 +132,6 @@ def _one(kind: str, name: str) -> Iterator[str]:
 
 
 def _published(name: str) -> Iterator[str]:
-    """Size and accuracy of one of linvit's own backbones."""
     facts = model_info().get(name)
     if facts is None:
         return

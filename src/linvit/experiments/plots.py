@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogFormatter, NullLocator
 
@@ -79,7 +80,7 @@ def line_plot(title: str, series: Sequence[Series], x: Axis, y: Axis, note: str 
                 bars += [] if one.hollow else points
                 line = "none" if front else LINES[i // len(COLOURS) % len(LINES)]
                 fill = {"markerfacecolor": "none"} if one.hollow else {}
-                drawn = axes.errorbar(*_columns(points), **look(i) | fill, linestyle=line)
+                drawn = _errorbar(axes, points, **look(i) | fill, linestyle=line)
                 entries.append((points[-1][:2], one.name, drawn))
             for point, label in zip(one.points, one.labels, strict=False):
                 axes.annotate(label, point, (6, 3), textcoords="offset points", color=COLOURS[i % len(COLOURS)])
@@ -121,7 +122,7 @@ def small_multiples(
                 axes.annotate(level.name, level.points[0], (0, 3), textcoords="offset points", fontsize=8)
             for i, one in enumerate(own):
                 if points := _drawable(one, x, y):
-                    axes.errorbar(*_columns(points), **look(i), label=one.name)
+                    _errorbar(axes, points, **look(i), label=one.name)
             if axes.get_legend_handles_labels()[1]:
                 axes.legend(fontsize=8, frameon=False)
         for axes in panels[len(parts) :]:
@@ -204,13 +205,9 @@ def _drawable(series: Series, x: Axis, y: Axis) -> list[Bar]:
     ]
 
 
-def _columns(bars: Sequence[Bar]) -> tuple[list[float], list[float], list[list[float]]]:
-    """The places of points and the lengths of their bars, as matplotlib takes them."""
-    return (
-        [x for x, *_ in bars],
-        [y for _, y, *_ in bars],
-        [[y - a for _, y, a, _ in bars], [b - y for _, y, _, b in bars]],
-    )
+def _errorbar(axes: Axes, bars: Sequence[Bar], **style: Any) -> ErrorbarContainer:
+    x, y, low, high = map(np.array, zip(*bars, strict=True))
+    return axes.errorbar(x, y, [y - low, high - y], **style)
 
 
 def svg(figure: Figure) -> str:

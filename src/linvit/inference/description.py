@@ -95,8 +95,7 @@ def _of_safetensors(path: Path) -> tuple[ModelDescription, dict[str, Tensor]]:
         raise torch_file.broken(path, error) from error
     if content is None:
         raise UserError(
-            f"'{path}' holds weights alone, and says neither what network they are of nor how images are prepared: "
-            f"give the folder of the run, or build the network and call linvit.load_pretrained(network, '{path}')"
+            f"'{path}' holds weights alone: give the folder of the run, or linvit.load_pretrained(network, '{path}')"
         )
     return ModelDescription.from_dict(content, path), state
 

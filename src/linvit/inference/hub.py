@@ -188,8 +188,7 @@ def check_licence(licence: str | None) -> str:
     """The licence, if it is given in the hub's form."""
     if licence is None or not LICENCE.fullmatch(licence):
         raise UserError(
-            f"say under which licence the weights may be used, by the hub's name of it: --license=apache-2.0, mit, "
-            f"cc-by-4.0, cc-by-nc-4.0, other ...; got {licence!r}. The data may allow less than you want to"
+            f"say under which licence the weights may be used, --license=apache-2.0, mit ...; got {licence!r}"
         )
     return licence
 

@@ -55,9 +55,7 @@ class TrainedModel:
         """How images are prepared."""
         if self._preprocessing is None:
             raise UserError(
-                "this network's file does not say how images are prepared: say it, linvit.load(..., preprocessing="
-                "{'size': [224, 224], 'mean': [0.485, 0.456, 0.406], 'std': [0.229, 0.224, 0.225]}), or call "
-                "model.network with images that you have normalised"
+                "this network's file does not say how images are prepared: linvit.load(..., preprocessing={...})"
             )
         return self._preprocessing
 

@@ -160,7 +160,6 @@ def _parser(verb: str, epilog: str) -> argparse.ArgumentParser:
 
 
 def _settings(args: argparse.Namespace) -> Settings:
-    """How modules run."""
     modes: list[Mode] = ["eager", *(mode for name, (mode, _) in MODES.items() if getattr(args, name))]
     check_number("--batch", args.batch, at_least=1, whole=True)
     check_number("--budget", args.budget, above=0)
@@ -178,8 +177,6 @@ def _settings(args: argparse.Namespace) -> Settings:
         raise UserError(f"--autocast runs in half precision; got --dtype {args.dtype}. Write --dtype bfloat16")
     if args.kernel and device.type != "cuda" and not INTERPRETED:
         raise UserError(f"--kernel measures kernels for a GPU; got --device {args.device}. Add --device cuda")
-    if args.no_recompute and args.forward_only:
-        raise UserError("--no_recompute changes the backward pass alone, which --forward_only leaves out")
     dtype, backward = DTYPES[args.dtype], not args.forward_only
     return Settings(args.device, dtype, args.autocast, tuple(modes), backward, batch=args.batch)
 

@@ -85,7 +85,6 @@ def _measure(args: argparse.Namespace) -> None:
 
 
 def _loader(data: ClassificationData, augmentation: Augmentation) -> Any:
-    """Our training loader with an augmentation."""
     data.train_set.reader.transform = TrainTransform(data.size, augmentation, data.mean)
     return data.train_dataloader()
 
