@@ -4,7 +4,7 @@ import numpy as np
 from PIL import Image
 
 from linvit import coco_masks
-from linvit.callbacks.detection import curves_picture, draw
+from linvit.callbacks.dense import curves_picture, draw
 from linvit.tasks.detection.evaluation import Objects
 
 COLOURS = np.array([[200, 0, 0], [0, 0, 200]], dtype=np.uint8)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from linvit import coco_masks
-from linvit.callbacks.detection import DetectionPictures, DetectionReport, draw, enlarged
+from linvit.callbacks.dense import DetectionPictures, DetectionReport, draw, enlarged
 from linvit.errors import UserError, check_number
 from linvit.heads.detection.detector import create_detector
 from linvit.tasks.base import Task
