@@ -97,7 +97,7 @@ def read_photos(data: ImageData, count: int, device: torch.device, *, spread: bo
     samples: Any = data.val_set if spread else data.predict_set
     if hasattr(samples, "__len__"):
         count = min(count, len(samples))
-        samples = (samples[i * len(samples) // count if spread else i] for i in range(count))
+        samples = [samples[i * len(samples) // count if spread else i] for i in range(count)]
     photos = []
     for i, sample in enumerate(islice(samples, count)):
         batch = collate([sample], data.list_keys)
