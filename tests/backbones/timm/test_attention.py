@@ -225,11 +225,11 @@ def test_a_grid_that_is_gone_is_an_error_not_a_guess() -> None:
 
 @pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_compiled_whole(dynamic: bool) -> None:
-    model = perturb(replace_attention(vit(), "focused"))
+    model = perturb(replace_attention(vit(depth=1), "focused"))
     torch._dynamo.reset()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=dynamic)
     with torch.no_grad():
-        for size in [(64, 64), (32, 96), (96, 32)]:
+        for size in [(64, 64), (32, 96)]:
             torch.testing.assert_close(compiled(images(*size)), model(images(*size)))
 
 
