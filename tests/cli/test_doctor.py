@@ -126,7 +126,7 @@ def test_too_little_shared_memory_and_disk(torch_is_well, monkeypatch, capsys, t
     text = " ".join(out.split())
     assert code == 1
     assert "4 found to be wrong" in text
-    for part in ("--shm-size=8g", "use another disk", "is a file", "--trainer.default_root_dir"):
+    for part in ("--shm-size=8g", "use another disk", "Not a directory", "--trainer.default_root_dir"):
         assert part in text
 
 
