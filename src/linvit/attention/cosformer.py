@@ -15,7 +15,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
-from linvit.attention.ops.decorators import full_precision, recomputed
+from linvit.attention.ops.activations import of_both
+from linvit.attention.ops.decorators import mixed_precision, recomputed
+from linvit.attention.ops.functional import wide
 from linvit.attention.ops.linear import key_sums
 from linvit.errors import check_number
 
@@ -37,7 +39,7 @@ class CosFormerAttention(Attention):
         self.eps = eps
 
     @recomputed
-    @full_precision
+    @mixed_precision
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""
         q, k = features(q, k)
@@ -55,7 +57,8 @@ def features(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     longest = max(q.shape[-2], k.shape[-2])
 
     def phi(x: Tensor) -> Tensor:
-        angle = torch.arange(x.shape[-2], dtype=x.dtype, device=x.device)[:, None] * (math.pi / 2 / longest)
-        return torch.cat([F.relu(x) * angle.cos(), F.relu(x) * angle.sin()], -1)
+        angle = torch.arange(x.shape[-2], dtype=wide(x), device=x.device)[:, None] * (math.pi / 2 / longest)
+        x = F.relu(x)
+        return torch.cat([x * angle.cos().to(x.dtype), x * angle.sin().to(x.dtype)], -1)
 
-    return phi(q), phi(k)
+    return of_both(phi, q, k)

@@ -13,10 +13,11 @@ with fewer keys all of them, are at 1, where they do not compete.
 
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from linvit.attention.base import Attention, Grid
-from linvit.attention.ops.activations import elu_plus_one
+from linvit.attention.ops.activations import elu_plus_one, of_both
 from linvit.attention.ops.decorators import full_precision, recomputed
 from linvit.errors import check_number
 
@@ -61,14 +62,15 @@ class FlowAttention(Attention):
 
     def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """`sigmoid(cs N/M) I q'` and `M softmax(co) k'`."""
-        q, k = (x.sigmoid() if self.feature_map == "sigmoid" else elu_plus_one(x) for x in (q, k))
+        q, k = of_both(torch.sigmoid if self.feature_map == "sigmoid" else elu_plus_one, q, k)
+        sources, sinks = q + self.eps, k + self.eps
         queries, keys = q.shape[-2], k.shape[-2]
-        incoming = self._flow(q, k.sum(-2, keepdim=True).mT).reciprocal()  # I (B, h, N, 1)
-        outgoing = self._flow(k, q.sum(-2, keepdim=True).mT).reciprocal()  # O (B, h, M, 1)
-        gate = (self._flow(q, k.mT @ outgoing) * (queries / keys)).sigmoid()  # (B, h, N, 1)
-        competition = self._flow(k, q.mT @ incoming).clamp(-1, 1).softmax(-2) * keys  # (B, h, M, 1)
+        incoming = self._flow(sources, k.sum(-2, keepdim=True).mT).reciprocal()  # I (B, h, N, 1)
+        outgoing = self._flow(sinks, q.sum(-2, keepdim=True).mT).reciprocal()  # O (B, h, M, 1)
+        gate = (self._flow(sources, k.mT @ outgoing) * (queries / keys)).sigmoid()  # (B, h, N, 1)
+        competition = self._flow(sinks, q.mT @ incoming).clamp(-1, 1).softmax(-2) * keys  # (B, h, M, 1)
         return gate * incoming * q, competition * k
 
     def _flow(self, x: Tensor, total: Tensor) -> Tensor:
-        """`x . total` of each token (B, h, N, dk) with a sum over the others (B, h, dk, 1), (B, h, N, 1)."""
-        return (x + self.eps) @ (total + self.eps) + self.eps_out
+        """`x . total` of each token (B, h, N, dk), plus eps, with a sum over the others (B, h, dk, 1), (B, h, N, 1)."""
+        return x @ (total + self.eps) + self.eps_out

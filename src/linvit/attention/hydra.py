@@ -13,8 +13,8 @@ from torch import Tensor
 
 from linvit.attention.base import Attention, Grid, OutNorm
 from linvit.attention.ops.activations import ACTIVATIONS
-from linvit.attention.ops.decorators import full_precision, recomputed
-from linvit.attention.ops.functional import channelwise_attention, channelwise_factors, normalize
+from linvit.attention.ops.decorators import mixed_precision, recomputed
+from linvit.attention.ops.functional import channelwise_attention, channelwise_factors, safe_norm, upcast, wide
 from linvit.errors import check_number
 
 CHANNELS = (1, 3)  # all channels of a token in (B, h, N, d): its heads and the channels within them
@@ -22,8 +22,8 @@ TOKENS = 2
 
 
 KERNELS: dict[str, Callable[[Tensor, "HydraAttention", int], Tensor]] = {
-    "l2": lambda x, options, keys: normalize(x, options.eps, 2, CHANNELS),
-    "l1": lambda x, options, keys: normalize(x, options.eps, 1, CHANNELS),
+    "l2": lambda x, options, keys: x / safe_norm(x, options.eps, 2, CHANNELS, wide(x)),
+    "l1": lambda x, options, keys: x / safe_norm(x, options.eps, 1, CHANNELS, wide(x)),
     "constant": lambda x, options, keys: x / options.constant,
     "mean": lambda x, options, keys: x / math.sqrt(keys),
     "identity": lambda x, options, keys: x,
@@ -98,7 +98,7 @@ class HydraAttention(Attention):
         self.out_norm = out_norm
 
     @recomputed
-    @full_precision
+    @mixed_precision
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, d), (B, h, M, d), (B, h, M, d) -> (B, h, N, d)."""
         return channelwise_attention(*self.features(q, k), v)
@@ -106,7 +106,7 @@ class HydraAttention(Attention):
     def features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """phi_q(q) (B, h, N, d) and phi_k(k) (B, h, M, d)."""
         keys = k.shape[TOKENS]
-        return KERNELS[self.kernel_q](q, self, keys), KERNELS[self.kernel_k](k, self, keys)
+        return upcast(KERNELS[self.kernel_q](q, self, keys)), upcast(KERNELS[self.kernel_k](k, self, keys))
 
     def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """`phi_q(q)_c` and `phi_k(k)_c` for every channel c."""

@@ -1,4 +1,4 @@
-"""Nystrom attention: `o = softmax(q kt^T) pinv(softmax(qt kt^T)) softmax(qt k^T) v`, q and k divided by dk^(1/4).
+"""Nystrom attention: `o = softmax(s q kt^T) pinv(softmax(s qt kt^T)) softmax(s qt k^T) v`, `s = dk^-1/2`.
 
 The landmarks qt and kt are m means of consecutive queries and keys, prefix tokens included; where m does not divide
 their number the first are of one token less (T2T-ViT). A few steps of an iteration stand for the pseudo-inverse.
@@ -102,9 +102,8 @@ class NystromAttention(ConvolvedAttention):
         return left @ (self._pinv(middle) @ (right @ v))
 
     def _kernels(self, q: Tensor, k: Tensor, grid: Grid, kept: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Row-wise softmax of `q kt^T`, `qt kt^T` and `qt k^T`, or of `q k^T` alone where all tokens are landmarks."""
-        q, k = q * self.key_dim**-0.25, k * self.key_dim**-0.25
-        hidden: Tensor | None = None
+        """Row-wise softmax of `s q kt^T`, `s qt kt^T`, `s qt k^T`; or of `s q k^T` where all tokens are landmarks."""
+        scale, hidden = self.key_dim**-0.5, None
         if kept is not None:
             kept = kept.to(q.dtype)
             q, k = q * kept, k * kept
@@ -115,9 +114,9 @@ class NystromAttention(ConvolvedAttention):
 
         count = self.kernel_rank(grid)
         if count == min(grid.num_queries, grid.num_keys):
-            return (over_keys(q @ k.mT),)
-        qt, kt = segment_means(q, count), segment_means(k, count)
-        return (q @ kt.mT).softmax(-1), (qt @ kt.mT).softmax(-1), over_keys(qt @ k.mT)
+            return (over_keys(q @ k.mT * scale),)
+        qt, kt = segment_means(q, count) * scale, segment_means(k, count)
+        return (q @ (kt * scale).mT).softmax(-1), (qt @ kt.mT).softmax(-1), over_keys(qt @ k.mT)
 
     def _pinv(self, kernel: Tensor) -> Tensor:
         """Iterative pseudo-inverse of (B, h, m, m), by an iteration of third order."""

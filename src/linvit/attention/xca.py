@@ -11,10 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from linvit.attention.base import Attention, Grid
-from linvit.attention.ops.decorators import full_precision, recomputed
-from linvit.attention.ops.functional import normalize
-
-TOKENS = 2  # dimension of (B, h, N, d)
+from linvit.attention.ops.decorators import mixed_precision, recomputed
+from linvit.attention.ops.functional import safe_norm, upcast, wide
 
 
 class XCAttention(Attention):
@@ -35,12 +33,14 @@ class XCAttention(Attention):
         return {"temperature"}
 
     @recomputed
-    @full_precision
+    @mixed_precision
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, d) each -> (B, h, N, d)."""
-        return v @ self.channel_matrix(q, k, grid).mT
+        return v @ self.channel_matrix(q, k, grid).mT.to(v.dtype)
 
     def channel_matrix(self, q: Tensor, k: Tensor, grid: Grid) -> Tensor:
         """A (B, h, d, d): how much each channel of the output takes of each channel of the values."""
-        q, k = (normalize(x, 1e-12, dims=(TOKENS,)) for x in (q, k))
-        return (q.mT @ k * self.temperature.to(q.dtype)).softmax(-1)
+        both = torch.stack([q, k])
+        (q, k), (rows, columns) = both.unbind(), safe_norm(both, 1e-12, 2, (-2,), wide(q)).unbind()  # (B, h, 1, d) each
+        cosines = upcast(q.mT @ k) / (rows.mT * columns)
+        return (cosines * self.temperature.to(cosines.dtype)).softmax(-1)

@@ -143,6 +143,7 @@ def test_autocast_on_float32_inputs(name: str) -> None:
 BFLOAT16 = [
     "additive",
     "aft_simple",
+    "cosformer",
     "efficient",
     "focused",
     "inline",
@@ -151,7 +152,7 @@ BFLOAT16 = [
     "linformer",
     "poly_nl",
 ]
-BFLOAT16 += ["separable", "slab", "taylor"]
+BFLOAT16 += ["separable", "slab", "taylor", "xca"]
 """Mechanisms under `mixed_precision`."""
 
 

@@ -11,6 +11,11 @@ SizeOf = Callable[[int], tuple[int, int] | None]
 """The patch grid (H, W) that so many patches had in a checkpoint, or None if it is not known."""
 
 
+def wide(x: Tensor) -> torch.dtype:
+    """The dtype of x, or float32 if that has more digits."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
 def upcast(x: Tensor) -> Tensor:
     """Half precision to float32; float32 and float64 stay what they are."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
@@ -34,9 +39,11 @@ def normalize(x: Tensor, eps: float, order: float = 2, dims: tuple[int, ...] = (
     return x / safe_norm(x, eps, order, dims)
 
 
-def safe_norm(x: Tensor, eps: float, order: float = 2, dims: tuple[int, ...] = (-1,)) -> Tensor:
+def safe_norm(
+    x: Tensor, eps: float, order: float = 2, dims: tuple[int, ...] = (-1,), dtype: torch.dtype | None = None
+) -> Tensor:
     """What `normalize` divides by, with `dims` kept at length 1: `max(||x||, eps)`, and 1 for a vector of zeros."""
-    norm: Tensor = torch.linalg.vector_norm(x, order, dims, keepdim=True)
+    norm: Tensor = torch.linalg.vector_norm(x, order, dims, keepdim=True, dtype=dtype)
     return norm.clamp_min(eps).masked_fill(norm == 0, 1)
 
 

@@ -20,7 +20,7 @@ from linvit.attention.base import Gate, Grid
 from linvit.attention.kernels import with_kernel
 from linvit.attention.ops.activations import elu_plus_one
 from linvit.attention.ops.decorators import full_precision, is_traced, recomputed
-from linvit.attention.ops.functional import upcast
+from linvit.attention.ops.functional import upcast, wide
 from linvit.attention.ops.value_conv import ConvolvedAttention, value_conv
 from linvit.errors import UserError, check_number
 
@@ -46,8 +46,7 @@ def position_turns(x: Tensor, grid: Grid, *, keys: bool = False, width: int | No
     size = grid.keys_size if keys else grid.size
     # Dozens of launches on a GPU, for values that are always the same.
     turns = _kept_turns if x.is_cuda and type(x) is Tensor and not is_traced(x) else _turns
-    dtype = torch.promote_types(x.dtype, torch.float32)
-    return turns(grid.size, size, grid.num_prefix, width, last, x.shape[1], x.shape[3] // 2, dtype, x.device)
+    return turns(grid.size, size, grid.num_prefix, width, last, x.shape[1], x.shape[3] // 2, wide(x), x.device)
 
 
 def _turns(
