@@ -119,10 +119,7 @@ def main() -> int:
     parser.add_argument("--kernel", action="store_true", help="count with `attention_kernel: triton`")
     given = parser.parse_args()
     if "CALLS" in os.environ:
-        names = given.names or [
-            *(name for name in list_attentions() if name != "circulant"),
-            "authors",
-        ]  # cuFFT is not there
+        names = given.names or [*list_attentions(), "authors"]
         print("| layer | launches forward | backward | GB forward | backward |\n|---|---|---|---|---|", flush=True)
         if given.kernel:
             from linvit.attention.kernels import linear

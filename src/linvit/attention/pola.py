@@ -18,7 +18,7 @@ from linvit.attention.base import Gate, Grid
 from linvit.attention.focused import FocusedAttention
 from linvit.attention.ops.activations import by_sign
 from linvit.attention.ops.decorators import full_precision, recomputed
-from linvit.attention.ops.linear import apply_key_sums, key_sums, linear_factors
+from linvit.attention.ops.linear import key_sums, linear_factors
 from linvit.errors import check_number
 
 
@@ -78,9 +78,10 @@ class PolaAttention(FocusedAttention):
         q, k = self.features(q, k, grid)
         context, total = key_sums(k, v, mean=True)  # (B, h, 2 dk, d), (B, h, 2 dk, 1)
         half = self._first_half
-        same = apply_key_sums(q, context[..., :half], total, self.eps)
-        differing = apply_key_sums(q, self._exchanged(context[..., half:]), self._exchanged(total), self.eps)
-        return torch.cat([same, differing], dim=-1)
+        differing = self._exchanged(torch.cat([context[..., half:], total], dim=-1))
+        product = q @ torch.cat([context[..., :half], total, differing], dim=-1)  # of each half the denominator last
+        halves = product.split([half + 1, self.head_dim - half + 1], dim=-1)
+        return torch.cat([x[..., :-1] * (x[..., -1:] + self.eps).reciprocal() for x in halves], dim=-1)
 
     def _phi(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """The features [x+, x-] (..., h, N, 2 dk) of tokens (..., N, h dk)."""
