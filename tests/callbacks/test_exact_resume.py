@@ -17,7 +17,10 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+SLOW = list(CASES)[2:]
+
+
+@pytest.mark.parametrize("case", [*list(CASES)[:2], *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW)])
 def test_interrupted_runs_are_bit_equal(case, tmp_path):
     loading, steps, options = CASES[case]
     expected = run(tmp_path / "whole", [], loading, **options)
