@@ -44,9 +44,9 @@ class GeneratedData(ImageData):
         """What there is to say of the images, for `linvit data check`, which finds none that is bad."""
         answers = torch.cat([batch[self.answer] for batch in self.evaluation_dataloader("val")])
         counts = answers.flatten().bincount(minlength=IGNORE_INDEX)[:IGNORE_INDEX]
-        shape, asked = " x ".join(map(str, answers.shape[1:])), counts.sum() / len(answers)
+        tokens, asked = " x ".join(map(str, answers.shape[1:])) or "1", counts.sum() / len(answers)
         return [
-            f"{self.source}: {asked:.1f} answers of {self.num_classes} for an image{' of ' * bool(shape)}{shape}, "
+            f"{self.source}: {tokens} answers an image, {asked:.1f} of them asked, each one of {self.num_classes}; "
             f"chance {counts.max() / counts.sum():.3f} (always the most frequent of the validation set), ceiling 1"
         ]
 

@@ -22,7 +22,7 @@ from linvit.data.sources.labels import Classes, undecoded
 from linvit.data.sources.read import RGB, ImageReader
 from linvit.data.sources.splits import SCENES, Rows, load_splits
 from linvit.data.transforms.decode import decode
-from linvit.errors import UserError, check_number
+from linvit.errors import UserError, check_number, check_range
 
 CLASSES = ["background", *map(str, range(10))]
 SCENE_SPLITS = ("train", "val", "test")
@@ -71,10 +71,7 @@ class Scenes(Generated):
         super().__post_init__()
         if not 0 <= self.digits[0] <= self.digits[1]:
             raise UserError(f"scenes.digits must be [fewest, most] with 0 <= fewest <= most; got {list(self.digits)}")
-        if not 0 < self.digit_size[0] <= self.digit_size[1] <= 1:
-            raise UserError(
-                f"scenes.digit_size must be [least, largest] in (0, 1], least first; got {list(self.digit_size)}"
-            )
+        check_range("scenes.digit_size", self.digit_size, at_most=1)
 
 
 def scene(split: str, seed: int, size: tuple[int, int], options: Scenes = Scenes()) -> dict[str, Tensor]:

@@ -67,11 +67,8 @@ def find_source(source: str) -> tuple[str | None, dict[str, str]]:
 
 def named(found: dict[str, Rows], source: str) -> dict[str, Rows]:
     """Splits under the names train, val and test, whatever they are called."""
-    known = {}
-    for name, aliases in SPLITS.items():
-        present = [alias for alias in aliases if alias in found]
-        if present:
-            known[name] = found[present[0]]
+    first = {name: next((alias for alias in aliases if alias in found), None) for name, aliases in SPLITS.items()}
+    known = {name: found[alias] for name, alias in first.items() if alias is not None}
     if not known:
         raise UserError(f"data source '{source}' has the splits {', '.join(found)}; expected at least 'train'")
     return known
