@@ -37,7 +37,6 @@ class Operator(NamedTuple):
     name: str
     bytes: int
     flops: int
-    tensors: list[tuple[torch.dtype, tuple[int, ...]]]
 
 
 class Operators(TorchDispatchMode):
@@ -56,8 +55,7 @@ class Operators(TorchDispatchMode):
         if tensors and not views and name not in UNTOUCHED:
             formula = flop_registry.get(func.overloadpacket)
             flops = 0 if formula is None else formula(*args, **(kwargs or {}), out_val=out)
-            shapes = [(x.dtype, tuple(x.shape)) for x in tensors]
-            self.called.append(Operator(name, sum(map(touched, tensors)), flops, shapes))
+            self.called.append(Operator(name, sum(map(touched, tensors)), flops))
         return out
 
 

@@ -317,10 +317,7 @@ class Task(LightningModule):
         }
 
     def setup(self, stage: str) -> None:
-        """Has checkpoints opened safely, sets the precision of products, groups parameters for the optimiser.
-
-        A `UserError` says if a moving average would be wrong.
-        """
+        """Guards checkpoints, sets the precision of products, groups parameters; refuses a wrong moving average."""
         guard(self.trainer.strategy, self)
         self._precision = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision(self.hparams["float32_matmul_precision"])
