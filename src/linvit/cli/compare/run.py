@@ -163,8 +163,7 @@ def report(folders: Sequence[Path], args: argparse.Namespace) -> int:
 def finish(results: Results, root: Path, args: argparse.Namespace, command: str) -> int:
     """Measures the models, writes the report, prints the table; returns 1 if runs are missing, else 0."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    firsts = {v.name: v.runs[min(v.runs)] for v in results.variants if v.runs}
-    if not firsts:
+    if not (firsts := results.firsts):
         lines = [f"{v.name}, seed {seed}: {text}" for v in results.variants for seed, text in v.trouble.items()]
         raise UserError("no run has begun to train, so there is nothing to compare:\n  " + "\n  ".join(lines))
     if not args.skip_costs:

@@ -22,7 +22,7 @@ from linvit.experiments.plots import Axis, Series, bar_plot, heat_map, line_plot
 from linvit.files import replacing
 from linvit.runs import result
 from linvit.runs.conditions import conditions
-from linvit.runs.folder import COSTS, RunFolder
+from linvit.runs.folder import COSTS
 
 MOST_MAPS = 12  # pictures of a run
 MOST_POINTS = 60  # of a curve; more are averaged
@@ -52,9 +52,9 @@ def write(results: Results, folder: Path, device: str) -> Path:
             file.write(text.encode())
     write_table(folder / "table.csv", tables.numbers(results))
     measured = {
-        result.configuration(run)["configuration"]: variant.costs.numbers
+        result.configuration(results.firsts[variant.name])["configuration"]: variant.costs.numbers
         for variant in results.variants
-        if isinstance(variant.costs, Costs) and (run := _first(variant)) is not None
+        if isinstance(variant.costs, Costs) and variant.runs
     }
     if measured:
         result.write(folder / COSTS, {"schema": result.SCHEMA, "conditions": known, "costs": measured})
@@ -80,7 +80,7 @@ def difficulty_plots(results: Results, where: str) -> dict[str, str]:
     Where the score is the fraction of right pixels, as in diagnostic tasks, chance and ceiling are drawn. Chance is
     always the most frequent class of the validation set.
     """
-    runs = {variant.name: run for variant in results.variants if (run := _first(variant)) is not None}
+    runs = results.firsts
     options = {name: run.options() for name, run in runs.items()}
     keys = outermost(differing(options.values()))
     numbers = [key for key in keys if all(type(one.get(key)) in (int, float) for one in options.values())]
@@ -234,7 +234,7 @@ def _ranks(page: Page, results: Results, folder: Path, where: str) -> None:
 
 def _pictures(page: Page, results: Results) -> None:
     """The pictures in the first run of each variant: of the last validation, and of `AttentionMaps`."""
-    runs = {variant.name: run.folder for variant in results.variants if (run := _first(variant)) is not None}
+    runs = {name: run.folder for name, run in results.firsts.items()}
     validation = {name: sorted(folder.glob("val_*.png")) for name, folder in runs.items()}
     of_maps = {name: sorted((folder / maps.FOLDER).rglob("*.png"))[-MOST_MAPS:] for name, folder in runs.items()}
     for heading, pictures in (("Validation", validation), ("Attention maps", of_maps)):
@@ -252,10 +252,6 @@ def _trouble(page: Page, results: Results) -> None:
         page.heading("Incomplete runs, whose scores are left out")
         rows = [[v.name, str(seed), text] for v in troubled for seed, text in sorted(v.trouble.items())]
         page.table(["variant", "seed", "why"], rows)
-
-
-def _first(variant: Variant) -> RunFolder | None:
-    return variant.runs[min(variant.runs)] if variant.runs else None
 
 
 def _list(names: Iterable[str]) -> str:

@@ -120,8 +120,13 @@ class Results:
     @cached_property
     def references(self) -> dict[str, str]:
         """What each variant is compared with; see `references`."""
-        options = {one.name: next(iter(one.runs.values())).options() for one in self.variants if one.runs}
+        options = {name: run.options() for name, run in self.firsts.items()}
         return references([one.name for one in self.variants], options, self.baseline, self.keys)
+
+    @property
+    def firsts(self) -> dict[str, RunFolder]:
+        """The run with the least seed of each variant that has runs."""
+        return {variant.name: variant.runs[min(variant.runs)] for variant in self.variants if variant.runs}
 
     @property
     def matched(self) -> bool:
@@ -214,7 +219,7 @@ class Results:
 
     def best_value(self, variant: Variant, key: str) -> tuple[str, bool]:
         """The value of an option that was tuned, and whether it is the least or largest number of those tried."""
-        value = option_text(next(iter(variant.runs.values())).options(), key) if variant.runs else "-"
+        value = option_text(self.firsts[variant.name].options(), key) if variant.runs else "-"
         try:
             tried = [float(one) for one in self.tuned[key]]
             return value, float(value) in (min(tried), max(tried))
