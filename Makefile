@@ -6,10 +6,12 @@ EPOCHS ?= 20
 SEEDS ?= 3
 JOBS ?= 1
 PAIRS ?= 8,32
+TUTORIALS ?= all
+VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 # Tests run on all cores, each process with one torch thread (tests/conftest.py); more than 8 wait for the disk.
 PARALLEL := --numprocesses=auto --maxprocesses=8 --dist=worksteal
 
-.PHONY: quickstart gallery diagnostics test test-all lint tensorboard clean help
+.PHONY: quickstart gallery diagnostics docs test test-all lint tensorboard clean help
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -60,6 +62,11 @@ diagnostics: .venv/installed ## recall of all attentions, each at its best rate 
 	  --data.pairs=$$pairs --baseline=softmax-pairs$${pairs%%,*} \
 	  --tune model.lr=1e-3,2e-3,4e-3 --seeds $(SEEDS) --jobs $(JOBS) --name diagnostics
 
+docs: .venv/installed-docs ## build the site into docs/_build/html (TUTORIALS=all, changed or none are run)
+	$(BIN)/codespell README.md CONTRIBUTING.md SECURITY.md CHANGELOG.md docs --skip 'docs/_build,*.svg,*.png' --ignore-words docs/words.txt
+	TUTORIALS=$(TUTORIALS) $(BIN)/python -m sphinx -W --keep-going -q -j 2 -b html docs docs/_build/html/$(VERSION)
+	@echo "open docs/_build/html/index.html"
+
 tensorboard: .venv/installed ## show all runs at http://localhost:6006
 	$(BIN)/tensorboard --logdir checkpoints
 
@@ -71,6 +78,10 @@ clean: ## remove the environment and caches; runs in checkpoints/ stay
 	$(PYTHON) -m venv .venv
 	@echo "Installing linvit and its dependencies into .venv, once. With CUDA on Linux, torch is a download of a few GB."
 	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+.venv/installed-docs: .venv/installed-dev
+	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	@touch $@
 
 .venv/installed-dev: .venv/installed

@@ -2,6 +2,7 @@
 
 from linvit.analysis.attention_matrix import attention_matrix, channel_matrix
 from linvit.analysis.attention_statistics import attention_rank, attention_statistics
+from linvit.analysis.maps import Query, query_map, rollout
 from linvit.analysis.operations import Operations, attention_cost, count_operations, macs, num_parameters
 from linvit.analysis.rank import rank
 from linvit.analysis.recorder import Call, Recorder
@@ -9,6 +10,7 @@ from linvit.analysis.recorder import Call, Recorder
 __all__ = [
     "Call",
     "Operations",
+    "Query",
     "Recorder",
     "attention_cost",
     "attention_matrix",
@@ -18,5 +20,7 @@ __all__ = [
     "count_operations",
     "macs",
     "num_parameters",
+    "query_map",
     "rank",
+    "rollout",
 ]

@@ -82,6 +82,7 @@ def attention_statistics(
     Returns:
         (B, h) each, in float64, or (B, h, d) if the mechanism is `channelwise` and no channel is chosen; NaN for a
         matrix that is not finite. By name:
+
         - `rank`: singular values above `rtol` times the largest;
         - `effective_rank`: `exp(entropy(s / sum s))` of the singular values s (Roy & Vetterli 2007);
         - `stable_rank`: `||A||_F^2 / ||A||_2^2` (Rudelson & Vershynin 2007);

@@ -28,7 +28,7 @@ class Backbone(nn.Module):
         global_pool: What goes to the classifier: "token" (the class token) or "avg" (the mean of the patch tokens).
         num_prefix_tokens: Class and register tokens before the patch tokens of the last feature.
 
-    Args of the families' constructors:
+    Args of the constructors of families:
         in_chans: Image channels.
         img_size: Side, or (H, W), of the images that parameters of fixed length are made for.
         attention: One spec, or a list with one per stage or per block.

@@ -54,7 +54,7 @@ colours (--data.mask_values), those of the ISPRS sets become the classes of
 pixel counts once. linvit predict takes whole pictures: --model.window=512.
 """
 SHOWN = 20  # bad images and copies that are printed
-TASKS: list[type[ImageData]] = [getattr(linvit.data, name) for name in linvit.data.__all__]
+TASKS: list[type[ImageData]] = [getattr(linvit.data, name) for name in linvit.data.__all__ if name.endswith("Data")]
 
 
 def main(argv: list[str]) -> int:

@@ -8,16 +8,18 @@ if TYPE_CHECKING:
     from linvit.data.detection import DetectionData
     from linvit.data.diagnostics import DiagnosticData, PathfinderData
     from linvit.data.segmentation import SegmentationData
+    from linvit.data.sources.scenes import Scenes
 
 _LAZY = {
     "ClassificationData": "linvit.data.classification",
     "DetectionData": "linvit.data.detection",
     "DiagnosticData": "linvit.data.diagnostics",
     "PathfinderData": "linvit.data.diagnostics",
+    "Scenes": "linvit.data.sources.scenes",
     "SegmentationData": "linvit.data.segmentation",
 }
 
-__all__ = ["ClassificationData", "DetectionData", "DiagnosticData", "PathfinderData", "SegmentationData"]
+__all__ = ["ClassificationData", "DetectionData", "DiagnosticData", "PathfinderData", "Scenes", "SegmentationData"]
 
 
 def __getattr__(name: str) -> Any:

@@ -11,14 +11,15 @@ const filter = () => {
 };
 box.addEventListener("input", filter);
 for (const head of document.querySelectorAll("th")) {
+  const words = head.matches(".text, .text-left");  // the second is Sphinx's
   const column = head.cellIndex, body = head.closest("table").tBodies[0];
   const sort = () => {
-    const up = head.ariaSort === "descending" || (head.ariaSort !== "ascending" && head.className === "text");
+    const up = head.ariaSort === "descending" || (head.ariaSort !== "ascending" && words);
     for (const other of head.parentNode.cells) other.ariaSort = "none";
     head.ariaSort = up ? "ascending" : "descending";
     const cell = row => row.cells[column].textContent;
-    const compare = (a, b) => head.className === "text" ? a.localeCompare(b) : size(a) - size(b);
-    const missing = row => head.className !== "text" && isNaN(size(cell(row)));
+    const compare = (a, b) => words ? a.localeCompare(b) : size(a) - size(b);
+    const missing = row => !words && isNaN(size(cell(row)));
     const order = (a, b) => missing(a) - missing(b) || (up ? 1 : -1) * compare(cell(a), cell(b)) || 0;
     body.append(...[...body.rows].sort(order));
   };

@@ -1,0 +1,340 @@
+"""Pages made of what the package knows of itself: registries, docstrings, tables, parsers and configurations.
+
+They are written before Sphinx reads the folder, and git ignores them, so nothing in them is typed twice.
+"""
+
+import functools
+import importlib
+import io
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import redirect_stderr, redirect_stdout, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import linvit
+from linvit import Grid, source
+from linvit.analysis import Recorder, attention_cost, rank
+from linvit.cli import PLAIN, VERBS, main
+from linvit.data import ClassificationData
+from linvit.model_info import dense_info, model_info
+from linvit.registry import Registry, attentions, backbones, heads
+from linvit.runs import configs
+from linvit.signatures import parameters_of
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
+
+DOCS = Path(__file__).parents[1]
+PICTURES = DOCS / "_static" / "attentions"
+COSTED = (14, 28, 56)  # sides of the grids for which operations are counted
+SIZE = {"dim": 192, "num_heads": 3}  # of DeiT-T
+OF_WHAT = "Of the mechanism alone: 192 channels, 3 heads, one image, forward. MFLOP are of all operations."
+PUBLIC = ("", "analysis", "attention.kernels", "backbones", "callbacks", "data", "layers", "tasks", "testing")
+TITLES = ("image, 8 x 8 tokens", "matrix, 64 x 64", "row of the token +")
+SORTED = {"reference/attentions", "reference/backbones", "reference/heads", "reference/recipes"}
+ON_THE_DIGITS = {
+    "gallery/README.md": "[Trained from random weights](../../gallery/README.md)",
+    "linearize.md": "[Trained from a softmax transformer's weights](../../linearize.md)",
+}
+
+
+def setup(app: "Sphinx") -> dict[str, Any]:
+    """Has the pages written, and the large tables sorted by readers, with the script of the leaderboard's page."""
+    app.connect("builder-inited", lambda app: write_pages())
+    app.connect("build-finished", write_indices)
+    app.connect(
+        "html-page-context",
+        lambda app, page, *_: page in SORTED and app.add_js_file("leaderboard.js", loading_method="defer") and None,
+    )
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
+
+
+def write_pages() -> None:
+    """Writes all pages, those of mechanisms with a picture each; what has not changed is not read again by Sphinx."""
+    names = own(attentions)
+    pages = {f"attentions/{name}": attention_page(name) for name in names}
+    pages |= {"attentions": attentions_page(names), "backbones": backbones_page(), "heads": heads_page()}
+    pages |= {"recipes": recipes_page(), "command_line": command_line_page(), "python": python_page()}
+    for page, text in pages.items():
+        path = DOCS / "reference" / f"{page}.md"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+
+
+def own(registry: Registry) -> list[str]:
+    """Names in a registry that are linvit's own."""
+    return [name for name, entries in registry.entries().items() if entries[0].owner == "linvit"]
+
+
+def table(titles: Sequence[str], rows: Iterable[Sequence[str]], words: Sequence[str] = ()) -> str:
+    """A table of Markdown. The first column and those of `words` are left-aligned, and so sorted as words."""
+    aligned = [":--" if title in (titles[0], *words) else "--:" for title in titles]
+    escaped = ([cell.replace("|", "\\|") for cell in row] for row in rows)
+    return "\n".join(f"| {' | '.join(line)} |" for line in (titles, aligned, *escaped)) + "\n"
+
+
+def autoclass(*classes: type) -> str:
+    """What autodoc says of classes: their docstrings with all options."""
+    lines = "\n".join(f".. autoclass:: {one.__module__}.{one.__qualname__}\n" for one in dict.fromkeys(classes))
+    return f"```{{eval-rst}}\n{lines}```\n"
+
+
+@functools.cache
+def built(name: str) -> linvit.Attention:
+    """A mechanism as DeiT-T has it."""
+    return linvit.create_attention(name, grid=Grid((14, 14)), **SIZE)
+
+
+def described(name: str) -> tuple[str, str]:
+    """The first line of the docstring of a mechanism's module, and the rest."""
+    first, _, rest = (importlib.import_module(type(built(name)).__module__).__doc__ or "").partition("\n")
+    return first.rstrip("."), rest.strip()
+
+
+def besides(name: str) -> str:
+    """What a mechanism has besides sums over tokens, by its declarations."""
+    one = built(name)
+    there = {
+        "a convolution": "kernel" in one.matrix_parts(),
+        "positions": one.rotary,
+        "a gate": one.gate != "none",
+        "a norm of the output": (one.out_norm, one.proj_norm) != ("none", "none"),
+        "a stem": one.stem != "none",
+        "the layer's input": one.takes_input,
+    }
+    return ", ".join(what for what, has in there.items() if has)
+
+
+def attentions_page(names: list[str]) -> str:
+    """All mechanisms in one table."""
+    titles = ["attention", "formula", "grows as", "besides", "paper"]
+    rows = []
+    for name in names:
+        formula = re.search(r"`[^`]*`.*", described(name)[0])
+        paper = source.paper(attentions.entries()[name][0].target)
+        link = f"[`{name}`](attentions/{name}.md)"
+        rows.append([link, formula[0] if formula else "", built(name).complexity or "", besides(name), paper])
+    tree = "\n".join(f"attentions/{name}" for name in names)
+    return f"""# Attentions
+
+All {len(names)} mechanisms in one notation: q, k, v are the queries, keys and values of one head, N and M their
+numbers, d the channels of a head, C those of all. Each name leads to its page.
+[Linear attention on one page](../explanation/linear_attention.md) says what the families have in common.
+
+{table(titles, rows, titles)}
+```{{toctree}}
+:hidden:
+
+{tree}
+```
+"""
+
+
+def attention_page(name: str) -> str:
+    """Formula, paper, matrix, operations, options, and who has it."""
+    first, rest = described(name)
+    counted = [(side * side, attention_cost(name, Grid((side, side)), **SIZE)) for side in COSTED]
+    operations = [[f"{n:,}", f"{cost.matmul / 1e6:,.1f}", f"{cost.flops / 1e6:,.1f}"] for n, cost in counted]
+    presets = [preset for preset in own(backbones) if name in attentions_of(preset)]
+    named = [recipe for recipe in configs.names() if re.search(rf"attention[^#\n]*\b{name}\b", text_of(recipe))]
+    recipes = dict.fromkeys([*named, *(recipe for recipe in configs.names() if recipe.split("/")[-1] in presets)])
+    parts = {
+        "Its matrix": picture(name) or built(name).no_matrix,
+        "Its operations": f"{OF_WHAT}\n\n{table(['tokens', 'MACs of products (M)', 'MFLOP'], operations)}",
+        "Options": autoclass(type(built(name))),
+        "On the digits": "\n\n".join(on_the_digits(name)),
+        "Backbones that have it": ", ".join(f"`{preset}`" for preset in presets),
+        "Recipes": ", ".join(f"`{recipe}`" for recipe in recipes),
+    }
+    sections = "\n\n".join(f"## {title}\n\n{text}" for title, text in parts.items() if text)
+    return f"# {name}\n\n{first}.\n\n{rest}\n\n{sections}\n"
+
+
+def on_the_digits(name: str) -> Iterator[str]:
+    """The rows of a mechanism in the tables of our results."""
+    for page, what in ON_THE_DIGITS.items():
+        lines = (DOCS / page).read_text(encoding="utf-8").splitlines()
+        row = next((i for i, line in enumerate(lines) if re.match(rf"\| `?{name}`? \|", line)), None)
+        if row is not None:
+            rule = next(i for i in range(row, 0, -1) if lines[i].startswith("|---"))
+            yield "\n".join([f"{what}:\n", lines[rule - 1], lines[rule], lines[row]])
+
+
+def picture(name: str) -> str:
+    """Draws the matrix that a mechanism has in an untrained network for a digit; nothing if it has none."""
+    import matplotlib as mpl
+    import torch
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    torch.manual_seed(0)
+    model = linvit.create_backbone("deit_nano", attention=name, class_token=False, global_pool="avg")
+    with Recorder(model) as recorder:
+        model(digit()[None])
+    call = recorder.calls["blocks.0.attn"]
+    if built(name).no_matrix or call.mechanism.channel_matrix(call.q, call.k, call.grid) is not None:
+        return ""
+    matrix = call.matrix()[0].detach()  # of the first head, (N, M) or (d, N, M)
+    of_all = "matrix" if matrix.ndim == 2 else "mean of its channels' matrices"
+    highest = rank(matrix).max()
+    matrix = matrix.mean(0) if matrix.ndim == 3 else matrix
+    row = matrix[36].reshape(8, 8)
+    figure, axes = plt.subplots(1, 3, figsize=(8.4, 2.9), layout="constrained")
+    for axis, values, title in zip(axes, (digit().mean(0), matrix, row), TITLES, strict=True):
+        most = values.abs().max()
+        axis.imshow(
+            values, cmap="gray" if axis is axes[0] else "RdBu_r", vmin=0 if axis is axes[0] else -most, vmax=most
+        )
+        axis.set_title(title, fontsize=9)
+        axis.set_axis_off()
+    axes[2].plot(4, 4, "k+")
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    figure.savefig(PICTURES / f"{name}.png", dpi=110)
+    plt.close(figure)
+    where = f"in the first layer of an untrained `deit_nano` for a digit, rank {highest:.0f} of 64"
+    said = f"The {of_all} of `{name}` {where}: red is positive, blue negative."
+    return f"![{said.replace('`', '')}](../../_static/attentions/{name}.png)\n\n*{said}*"
+
+
+@functools.cache
+def digit() -> Any:
+    """One of the embedded digits, (3, 32, 32), from 0 to 1."""
+    data = ClassificationData(source="digits", img_size=32, num_workers=0, crop_pct=1.0)
+    data.setup("validate")
+    return data.val_dataloader().dataset[0]["image"].float() / 255
+
+
+def attentions_of(preset: str) -> list[str]:
+    """The attentions that a backbone has by default, each once."""
+    specs = [parameters_of(backbones.get(preset)).get("attention")]
+    found = []
+    while specs:
+        spec = specs.pop(0)
+        if isinstance(spec, (list, tuple)):
+            specs = [*spec, *specs]
+        elif spec:
+            found.append(spec if isinstance(spec, str) else spec["name"])
+    return list(dict.fromkeys(found))
+
+
+@functools.cache
+def text_of(recipe: str) -> str:
+    """The text of one of linvit's configurations."""
+    return configs.text(configs.config_file(recipe))
+
+
+def constructor(preset: Any) -> Any:
+    """The class or function behind a preset."""
+    return constructor(preset.func) if isinstance(preset, functools.partial) else preset
+
+
+def backbones_page() -> str:
+    """What is published of the backbones, and their options."""
+    rows = []
+    for name, facts in model_info().items():
+        top1 = "" if facts.top1 is None else f"{facts.top1:.1f}"
+        counted = f"{facts.parameters / 1e6:.2f}", f"{facts.macs / 1e9:.2f}", f"{facts.img_size}", top1
+        rows.append([f"`{name}`", *counted, ", ".join(attentions_of(name)), facts.top1_source])
+    titles = ["backbone", "parameters (M)", "MACs (G)", "image", "top-1 (%)", "attention", "source of the top-1"]
+    return f"""# Backbones
+
+Parameters with 1000 classes and multiply-accumulates are counted by linvit; the top-1 on ImageNet-1K is published by
+the authors, and not ours. Every attention runs in every one of them, on images of any size.
+
+{table(titles, rows, titles[-2:])}
+## Families and their options
+
+{autoclass(*(constructor(backbones.get(name)) for name in own(backbones)))}"""
+
+
+def heads_page() -> str:
+    """The heads, their options, and what is published of networks with them."""
+    targets = {name: heads.entries()[name][0].target for name in own(heads)}
+    rows = [[f"`{name}`", source.summary(target), source.paper(target)] for name, target in targets.items()]
+    published = []
+    for (backbone, head, schedule), info in dense_info().items():
+        scores = (
+            f"{100 * info.scores[key]:.1f}" if key in info.scores else "" for key in ("mIoU", "box_AP", "mask_AP")
+        )
+        if info.scores:
+            published.append([f"`{backbone}`", f"`{head}`", schedule, *scores, info.source])
+    titles = ["backbone", "head", "schedule", "mIoU", "box AP", "mask AP", "source"]
+    return f"""# Heads
+
+{table(["head", "what it is", "paper"], rows, ("what it is", "paper"))}
+## Published scores
+
+By the authors, not ours: mIoU on ADE20K (one scale, crops of 512 x 512), average precision on COCO val2017.
+
+{table(titles, published, ("head", "schedule", "source"))}
+## Options
+
+{autoclass(*(heads.get(name) for name in targets))}"""
+
+
+def recipes_page() -> str:
+    """All configurations that come with linvit."""
+    said = {name: configs.heading(text_of(name)) for name in configs.names()}
+    rows = [[f"`{name}`", has["Paper"], f"`{has.get('Command', '')}`"] for name, has in said.items() if "Paper" in has]
+    titles = ["recipe", "paper", "command"]
+    return f"""# Recipes
+
+Each is a file that `linvit fit --config NAME` (or `compare`) takes. `linvit list configs NAME` prints one with all
+that its bases say and what it should reach; with `--output mine.yaml` it copies the file for you to change.
+
+{table(titles, rows, titles)}"""
+
+
+def command_line_page() -> str:
+    """What `--help` says."""
+    verbs = [verb for verb in re.findall(r"^  ([a-z-]+)", said("--help"), re.MULTILINE) if verb in (*VERBS, *PLAIN)]
+    parts = [f"## linvit {verb}\n\n```text\n{said(verb, '--help')}\n```\n" for verb in verbs]
+    return f"# The command line\n\n```text\n{said('--help')}\n```\n\n" + "\n".join(parts)
+
+
+def said(*argv: str) -> str:
+    """What a command prints."""
+    out = io.StringIO()
+    with redirect_stdout(out), redirect_stderr(out), suppress(SystemExit):
+        main([*argv])
+    return out.getvalue().rstrip()
+
+
+def python_page() -> str:
+    """All public names, by module."""
+    parts = []
+    for module in PUBLIC:
+        path = f"linvit.{module}".rstrip(".")
+        found = importlib.import_module(path)
+        names = "\n".join(documented(path, name, getattr(found, name)) for name in found.__all__)
+        parts.append(f"## {path}\n\n{(found.__doc__ or '').strip()}\n\n```{{eval-rst}}\n{names}\n```\n")
+    return "# Python\n\nEvery public name with its types. All else may change at any time.\n\n" + "\n".join(parts)
+
+
+def documented(path: str, name: str, value: Any) -> str:
+    """The directive of autodoc for a public name."""
+    kind = "class" if isinstance(value, type) else "function" if callable(value) else "data"
+    return f".. auto{kind}:: {path}.{name}\n" + ("   :members:\n" if kind == "class" else "")
+
+
+def write_indices(app: "Sphinx", error: Exception | None) -> None:
+    """Writes llms.txt, a sitemap if the site has an address, and above them the page that leads to this version."""
+    if error is not None or app.builder.name != "html":
+        return
+    out, url = Path(app.outdir), app.config.html_baseurl
+    titles = {page: app.env.titles[page].astext() for page in sorted(app.env.found_docs - {"404"})}
+    lines = ["# linvit", "", f"> {linvit.__doc__}", "", *(f"- [{titles[page]}]({url}{page}.html)" for page in titles)]
+    (out / "llms.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    if url:
+        entries = "".join(f"<url><loc>{url}{page}.html</loc></url>" for page in titles)
+        head = '<?xml version="1.0" encoding="UTF-8"?><urlset xmlns="http://www.sitemaps.org/schemas/sitemap/0.9">'
+        (out / "sitemap.xml").write_text(f"{head}{entries}</urlset>\n", encoding="utf-8")
+    home = f"{out.name}/index.html"
+    (out.parent / "index.html").write_text(
+        f'<!DOCTYPE html><html lang="en"><title>linvit</title><meta http-equiv="refresh" content="0; url={home}">'
+        f'<a href="{home}">linvit {out.name}</a></html>\n',
+        encoding="utf-8",
+    )
