@@ -94,8 +94,8 @@ def test_a_model_of_timm_knows_imagenets_folders(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--sets", "imagenet_x"], "a set without =FOLDER must be one of c; got 'imagenet_x'"),
-        (["--sets", "a="], "a set without =FOLDER must be one of c; got 'a'"),
+        (["--sets", "imagenet_x"], "a set without =FOLDER must be one of c, c_extra; got 'imagenet_x'"),
+        (["--sets", "a="], "a set without =FOLDER must be one of c, c_extra; got 'a'"),
         (["--sets", "a=mine"], "2 of the 2 classes of 'mine' are not among those of the network: 'ant', 'bee'"),
         (["--sets", "a=nowhere"], "there is no data at 'nowhere'"),
         (["--sets", "real=real.json"], "'real.json' has labels of 1 images, but the clean set has 360"),

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 from torchmetrics.functional.classification import multiclass_calibration_error
 
-from linvit.evaluation.corruptions import ALEXNET, CORRUPTIONS
+from linvit.evaluation.corruptions import ALEXNET, OF_THE_MCE
 from linvit.evaluation.scores import corruption_errors, is_imagenet, outcomes, summary
 from linvit.evaluation.sets import ImageSet
 
@@ -44,7 +44,7 @@ def test_several_labels_none_and_a_choice_among_some():
 
 
 def test_mce_by_hand():
-    top1 = {(name, severity): 1 - 0.1 * severity for name in CORRUPTIONS for severity in range(1, 6)}
+    top1 = {(name, severity): 1 - 0.1 * severity for name in OF_THE_MCE for severity in range(1, 6)}
     top1["fog", 5] = 0.0  # errors 0.1, 0.2, 0.3, 0.4, 1
     plain = corruption_errors(top1, published=False)
     assert (plain["snow"], plain["fog"]) == (pytest.approx(0.3), pytest.approx(0.4))

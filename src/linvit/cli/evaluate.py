@@ -11,6 +11,7 @@ from lightning.fabric import Fabric
 from linvit.cli.export import check_finished
 from linvit.data import ClassificationData
 from linvit.errors import UserError, check_choice, check_number
+from linvit.evaluation.corruptions import CORRUPTIONS, OF_THE_MCE
 from linvit.evaluation.model import TIMM, EvaluatedModel, read_model
 from linvit.evaluation.report import corruption_tables, table_of, top1_by_set, write
 from linvit.evaluation.scores import Evaluator
@@ -20,7 +21,7 @@ from linvit.runs.folder import RESULT, check_writable, run_config, run_of_checkp
 from linvit.runs.run import Run
 from linvit.terminal import argument_parser, reflow, table
 
-CORRUPTED = "c"
+CORRUPTED = {"c": OF_THE_MCE, "c_extra": [name for name in CORRUPTIONS if name not in OF_THE_MCE]}
 EPILOG = """sets:
   clean=FOLDER    the images that others are compared with; of a run its own
                   test images if it is left out
@@ -31,8 +32,8 @@ EPILOG = """sets:
                   on the same classes stands beside
   objectnet=FOLDER,FILE
                   with a JSON object: folder to classes, by name or number
-  c               the clean images with ImageNet-C's 15 corruptions of 5
-                  severities; c=FOLDER of other images
+  c, c_extra      the clean images with ImageNet-C's 15 corruptions of 5
+                  severities, and 4 more; c=FOLDER of other images
 
 examples:
   linvit evaluate RUN --sets c --sizes 32 48 64
@@ -82,7 +83,7 @@ def read_spec(text: str) -> tuple[str, list[Path]]:
     """NAME, or NAME=PATH, or NAME=PATH,FILE."""
     name, _, paths = text.partition("=")
     if not paths:
-        check_choice("a set without =FOLDER", name, [CORRUPTED])
+        check_choice("a set without =FOLDER", name, CORRUPTED)
     if name == "objectnet" and "," not in paths:
         raise UserError("ObjectNet's folders need a file that says which classes they are: objectnet=FOLDER,FILE")
     return name, [Path(path) for path in paths.split(",") if path]
@@ -91,7 +92,7 @@ def read_spec(text: str) -> tuple[str, list[Path]]:
 def read_sets(model: EvaluatedModel, given: dict[str, list[Path]], name: str) -> tuple[list[ImageSet], list[ImageSet]]:
     """Reads the clean set, with ReaL's labels, too, and the others; none of their images yet."""
     prepared = model.preprocessing
-    if CORRUPTED in given and (prepared.bands or prepared.value_range):
+    if {*given} & {*CORRUPTED} and (prepared.bands or prepared.value_range):
         raise UserError("corruptions are of RGB images of 8 bits, and this network takes others")
     run = None if name.startswith(TIMM) else run_of_checkpoint(name)
     sets = {each: read_folder(each, model, paths) for each, paths in given.items() if paths and each != "real"}
@@ -108,7 +109,9 @@ def read_sets(model: EvaluatedModel, given: dict[str, list[Path]], name: str) ->
         labels = real_labels(given["real"][0], clean, len(every))
         views.append(clean._replace(name="real", answers=labels, classes=every))
     others = [(each, sets.get(each, clean)) for each in given if each not in ("clean", "real")]
-    return views, [own._replace(name=each, corrupted=each == CORRUPTED) for each, own in others if own is not None]
+    return views, [
+        own._replace(name=each, corruptions=CORRUPTED.get(each, ())) for each, own in others if own is not None
+    ]
 
 
 def read_folder(name: str, model: EvaluatedModel, paths: Sequence[Path]) -> ImageSet:

@@ -19,7 +19,7 @@ from linvit.data.sources.images import Images, Sample, Transform
 from linvit.data.sources.labels import places_of
 from linvit.data.sources.read import BadImages
 from linvit.errors import UserError
-from linvit.evaluation.corruptions import CORRUPTIONS, corrupt
+from linvit.evaluation.corruptions import corrupt
 
 BORDER = {"objectnet": 2}
 """Pixels that are cut off on each side: ObjectNet's images have a red frame."""
@@ -30,7 +30,7 @@ Answers = Sequence[Sequence[int]]
 
 
 class ImageSet(NamedTuple):
-    """Rows of a table, what is right for each, classes among which to choose, and whether images are corrupted."""
+    """Rows of a table, what is right for each, classes among which to choose, and corruptions of the images."""
 
     name: str
     source: DataSource
@@ -38,12 +38,12 @@ class ImageSet(NamedTuple):
     chosen: np.ndarray
     answers: Answers
     classes: Sequence[int]
-    corrupted: bool = False
+    corruptions: Sequence[str] = ()
 
     @property
     def kinds(self) -> Sequence[Kind]:
         """The corruptions with their severities, or that there is none."""
-        return [(name, severity) for name in CORRUPTIONS for severity in range(1, 6)] if self.corrupted else [None]
+        return [(name, severity) for name in self.corruptions for severity in range(1, 6)] or [None]
 
     def images(self, transform: Transform) -> Images:
         """The images as a transform prepares them, without corruptions."""
