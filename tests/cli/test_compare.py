@@ -155,6 +155,7 @@ def tuned(tmp_path, monkeypatch):
 
     def make(score, *options):
         def train(waiting, configs, args, watch):
+            assert STOP.deferred
             for run in waiting:
                 if len(started) == 3:
                     STOP.received = signal.SIGTERM
@@ -181,6 +182,7 @@ def tuned(tmp_path, monkeypatch):
         return done.out, started
 
     def settings(grid):
+        assert not STOP.deferred  # while many variants are checked a signal ends the command at once
         given = {
             name: {key.partition(".")[2]: value for key, value in own.items()} for name, own in grid.variants.items()
         }

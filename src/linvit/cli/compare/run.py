@@ -74,7 +74,6 @@ def run(spec: Sweep, title: str, args: argparse.Namespace, command: str) -> int:
         trained = [train_teacher(Teacher.of(teacher)) for teacher in teachers if teacher is not None]
         if any(trained):
             configs = resolve(grid)  # which names its checkpoint
-        STOP.deferred = True
         if grid.budget != "epochs":
             grid = _budgeted(grid, configs, root)
             configs = resolve(grid)
@@ -86,7 +85,6 @@ def run(spec: Sweep, title: str, args: argparse.Namespace, command: str) -> int:
         experiment = Experiment(root, grid)
         if not _complete(experiment, configs, args):
             return _stopped(experiment, command)
-        STOP.deferred = False
         return finish(experiment.results(), root, args, command)
 
 
@@ -129,7 +127,11 @@ def _complete(experiment: Experiment, configs: dict[str, Config], args: argparse
     waiting = [run for run in runs if run.state != "finished" and (args.retry or run.state != "failed")]
     done = f", {len(runs) - len(waiting)} of them are done" if len(waiting) < len(runs) else ""
     rank_zero_info(f"{len(runs)} runs in {shown(experiment.root)}{done}")
-    return not waiting or _run(waiting, configs, args, partial(say_how_it_ended, runs))
+    STOP.deferred = True  # the runs save first; before and after them a signal ends this process at once
+    try:
+        return not waiting or _run(waiting, configs, args, partial(say_how_it_ended, runs))
+    finally:
+        STOP.deferred = False
 
 
 def _stopped(experiment: Experiment, command: str) -> int:
