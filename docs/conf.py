@@ -48,7 +48,6 @@ nb_merge_streams = True
 default_role = "code"
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
-autodoc_default_options = {"show-inheritance": False}
 napoleon_google_docstring = True
 napoleon_use_ivar = True
 napoleon_numpy_docstring = False

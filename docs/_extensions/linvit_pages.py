@@ -178,7 +178,7 @@ def picture(name: str) -> str:
     if built(name).no_matrix or call.mechanism.channel_matrix(call.q, call.k, call.grid) is not None:
         return ""
     matrix = call.matrix()[0].detach()  # of the first head, (N, M) or (d, N, M)
-    of_all = "matrix" if matrix.ndim == 2 else "mean of its channels' matrices"
+    of_all = "matrix" if matrix.ndim == 2 else "mean over the channels of the matrices"
     highest = rank(matrix).max()
     matrix = matrix.mean(0) if matrix.ndim == 3 else matrix
     row = matrix[36].reshape(8, 8)
