@@ -513,7 +513,7 @@ model:
     def test_a_folder_with_fewer_classes_than_the_config_says(self, tmp_path):
         image_folder(tmp_path / "mine", ["train", "val"])
         text, left = self.error(tmp_path, f"--config={QUICKSTART}", *tiny(data__source="mine", data__num_classes=3))
-        assert "data source 'mine' has 2 classes (ant, bee), but num_classes says 3" in text
+        assert "data source 'mine' has 2 classes, but num_classes says 3" in text
         assert not left
 
     def test_a_broken_image_ends_the_run_with_its_name(self, tmp_path):

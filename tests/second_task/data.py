@@ -1,4 +1,4 @@
-"""Digits whose pixels are labelled: 1 is ink, 0 is paper, 255 (outside of the image) is ignored."""
+"""Digits whose pixels are labelled: 1 is ink, 0 is paper."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from linvit.data.transforms.classification import Augmentation, EvalTransform, T
 
 
 class WithMask:
-    """A transform of samples that have a mask, made from the decoded image."""
+    """A transform, and a mask that is made from its image."""
 
     def __init__(self, transform: Any) -> None:
         self.transform = transform
@@ -19,8 +19,8 @@ class WithMask:
         return self.transform.options  # which images are prepared with that have no mask, too
 
     def __call__(self, sample: dict[str, Any], seed: int) -> dict[str, Any]:
-        mask = (sample["image"].float().mean(0) > 96).to(torch.uint8)  # (h, w)
-        return self.transform({**sample, "mask": mask}, seed)
+        sample = self.transform(sample, seed)
+        return {**sample, "mask": (sample["image"].float().mean(0) > 96).to(torch.uint8)}  # (H, W)
 
 
 class InkData(ImageData):

@@ -160,7 +160,7 @@ def test_the_command_line_and_the_base_know_no_task():
     searched = [*(root / "runs").glob("*.py"), *(root / "cli" / "training").glob("*.py"), root / "tasks" / "base.py"]
     words = re.compile(r"classification|ClassReport|confusion|predictions\.csv|top1|smoothing", re.IGNORECASE)
     found = [path.name for path in searched if words.search(path.read_text(encoding="utf-8"))]
-    assert found == ["help.py"]
+    assert found == ["command_line.py"]
 
 
 def test_what_predicts_knows_no_task():

@@ -14,7 +14,8 @@ UNREADABLE = {
     "FractionalWidth": "out_dim must be a whole number at least 1; got 48.0",
     "UnevenWidth": "out_dim 33 is not divisible by out_heads 2",
     "StateInBytes": "state_size must be a whole number at least 1; got 1.5",
-    "LinearWithoutMatrix": "no_matrix says 'its weights depend on the values', so linear_in_values must be False",
+    "LinearWithoutMatrix": "no_matrix says 'its weights depend on the values', so linear_in_values must be False; "
+    "got True",
     "BoundInWords": "rank_bound(grid) must be a whole number at least 1; got 'the width of the keys'",
     "OneFactor": "factors(q, k, grid) must be two tensors, left and right, or None; got a Tensor",
     "ReturnsItsState": "what forward returns must be one tensor (B, h, N, out_dim / h); got a tuple",
