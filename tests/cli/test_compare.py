@@ -11,6 +11,7 @@ from linvit.cli.compare.run import resolve
 from linvit.experiments.compare.experiment import Experiment
 from linvit.experiments.compare.grid import Sweep
 from linvit.registry import attentions
+from linvit.runs.run import Run
 from linvit.signals import STOP
 from tests.cli.runs import linvit
 from tests.experiments.compare.runs import write_run
@@ -138,6 +139,14 @@ def test_stages_are_trained_by_linearize_and_checked_before(tmp_path):
     stages[1] = {"model.teacher.features": 1}
     with pytest.raises(UserError, match=r"the variant 'lr0\.001' .*got 'features'\. Did you mean 'feature_weight'"):
         resolve(Sweep(config=["linearize/quickstart"], **options).grid())
+
+
+def test_the_configuration_of_each_variant_is_made_once(monkeypatch):
+    """Once per pair, hundreds of variants took minutes of checks."""
+    made, make = [], Run.config.fget
+    monkeypatch.setattr(Run, "config", property(lambda run: made.append(run) or make(run)))
+    resolve(Sweep(config=["quickstart"], vary={"model.lr": [1e-3, 2e-3, 3e-3, 4e-3]}).grid())
+    assert len(made) == 5  # of what they vary, and of each
 
 
 def test_a_dry_run_lists_the_cells_and_writes_nothing(tmp_path):

@@ -254,10 +254,11 @@ def resolve(grid: Sweep) -> dict[str, Config]:
                 raise
             given = ", ".join(f"{key}={value}" for key, value in settings.items())
             raise UserError(f"the variant '{name}' ({given}) cannot be run: {mistake}") from error
+        complete = run.config  # is written and read again each time
         for other, before in found.items():
-            if before == run.config:
+            if before == complete:
                 raise UserError(f"the variants '{other}' and '{name}' are the same run. Leave one of them out")
-        found[name] = run.config
+        found[name] = complete
     return found
 
 
