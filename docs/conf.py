@@ -63,6 +63,7 @@ html_title = f"linvit {version}"
 html_static_path = ["_static", "../src/linvit/experiments/leaderboard.js"]
 html_css_files = ["site.css"]
 html_show_sphinx = False
+html_show_search_summary = False  # which a page that is opened as a file may not fetch
 html_show_sourcelink = False
 html_copy_source = False
 copybutton_exclude = ".linenos, .gp, .go"

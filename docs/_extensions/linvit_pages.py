@@ -184,10 +184,9 @@ def picture(name: str) -> str:
     row = matrix[36].reshape(8, 8)
     figure, axes = plt.subplots(1, 3, figsize=(8.4, 2.9), layout="constrained")
     for axis, values, title in zip(axes, (digit().mean(0), matrix, row), TITLES, strict=True):
-        most = values.abs().max()
-        axis.imshow(
-            values, cmap="gray" if axis is axes[0] else "RdBu_r", vmin=0 if axis is axes[0] else -most, vmax=most
-        )
+        low, most = values.min(), values.abs().max()
+        colours = "gray" if axis is axes[0] else "viridis" if low >= 0 else "RdBu_r"
+        axis.imshow(values, cmap=colours, vmin=low if low >= 0 else -most, vmax=most)
         axis.set_title(title, fontsize=9)
         axis.set_axis_off()
     axes[2].plot(4, 4, "k+")
@@ -195,7 +194,7 @@ def picture(name: str) -> str:
     figure.savefig(PICTURES / f"{name}.png", dpi=110)
     plt.close(figure)
     where = f"in the first layer of an untrained `deit_nano` for a digit, rank {highest:.0f} of 64"
-    said = f"The {of_all} of `{name}` {where}: red is positive, blue negative."
+    said = f"The {of_all} of `{name}` {where}. Bright is much; or red positive, blue negative."
     return f"![{said.replace('`', '')}](../../_static/attentions/{name}.png)\n\n*{said}*"
 
 
