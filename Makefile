@@ -62,9 +62,9 @@ diagnostics: .venv/installed ## recall of all attentions, each at its best rate 
 	  --data.pairs=$$pairs --baseline=softmax-pairs$${pairs%%,*} \
 	  --tune model.lr=1e-3,2e-3,4e-3 --seeds $(SEEDS) --jobs $(JOBS) --name diagnostics
 
-docs: .venv/installed-docs ## build the site into docs/_build/html (TUTORIALS=all, changed or none are run)
+docs: .venv/installed-docs ## build the site (TUTORIALS=all, changed or none are run; URL=where it will lie)
 	$(BIN)/codespell README.md CONTRIBUTING.md SECURITY.md CHANGELOG.md docs --skip 'docs/_build,*.svg,*.png' --ignore-words docs/words.txt
-	TUTORIALS=$(TUTORIALS) $(BIN)/python -m sphinx -W --keep-going -q -j 2 -b html docs docs/_build/html/$(VERSION)
+	TUTORIALS=$(TUTORIALS) URL=$(URL) $(BIN)/python -m sphinx -W --keep-going -q -j 2 -b html -d docs/_build/doctrees docs docs/_build/html/$(VERSION)
 	@echo "open docs/_build/html/index.html"
 
 tensorboard: .venv/installed ## show all runs at http://localhost:6006

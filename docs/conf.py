@@ -59,6 +59,7 @@ python_use_unqualified_type_names = True
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # tutorials call linvit
 
 html_theme = "furo"
+html_baseurl = os.environ.get("URL", "")  # where the site will lie, for its sitemap; links do without
 html_title = f"linvit {version}"
 html_static_path = ["_static", "../src/linvit/experiments/leaderboard.js"]
 html_css_files = ["site.css"]

@@ -30,7 +30,10 @@ PICTURES = DOCS / "_static" / "attentions"
 COSTED = (14, 28, 56)  # sides of the grids for which operations are counted
 SIZE = {"dim": 192, "num_heads": 3}  # of DeiT-T
 OF_WHAT = "Of the mechanism alone: 192 channels, 3 heads, one image, forward. MFLOP are of all operations."
-PUBLIC = ("", "analysis", "attention.kernels", "backbones", "callbacks", "data", "layers", "tasks", "testing")
+PUBLIC = (
+    *("", "analysis", "attention.kernels", "backbones", "callbacks", "data", "image_size", "layers", "tasks"),
+    "testing",
+)
 TITLES = ("image, 8 x 8 tokens", "matrix, 64 x 64", "row of the token +")
 SORTED = {"reference/attentions", "reference/backbones", "reference/heads", "reference/recipes"}
 ON_THE_DIGITS = {
