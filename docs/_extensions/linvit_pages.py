@@ -328,7 +328,8 @@ def write_indices(app: "Sphinx", error: Exception | None) -> None:
         return
     out, url = Path(app.outdir), app.config.html_baseurl
     titles = {page: app.env.titles[page].astext() for page in sorted(app.env.found_docs - {"404"})}
-    lines = ["# linvit", "", f"> {linvit.__doc__}", "", *(f"- [{titles[page]}]({url}{page}.html)" for page in titles)]
+    about = (linvit.__doc__ or "").partition("\n")[0]
+    lines = ["# linvit", "", f"> {about}", "", *(f"- [{titles[page]}]({url}{page}.html)" for page in titles)]
     (out / "llms.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
     if url:
         entries = "".join(f"<url><loc>{url}{page}.html</loc></url>" for page in titles)
