@@ -16,6 +16,7 @@ import linvit
 from linvit import Grid, source
 from linvit.analysis import Recorder, attention_cost, rank
 from linvit.cli import PLAIN, VERBS, main
+from linvit.cli.list import expected_of
 from linvit.data import ClassificationData
 from linvit.model_info import dense_info, model_info
 from linvit.registry import Registry, attentions, backbones, heads
@@ -280,12 +281,13 @@ By the authors, not ours: mIoU on ADE20K (one scale, crops of 512 x 512), averag
 def recipes_page() -> str:
     """All configurations that come with linvit."""
     said = {name: configs.heading(text_of(name)) for name in configs.names()}
-    rows = [[f"`{name}`", has["Paper"], f"`{has.get('Command', '')}`"] for name, has in said.items() if "Paper" in has]
-    titles = ["recipe", "paper", "command"]
+    rows = [[f"`{name}`", expected_of(name, has), has["Paper"]] for name, has in said.items() if "Paper" in has]
+    titles = ["recipe", "expected", "paper"]
     return f"""# Recipes
 
-Each is a file that `linvit fit --config NAME` (or `compare`) takes. `linvit list configs NAME` prints one with all
-that its bases say and what it should reach; with `--output mine.yaml` it copies the file for you to change.
+`linvit fit --config NAME` trains one; those of ablations and diagnostics go to `linvit compare NAME`.
+`linvit list configs NAME` prints one with all that its bases say; with `--output mine.yaml` it copies the file for you
+to change.
 
 {table(titles, rows, titles)}"""
 

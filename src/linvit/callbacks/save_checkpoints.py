@@ -39,9 +39,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         path = Path(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            archive = (
-                io.BytesIO()
-            )  # as Lightning does: what torch.save meets in a file it words without the system's reason
+            # In memory, as Lightning does: what torch.save meets in a file it words without the system's reason.
+            archive = io.BytesIO()
             torch.save(on_cpu(checkpoint), archive)
             with replacing(path) as file:
                 checksum.write(file, archive.getbuffer())

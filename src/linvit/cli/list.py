@@ -151,7 +151,7 @@ def _configurations(pattern: str) -> list[str]:
     fields = {name: found for name in chosen if "Paper" in (found := heading(texts[name]))}
     rows = []
     for name, found in fields.items():
-        expected = _expected(name, found).partition(" (")[0].replace("box AP", "AP")
+        expected = expected_of(name, found).partition(" (")[0].replace("box AP", "AP")
         short = expected if len(expected) <= LONGEST else re.split("; |, | of ", expected)[0]
         rows.append((f"  {name}", short, found["Paper"]))
     lines = table([("configs", "expected", "paper"), *rows]) if rows else []
@@ -217,10 +217,10 @@ def _with_expected(path: Path, text: str) -> Iterator[str]:
     for line in text.splitlines():
         yield line
         if own and line.startswith("# Command:"):
-            yield f"# Expected: {_expected(_name(path), heading(text))}"
+            yield f"# Expected: {expected_of(_name(path), heading(text))}"
 
 
-def _expected(name: str, fields: Mapping[str, str]) -> str:
+def expected_of(name: str, fields: Mapping[str, str]) -> str:
     """What the opening comment of a configuration expects, or what is published of a recipe's model in our tables."""
     if "Expected" in fields:
         return fields["Expected"]
