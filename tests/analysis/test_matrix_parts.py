@@ -24,9 +24,10 @@ def test_the_sum_of_the_parts_is_the_probed_matrix(spec: Any, channel: Any) -> N
     assert_near(got, want, 1e-10)
 
 
-def test_the_sum_under_spatial_reduction() -> None:
+@pytest.mark.parametrize("interpolation", ["linear1d", "bilinear2d"])
+def test_the_sum_under_spatial_reduction(interpolation: str) -> None:
     grid = Grid((6, 4), (3, 2), num_prefix=1)
-    module = mechanism("focused", grid)
+    module = mechanism({"name": "focused", "sr_interp": interpolation}, grid)
     given = inputs(module, grid)
     got, want = (matrix(module, given.q, given.k, grid) for matrix in (formed_matrix, attention_matrix))
     assert_near(got, want, 1e-10)

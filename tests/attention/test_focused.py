@@ -116,16 +116,20 @@ def linear_stretch(new: int, old: int) -> Tensor:
     return matrix
 
 
-def stretch(grid: Grid) -> Tensor:
+def stretch(grid: Grid, interp: str) -> Tensor:
     """The matrix (H*W, patches of the keys) that brings v back to the queries' grid."""
     if grid.keys_size == grid.size:
         return torch.eye(math.prod(grid.size), dtype=torch.float64)
-    return linear_stretch(math.prod(grid.size), math.prod(grid.keys_size))
+    if interp == "linear1d":
+        return linear_stretch(math.prod(grid.size), math.prod(grid.keys_size))
+    rows, columns = (linear_stretch(new, old) for new, old in zip(grid.size, grid.keys_size, strict=True))
+    return torch.kron(rows, columns)
 
 
 def naive_local(module: FocusedAttention, grid: Grid) -> Tensor:
     """The matrices of the convolution of v, (d, N, M): T(w_j) U on patches, nothing for prefix tokens."""
-    local = toeplitz(module.dwc.weight, grid.size) @ stretch(grid)
+    spread = stretch(grid, module.sr_interp)
+    local = toeplitz(module.dwc.weight, grid.size) @ spread
     return F.pad(local, (grid.num_prefix, 0, grid.num_prefix, 0))
 
 
@@ -146,6 +150,8 @@ OPTIONS = [
     {"denominator": "sum", "eps": 0.5},
     {"eps": 0.5},
     {"relu_eps": 0.25},
+    {"stable_power": False},
+    {"stable_power": False, "norm_scope": "per_head"},
     {"dwc": False},
     {"focus": False},
     {"pos_enc": False},
@@ -178,9 +184,10 @@ def test_equals_formula_on_any_grid(grid: Grid) -> None:
     check({}, grid)
 
 
+@pytest.mark.parametrize("interp", ["linear1d", "bilinear2d"])
 @pytest.mark.parametrize("grid", REDUCED, ids=str)
-def test_equals_formula_under_spatial_reduction(grid: Grid) -> None:
-    check({}, grid)
+def test_equals_formula_under_spatial_reduction(grid: Grid, interp: str) -> None:
+    check({"sr_interp": interp}, grid)
 
 
 def test_equals_formula_with_narrow_keys() -> None:
@@ -202,7 +209,7 @@ def test_norm_scopes_differ_with_several_heads() -> None:
     assert (given(modules[0], grid) - given(modules[1], grid)).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("options", [{}, {"norm_scope": "per_head"}, {"focusing_factor": 1.5}])
+@pytest.mark.parametrize("options", [{}, {"norm_scope": "per_head"}, {"focusing_factor": 1.5}, {"stable_power": False}])
 def test_gradients_are_those_of_finite_differences(options: dict[str, object]) -> None:
     grid = Grid((2, 3), num_prefix=1)
     module = mechanism({"name": "focused", **options}, grid, dim=4, num_heads=2)
@@ -217,9 +224,11 @@ def test_gradients_are_those_of_finite_differences(options: dict[str, object]) -
 # The equivalent matrix
 
 
-@pytest.mark.parametrize("grid", GRIDS[:3] + REDUCED)
-def test_matrix_is_the_map_plus_the_exact_toeplitz_matrix(grid: Grid) -> None:
-    module = mechanism("focused", grid)
+@pytest.mark.parametrize(
+    ("grid", "interp"), [*((g, "linear1d") for g in GRIDS[:3] + REDUCED), (REDUCED[0], "bilinear2d")]
+)
+def test_matrix_is_the_map_plus_the_exact_toeplitz_matrix(grid: Grid, interp: str) -> None:
+    module = mechanism({"name": "focused", "sr_interp": interp}, grid)
     given = inputs(module, grid)
     matrix = attention_matrix(module, given.q, given.k, grid)  # (B, h, d, N, M)
     want = naive_maps(module, given.q, given.k, grid)[:, :, None] + naive_local(module, grid)
@@ -350,7 +359,7 @@ def test_working_in_place_writes_to_no_input_and_parameter(options: dict[str, ob
         assert all(torch.equal(t, state[name]) for name, t in module.state_dict().items())
 
 
-@pytest.mark.parametrize("options", [{}, {"focus": False}, {"dwc": False}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"focus": False}, {"dwc": False}, {"stable_power": False}], ids=str)
 def test_entries_of_exactly_zero_get_no_gradient(options: dict[str, object]) -> None:
     """As with relu: queries and keys (and positions) at the kink."""
     grid = Grid((3, 4))
@@ -387,13 +396,17 @@ def test_token_without_a_positive_channel_stays_finite(focusing_factor: float, n
     assert_near(out, wide(exact, grid), 1e-4)
 
 
-def test_a_high_power_underflows_nowhere() -> None:
-    """The reference's order of operations gives NaN here."""
+def test_literal_power_underflows_where_the_stable_one_does_not() -> None:
     grid = Grid((3, 4))
-    module = mechanism({"name": "focused", "focusing_factor": 8}, grid, dtype=torch.float32)
-    given = inputs(module, grid, dtype=torch.float32)
+    literal, stable = (
+        mechanism({"name": "focused", "focusing_factor": 8, "stable_power": s}, grid, dtype=torch.float32)
+        for s in (False, True)
+    )
+    given = inputs(literal, grid, dtype=torch.float32)
+    assert_near(given(literal, grid), given(stable, grid), 1e-5)
     given.q[:, :, 0] = -1
-    assert given(module, grid).isfinite().all()
+    assert given(literal, grid)[:, :, 0].isnan().all()
+    assert given(stable, grid).isfinite().all()
 
 
 # Initial values and errors

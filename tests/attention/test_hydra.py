@@ -148,7 +148,7 @@ def test_gradients_are_those_of_finite_differences(kernel: str) -> None:
 def test_layer_equals_formula_end_to_end() -> None:
     """Host and mechanism, with the LayerNorm before the output projection."""
     grid = Grid((3, 4), num_prefix=1)
-    spec = {"name": "hydra", "out_norm": "ln"}
+    spec = {"name": "hydra", "post_norm": "ln"}
     layer = perturb(AttentionLayer(24, 3, grid, attention=spec).double())
     x = randn(2, grid.num_queries, 24, grad=True)
     q, k, v = (split(part, 3) for part in (x @ layer.qkv.weight.T + layer.qkv.bias).split(24, dim=2))

@@ -27,12 +27,16 @@ OPTIONS = [
     {},
     {"eps": 0.0},
     {"eps": 2.0},  # above some of the norms
+    {"half": "mean"},
     {"out_norm": False},
+    {"out_norm": False, "half": "mean", "dconv": "grid2d"},
+    {"dconv": "grid2d"},
+    {"dconv": "grid2d", "res_kernel_size": 3},
     {"res_kernel_size": 1},
     {"res_kernel_size": 5},
     {"sparse_reg": True},
     {"sparse_reg": True, "sparse_threshold": 0.1},
-    {"sparse_reg": True, "sparse_threshold": 0.0, "out_norm": False},
+    {"sparse_reg": True, "sparse_threshold": 0.0, "half": "mean", "out_norm": False},
 ]
 
 
@@ -66,13 +70,20 @@ def test_equals_castling_vit(golden: Golden, dtype: torch.dtype) -> None:
 
 
 def shift_matrix(module: LinearAngularAttention, grid: Grid) -> Tensor:
-    """T of every head, (h, N, N): `T[i, j] = w[j - i + r // 2]` along the sequence."""
-    taps = module.dconv.weight[:, 0]  # (h, r, 1)
-    reach = taps.shape[1] // 2
+    """T of every head, (h, N, N): `T[i, j] = w[j - i + r // 2]` along the sequence, or the same in both directions."""
+    taps = module.dconv.weight[:, 0]  # (h, r, 1) or (h, r, r)
+    reach, prefix, (height, width) = taps.shape[1] // 2, grid.num_prefix, grid.size
     matrix = torch.zeros(module.num_heads, grid.num_queries, grid.num_queries, dtype=taps.dtype)
-    for i, j in itertools.product(range(grid.num_queries), repeat=2):
-        if abs(j - i) <= reach:
-            matrix[:, i, j] = taps[:, j - i + reach, 0]
+    if not module.on_grid:
+        for i, j in itertools.product(range(grid.num_queries), repeat=2):
+            if abs(j - i) <= reach:
+                matrix[:, i, j] = taps[:, j - i + reach, 0]
+        return matrix
+    places = list(itertools.product(range(height), range(width)))
+    for (i, (row, column)), (j, (other_row, other_column)) in itertools.product(enumerate(places), repeat=2):
+        down, right = other_row - row, other_column - column
+        if max(abs(down), abs(right)) <= reach:
+            matrix[:, prefix + i, prefix + j] = taps[:, down + reach, right + reach]
     return matrix
 
 
@@ -85,7 +96,7 @@ def naive(module: LinearAngularAttention, q: Tensor, k: Tensor, v: Tensor, grid:
     tokens = q.shape[2]
     eye = torch.eye(tokens, dtype=q.dtype)
     cosines = torch.einsum("bhnd,bhmd->bhnm", q, k) / length(q) / length(k).mT
-    bracket = cosines / math.pi + eye / 2
+    bracket = cosines / math.pi + (eye if module.own_half else torch.full_like(eye, 1 / tokens)) / 2
     if module.sparse_reg and module.training:
         powers = torch.exp(torch.einsum("bhnd,bhmd->bhnm", q, k) / math.sqrt(q.shape[3]))
         softmax = powers / powers.sum(-1, keepdim=True)
@@ -110,16 +121,17 @@ def test_equals_formula(options: dict[str, object]) -> None:
     check(options, Grid((4, 3), num_prefix=1), training=True)
 
 
+@pytest.mark.parametrize("dconv", ["seq1d", "grid2d"])
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
-def test_equals_formula_on_any_grid(grid: Grid) -> None:
-    check({"res_kernel_size": 5}, grid, training=False)
+def test_equals_formula_on_any_grid(grid: Grid, dconv: str) -> None:
+    check({"dconv": dconv, "res_kernel_size": 5}, grid, training=False)
 
 
 def test_equals_formula_with_narrow_keys() -> None:
     check({"sparse_reg": True}, Grid((4, 3)), training=True, key_dim=5)
 
 
-@pytest.mark.parametrize("options", [{}, {"out_norm": False}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"half": "mean", "dconv": "grid2d"}, {"out_norm": False}], ids=str)
 def test_gradients_are_those_of_finite_differences(options: dict[str, object]) -> None:
     grid = Grid((2, 3), num_prefix=1)
     module = mechanism({"name": "linear_angular", **options}, grid, dim=4, num_heads=2)
@@ -185,13 +197,14 @@ def test_global_part_has_length_one_and_ignores_the_order_of_tokens(seed: int, n
 
 
 def test_rank_is_that_of_the_identity() -> None:
-    """Full with the token's own value, without the convolution, too."""
+    """Full with the token's own value; without it and the convolution, the head width and one for the constant."""
     grid = Grid((5, 6))
-    module = mechanism("linear_angular", grid)
-    with torch.no_grad():
-        module.dconv.weight.zero_()
-    given = inputs(module, grid)
-    assert (rank(attention_matrix(module, given.q, given.k, grid, v=given.v)) == 30).all()
+    for half, want in (("identity", 30), ("mean", 9)):
+        module = mechanism({"name": "linear_angular", "half": half}, grid)
+        with torch.no_grad():
+            module.dconv.weight.zero_()
+        given = inputs(module, grid)
+        assert (rank(attention_matrix(module, given.q, given.k, grid, v=given.v)) == want).all()
 
 
 # The equivalent matrix
@@ -222,6 +235,21 @@ def test_matrix_depends_on_the_values() -> None:
 
 
 # Prefix tokens, vectors of zeros, errors
+
+
+def test_convolution_on_the_grid_reads_and_writes_patch_tokens_only() -> None:
+    grid = Grid((3, 4), num_prefix=1)
+    module = mechanism({"name": "linear_angular", "dconv": "grid2d"}, grid)
+    without = mechanism({"name": "linear_angular", "dconv": "grid2d"}, grid)
+    with torch.no_grad():
+        without.dconv.weight.zero_()
+    q, k, v, _ = inputs(module, grid)
+    changed = v.clone()
+    changed[:, :, 0] += 100
+    local, local_changed = (module(q, k, x, grid) - without(q, k, x, grid) for x in (v, changed))
+    assert (local[:, :, 0] == 0).all()
+    assert local[:, :, 1:].abs().min() > 0
+    assert_near(local_changed, local, 1e-12)
 
 
 @pytest.mark.parametrize("eps", [0.0, 1e-6])

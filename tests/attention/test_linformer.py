@@ -109,6 +109,7 @@ OPTIONS = [
     {"share": "none", "one_kv_head": True, "k": 3},
     {"init": "normal002"},
     {"resize": "slice"},
+    {"attn_drop": 0.5},  # no effect in evaluation
 ]
 
 
@@ -148,6 +149,18 @@ def test_one_head_may_come_alone() -> None:
     module = mechanism({"name": "linformer", "one_kv_head": True, "k": 3}, GRID)
     q, k, v, _ = inputs(module, GRID)
     assert torch.equal(module(q, k[:, :1], v[:, :1], GRID), module(q, k, v, GRID))
+
+
+def test_dropout_acts_in_training_only_and_keeps_the_mean() -> None:
+    module = mechanism({"name": "linformer", "attn_drop": 0.5}, GRID)
+    given = inputs(module, GRID)
+    calm = given(module, GRID)
+    module.train()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        noisy = torch.stack([given(module, GRID) for _ in range(2000)])
+    assert noisy.std(0).min() > 0
+    assert_near(noisy.mean(0), calm, 0.1)
 
 
 # The equivalent matrix
@@ -250,7 +263,7 @@ def test_layers_share_one_matrix_and_add_their_gradients() -> None:
     ("other", "grid", "tied"),
     [
         ({}, GRID, True),
-        ({"one_kv_head": True}, GRID, True),  # no matter of the matrix
+        ({"attn_drop": 0.1, "one_kv_head": True}, GRID, True),  # of the layer's own, and no matter of the matrix
         ({"k": 4}, GRID, False),
         ({"share": "kv"}, GRID, False),
         ({}, GRID._replace(size=(3, 6)), False),

@@ -78,9 +78,22 @@ def softmax(logits: Tensor) -> Tensor:
     return weights / weights.sum(-1, keepdim=True)
 
 
-def naive_means(x: Tensor, count: int) -> Tensor:
+def naive_means(x: Tensor, pool: bool, count: int, size: tuple[int, int], prefix: int) -> Tensor:
     """Landmarks (B, h, m, dk), part by part."""
-    return torch.stack([x[:, :, a:b].mean(2) for a, b in naive_bounds(x.shape[2], count)], dim=2)
+    if not pool:
+        return torch.stack([x[:, :, a:b].mean(2) for a, b in naive_bounds(x.shape[2], count)], dim=2)
+    height, width = size
+    ways = [(a, count // a) for a in range(1, height + 1) if count % a == 0 and count // a <= width]
+    stretch = {w: max(height * w[1], width * w[0]) / min(height * w[1], width * w[0]) for w in ways}
+    rows, columns = min(ways, key=stretch.__getitem__)
+    means = [
+        torch.stack(
+            [x[:, :, prefix + i * width + j] for i in range(top, bottom) for j in range(left, right)], dim=2
+        ).mean(2)
+        for top, bottom in naive_bounds(height, rows)
+        for left, right in naive_bounds(width, columns)
+    ]
+    return torch.stack(means, dim=2)
 
 
 def naive_pinv(kernel: Tensor, module: NystromAttention) -> Tensor:
@@ -112,7 +125,8 @@ def naive(
     if count == min(q.shape[2], k.shape[2]):
         out = softmax(q @ k.mT + hidden) @ v
     else:
-        qt, kt = naive_means(q, count), naive_means(k, count)
+        qt = naive_means(q, module.pool, count, grid.size, grid.num_prefix)
+        kt = naive_means(k, module.pool, count, grid.keys_size, grid.num_prefix)
         k1, k2, k3 = softmax(q @ kt.mT), softmax(qt @ kt.mT), softmax(qt @ k.mT + hidden)
         out = k1 @ naive_pinv(k2, module) @ k3 @ v
     if module.conv is None:
@@ -132,16 +146,18 @@ OPTIONS = [
     {"init": "original"},
     {"conv_kernel": 3},
     {"conv_kernel": 33},
-    {"init": "original", "conv_kernel": 5},
+    {"landmarks": "pool2d"},
+    {"landmarks": "pool2d", "init": "original", "conv_kernel": 5},
     {"num_landmarks": 1},
-    {"num_landmarks": 7},
+    {"num_landmarks": 7, "uneven": "error"},
     {"num_landmarks": 20},
+    {"num_landmarks": 20, "landmarks": "pool2d"},
     {"num_landmarks": 21},
 ]
 
 
 @pytest.mark.parametrize(
-    ("options", "masked"), [*((options, False) for options in OPTIONS), *((options, True) for options in OPTIONS[4:8])]
+    ("options", "masked"), [*((options, False) for options in OPTIONS), *((options, True) for options in OPTIONS[4:9])]
 )
 def test_equals_formula(options: dict[str, object], masked: bool) -> None:
     """21 tokens, 20 of them patches."""
@@ -154,6 +170,7 @@ def test_equals_formula(options: dict[str, object], masked: bool) -> None:
     assert_same_gradients(out, want, [*given.tensors, *module.parameters()], 1e-9)
 
 
+@pytest.mark.parametrize("landmarks", ["segment", "pool2d"])
 @pytest.mark.parametrize(
     ("grid", "count"),
     [
@@ -166,29 +183,32 @@ def test_equals_formula(options: dict[str, object], masked: bool) -> None:
     ],
     ids=str,
 )
-def test_equals_formula_on_any_grid(grid: Grid, count: int) -> None:
-    module = mechanism({"name": "nystrom", "num_landmarks": count}, Grid((6, 8)))
+def test_equals_formula_on_any_grid(grid: Grid, count: int, landmarks: str) -> None:
+    module = mechanism({"name": "nystrom", "num_landmarks": count, "landmarks": landmarks}, Grid((6, 8)))
     given = inputs(module, grid, grad=True)
     want = naive(module, given.q, given.k, given.v, grid, count)
     assert_same_gradients(given(module, grid), want, given.tensors, 1e-9)
 
 
 @pytest.mark.parametrize(
-    ("grid", "count"),
+    ("grid", "segment", "pool2d"),
     [
-        (Grid((14, 14)), 64),
-        (Grid((6, 8)), 48),
-        (Grid((3, 4), num_prefix=1), 13),
-        (Grid((8, 9), (4, 4)), 16),
-        (Grid((14, 14), (7, 7), num_prefix=1), 50),
+        (Grid((14, 14)), 64, 64),
+        (Grid((6, 8)), 48, 48),
+        (Grid((3, 4), num_prefix=1), 13, 12),
+        (Grid((8, 9), (4, 4)), 16, 16),
+        (Grid((14, 14), (7, 7), num_prefix=1), 50, 49),
+        (Grid((1, 50)), 50, 50),
+        (Grid((3, 30)), 64, 63),
     ],
     ids=str,
 )
-def test_default_is_64_or_as_many_as_the_grid_allows(grid: Grid, count: int) -> None:
-    module = mechanism("nystrom", grid)
-    assert module.rank_bound(grid) == count
-    given = inputs(module, grid, batch=1)
-    assert_near(given(module, grid), naive(module, *given[:3], grid, count), 1e-9)
+def test_default_is_64_or_as_many_as_the_grid_allows(grid: Grid, segment: int, pool2d: int) -> None:
+    for landmarks, count in (("segment", segment), ("pool2d", pool2d)):
+        module = mechanism({"name": "nystrom", "landmarks": landmarks}, grid)
+        assert module.rank_bound(grid) == count
+        given = inputs(module, grid, batch=1)
+        assert_near(given(module, grid), naive(module, *given[:3], grid, count), 1e-9)
 
 
 def test_equals_formula_with_narrow_keys() -> None:
@@ -197,7 +217,7 @@ def test_equals_formula_with_narrow_keys() -> None:
     assert_near(given(module, GRID), naive(module, *given[:3], GRID, 4), 1e-10)
 
 
-@pytest.mark.parametrize("options", [{}, {"init": "original", "conv_kernel": 3}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"landmarks": "pool2d"}, {"init": "original", "conv_kernel": 3}], ids=str)
 def test_gradients_are_those_of_finite_differences(options: dict[str, object]) -> None:
     grid = Grid((2, 4))
     module = mechanism({"name": "nystrom", "num_landmarks": 2, **options}, grid, dim=4, num_heads=2)
@@ -234,10 +254,11 @@ def test_tokens_alike_in_each_segment_make_the_attention_exact() -> None:
     assert_near(module(q, k, v, grid), exact(q, k, v, grid), 1e-8)
 
 
+@pytest.mark.parametrize("landmarks", ["segment", "pool2d"])
 @pytest.mark.parametrize("count", [1, 4, 6])
-def test_rank_is_the_number_of_landmarks(count: int) -> None:
+def test_rank_is_the_number_of_landmarks(count: int, landmarks: str) -> None:
     grid = Grid((6, 6))
-    module = mechanism({"name": "nystrom", "num_landmarks": count}, grid)
+    module = mechanism({"name": "nystrom", "num_landmarks": count, "landmarks": landmarks}, grid)
     given = inputs(module, grid)
     matrix = attention_matrix(module, given.q, given.k, grid)
     assert (rank(matrix) == count).all()
@@ -277,7 +298,7 @@ def test_padding_is_as_good_as_absent_to_the_keys() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{}, {"conv_kernel": 3}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"landmarks": "pool2d"}, {"conv_kernel": 3}], ids=str)
 def test_landmarks_trace_into_one_graph(options: dict[str, object]) -> None:
     """Their number and places are decided while tracing, again for another grid."""
     module = mechanism({"name": "nystrom", "num_landmarks": 4, **options}, GRID)
@@ -292,7 +313,7 @@ def test_landmarks_trace_into_one_graph(options: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "scale"), [(torch.bfloat16, 1.0), (torch.float16, 16.0)])
-@pytest.mark.parametrize("options", [{}, {"conv_kernel": 5}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"landmarks": "pool2d"}, {"conv_kernel": 5}], ids=str)
 def test_half_precision(options: dict[str, object], dtype: torch.dtype, scale: float) -> None:
     grid = Grid((7, 9), num_prefix=1)
     spec = {"name": "nystrom", "num_landmarks": 8, **options}
@@ -329,6 +350,22 @@ def test_half_precision_at_12544_tokens(scale: float) -> None:
         (
             {"num_landmarks": 22},
             "num_landmarks 22 is more than the 21 tokens .* 4x5 .* 1 prefix tokens; use at most 21",
+        ),
+        (
+            {"num_landmarks": 21, "landmarks": "pool2d"},
+            "num_landmarks 21 is more than the 20 tokens",
+        ),
+        (
+            {"num_landmarks": 4, "uneven": "error"},
+            "4x5 .* cannot be divided into num_landmarks 4 segments of equal size; these numbers can: 1, 3, 7, 21$",
+        ),
+        (
+            {"uneven": "error", "num_landmarks": 8, "landmarks": "pool2d"},
+            "8 blocks of equal size; these numbers can: 1, 2, 4, 5, 10, 20$",
+        ),
+        (
+            {"num_landmarks": 7, "landmarks": "pool2d"},
+            "7 blocks; these numbers can: 1, 2, 3, 4, 5, 6, 8, 9, 10, 12, 15, 16, 20$",
         ),
         ({"pinv_iters": -1}, "pinv_iters must be a whole number at least 0; got -1"),
         ({"conv_kernel": 4}, "conv_kernel must be odd and positive, such as 33 or 35, or 0 for no convolution; got 4"),

@@ -39,7 +39,7 @@ BEYOND: dict[str, dict[str, list[float]]] = {
     "efficient": {"key_ratio": [0, -1]},
     "enhanced_linear": {"head_dim": [0, 2.5], "heads_ratio": [0, -1], "eps": [0, 1e-60]},
     "taylor": {"eps": [-1e-6], "norm_eps": [-1e-6], "key_reduction": [0, 2.5]},
-    "linformer": {"k": [0, 2.5]},
+    "linformer": {"k": [0, 2.5], "attn_drop": [-0.1, 1.1]},
     "linear_angular": {"res_kernel_size": [-1, 0, 2, 2.5], "sparse_threshold": [-0.1, 1], "eps": [-1e-6]},
     "performer": {
         "nb_features": [0, 2.5],
@@ -53,6 +53,7 @@ BEYOND: dict[str, dict[str, list[float]]] = {
     "rala": SHARED_BY_ROTARY,
     "pola": {"alpha": [-1], "dwc_kernel": [-1, 0, 2, 2.5], "eps": [-1e-6]},
     "mhla": {"blocks": [0, 2.5], "lepe_kernel": [-1, 2, 2.5], "eps": [-1e-6]},
+    "xca": {"temperature": [0, -1]},
     "flow": {"eps": [-1e-6], "eps_out": [-1e-6]},
     "inline": {"residual_kernel": [-1, 2, 2.5]},
     "mala": SHARED_BY_ROTARY,

@@ -13,7 +13,14 @@ from tests.attention.test_hydra import merge, split
 from tests.helpers import assert_near, assert_same_gradients, inputs, mechanism, options_then_grids, perturb, randn
 
 GRID = Grid((3, 5), kv_size=(2, 3), num_prefix=1)
-OPTIONS: list[dict[str, object]] = [{}, {"project_q": True}]
+OPTIONS = [
+    {},
+    {"reduce": "sum"},
+    {"alpha_beta": True},
+    {"alpha_beta": True, "reduce": "sum"},
+    {"project_q": True},
+    {"project_q": True, "alpha_beta": True, "reduce": "sum"},
+]
 options_ = pytest.mark.parametrize("options", OPTIONS, ids=str)
 
 
@@ -21,11 +28,16 @@ options_ = pytest.mark.parametrize("options", OPTIONS, ids=str)
 
 
 def naive(module: PolyNLAttention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """`q_n * mean_t k_t v_t` on (..., N, channels)."""
+    """`q_n * mean_t k_t v_t`, or the sum; with alpha and beta `alpha q_n + beta` times that. On (..., N, channels)."""
     total = torch.zeros_like(v[..., 0, :])
     for t in range(k.shape[-2]):
         total = total + k[..., t, :] * v[..., t, :]
-    return torch.stack([q[..., n, :] * total / k.shape[-2] for n in range(q.shape[-2])], dim=-2)
+    if module.reduce == "mean":
+        total = total / k.shape[-2]
+    rows = [q[..., n, :] * total for n in range(q.shape[-2])]
+    if module.alpha is not None:
+        rows = [module.alpha * q[..., n, :] + module.beta * row for n, row in enumerate(rows)]
+    return torch.stack(rows, dim=-2)
 
 
 @pytest.mark.parametrize(
@@ -50,8 +62,10 @@ def test_gradients_are_those_of_finite_differences(options: dict[str, object]) -
 
 def test_defaults_are_those_of_the_paper() -> None:
     module = PolyNLAttention(24, 3, GRID)
-    assert module.projections == "kv"
+    assert (module.projections, module.reduce) == ("kv", "mean")
     assert not list(module.parameters())
+    learned = dict(PolyNLAttention(24, 3, GRID, alpha_beta=True).named_parameters())
+    assert {name: p.tolist() for name, p in learned.items()} == {"alpha": [1.0], "beta": [1.0]}
 
 
 # As a layer
@@ -74,7 +88,7 @@ def test_layer_equals_formula_end_to_end(options: dict[str, object], num_prefix:
     assert_same_gradients(layer(x, grid), want, [x, *layer.parameters()], 1e-10)
 
 
-@drawn(st.integers(0, 2**31), st.floats(-100.0, 100.0), st.sampled_from(OPTIONS))
+@drawn(st.integers(0, 2**31), st.floats(-100.0, 100.0), st.sampled_from([{}, {"reduce": "sum"}, {"project_q": True}]))
 def test_layer_is_a_homogeneous_polynomial_of_third_degree(seed: int, c: float, options: dict[str, object]) -> None:
     grid = Grid((3, 4))
     layer = poly_layer(grid, options, bias=False)
@@ -109,21 +123,25 @@ def test_number_of_heads_does_not_matter(options: dict[str, object]) -> None:
 
 @options_
 def test_every_channel_is_the_outer_product_of_query_and_key(options: dict[str, object]) -> None:
+    """The residual alpha q is no part of it, since it does not depend on the values."""
     module = mechanism({"name": "poly_nl", **options}, GRID)
     q, k, *_ = inputs(module, GRID)
     matrix = attention_matrix(module, q, k, GRID)
     assert matrix.shape == (2, 3, 8, 16, 7)
-    assert_near(matrix, q.mT[..., :, None] * k.mT[..., None, :] / 7, 1e-12)
+    factor = 1 if module.beta is None else module.beta.detach()
+    keys = k / 7 if module.reduce == "mean" else k
+    assert_near(matrix, factor * q.mT[..., :, None] * keys.mT[..., None, :], 1e-12)
     left, right = module.factors(q, k, GRID)
-    assert_near(left, q.mT.unsqueeze(-1), 1e-12)
-    assert_near(right, k.mT.unsqueeze(-1) / 7, 1e-12)
+    assert_near(left, factor * q.mT.unsqueeze(-1), 1e-12)
+    assert_near(right, keys.mT.unsqueeze(-1), 1e-12)
 
 
-def test_twice_the_same_keys_leave_the_mean() -> None:
-    module = mechanism("poly_nl", GRID)
+@pytest.mark.parametrize(("reduce", "factor"), [("mean", 1), ("sum", 2)])
+def test_twice_the_same_keys_leave_the_mean_and_double_the_sum(reduce: str, factor: int) -> None:
+    module = mechanism({"name": "poly_nl", "reduce": reduce}, GRID)
     q, k, v, _ = given = inputs(module, GRID)
     doubled = module(q, k.repeat(1, 1, 2, 1), v.repeat(1, 1, 2, 1), GRID._replace(kv_size=(1, 13)))
-    assert_near(doubled, given(module, GRID), 1e-13)
+    assert_near(doubled, factor * given(module, GRID), 1e-13)
 
 
 def test_keys_and_values_are_interchangeable() -> None:
@@ -133,7 +151,7 @@ def test_keys_and_values_are_interchangeable() -> None:
 
 
 @options_
-def test_zero_tokens_and_zero_keys_give_zero(options: dict[str, object]) -> None:
+def test_zero_tokens_give_zero_and_zero_keys_the_residual(options: dict[str, object]) -> None:
     module = mechanism({"name": "poly_nl", **options}, GRID)
     given = inputs(module, GRID)
     given.q[0, :, 3] = 0
@@ -142,26 +160,31 @@ def test_zero_tokens_and_zero_keys_give_zero(options: dict[str, object]) -> None
     out = given(module, GRID)
     out.sum().backward()
     assert (out[0, :, 3] == 0).all()
-    assert (out[1] == 0).all()
+    residual = 0 if module.alpha is None else module.alpha
+    assert (out[1] == residual * given.q[1]).all()
     assert all(x.grad.isfinite().all() for x in [*given.tensors, *module.parameters()])
 
 
-def test_half_precision_at_many_tokens() -> None:
+@pytest.mark.parametrize("options", [{}, {"alpha_beta": True}], ids=str)
+def test_half_precision_at_many_tokens(options: dict[str, object]) -> None:
     """Only the result is rounded, at worst to nothing."""
     grid, dtype, scale = Grid((56, 56)), torch.float16, 16.0
-    module = mechanism("poly_nl", grid, dim=8, num_heads=2, dtype=dtype)
+    module = mechanism({"name": "poly_nl", **options}, grid, dim=8, num_heads=2, dtype=dtype)
     given = inputs(module, grid, batch=1, dtype=dtype, scale=scale, grad=True)
     out = given(module, grid)
     out.float().mean().backward()
     assert all(x.isfinite().all() for x in [out, *(x.grad for x in [*given.tensors, *module.parameters()])])
-    want = naive(module, *(x.detach().double() for x in (given.q, given.k, given.v)))
+    exact = mechanism({"name": "poly_nl", **options}, grid, dim=8, num_heads=2)
+    exact.load_state_dict(module.state_dict())
+    want = naive(exact, *(x.detach().double() for x in (given.q, given.k, given.v)))
     limits = torch.finfo(dtype)
     assert ((out.double() - want).abs() <= 2 * limits.eps * want.abs().max() + limits.eps * limits.tiny).all()
 
 
-def test_products_leave_the_range_of_float16_where_the_result_does_not() -> None:
+@pytest.mark.parametrize(("reduce", "outer", "inner"), [("sum", 1e-3, 300.0), ("mean", 1e3, 1e-3)])
+def test_products_leave_the_range_of_float16_where_the_result_does_not(reduce: str, outer: float, inner: float) -> None:
     grid = Grid((56, 56))
-    module = mechanism("poly_nl", grid, dim=8, num_heads=2)
-    scaled = (scale * x for scale, x in zip((1e3, 1e-3, 1e-3), inputs(module, grid), strict=False))
+    module = mechanism({"name": "poly_nl", "reduce": reduce}, grid, dim=8, num_heads=2)
+    scaled = (scale * x for scale, x in zip((outer, inner, inner), inputs(module, grid), strict=False))
     q, k, v = (x.half() for x in scaled)
     assert_near(module(q, k, v, grid), naive(module, q.double(), k.double(), v.double()), 2e-3)

@@ -25,7 +25,7 @@ def naive(temperature: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor,
 
 @pytest.mark.parametrize("grid", [GRID, Grid((5, 2))], ids=str)
 def test_equals_formula(grid: Grid) -> None:
-    module = mechanism("xca", grid)
+    module = mechanism({"name": "xca", "temperature": 3}, grid)
     given = inputs(module, grid, grad=True)
     found = [naive(module.temperature[h, 0, 0], *(x[b, h] for x in given[:3])) for b in range(2) for h in range(3)]
     want, matrices = (torch.stack(each).unflatten(0, (2, 3)) for each in zip(*found, strict=True))

@@ -22,7 +22,7 @@ from linvit.attention.base import Grid
 from linvit.attention.kernels import Formula, with_kernel
 from linvit.attention.ops.activations import focus, of_both
 from linvit.attention.ops.decorators import mixed_precision, recomputed
-from linvit.attention.ops.functional import SizeOf, join_heads, resize_table, resize_tokens, upcast
+from linvit.attention.ops.functional import SizeOf, join_heads, l2_norm, resize_table, resize_tokens, upcast
 from linvit.attention.ops.linear import linear_attention, linear_factors
 from linvit.attention.ops.value_conv import ConvolvedAttention, depthwise_conv
 from linvit.errors import check_number, check_odd
@@ -45,6 +45,10 @@ class FocusedAttention(ConvolvedAttention):
         relu_eps: Added to the relu features.
         eps: Added to the denominator.
         denominator: "mean" over the keys (the reference since 2024) or "sum" (before): eps then weighs 1/M as much.
+        stable_power: Divide by the largest entry before the power: the same function, safe at every p. False is the
+            reference's order of operations, which gives NaN for p >= 8.
+        sr_interp: How v comes back to N tokens for the convolution under spatial reduction: "linear1d", along the
+            flattened tokens (the reference), or "bilinear2d".
     """
 
     complexity = "O(N)"
@@ -67,6 +71,8 @@ class FocusedAttention(ConvolvedAttention):
         relu_eps: float = 1e-6,
         eps: float = 1e-6,
         denominator: Literal["mean", "sum"] = "mean",
+        stable_power: bool = True,
+        sr_interp: Literal["linear1d", "bilinear2d"] = "linear1d",
     ) -> None:
         super().__init__(dim, num_heads, grid, key_dim=key_dim)
         check_number("focusing_factor", focusing_factor, at_least=1, note=" (1: no focusing)")
@@ -78,6 +84,8 @@ class FocusedAttention(ConvolvedAttention):
         self.relu_eps = relu_eps
         self.eps = eps
         self.denominator = denominator
+        self.stable_power = stable_power
+        self.sr_interp = sr_interp
         self.channelwise = dwc
         self.max_rank = self.key_dim
 
@@ -118,8 +126,10 @@ class FocusedAttention(ConvolvedAttention):
         encoding = resize_tokens(table, self.grid.keys_size, grid.kv_size or grid.size)
         return F.pad(encoding, (0, 0, grid.num_prefix, 0)) if grid.num_prefix else encoding  # which have no position
 
-    def formula(self, q: Tensor, k: Tensor, grid: Grid) -> Formula:
-        """The kernel."""
+    def formula(self, q: Tensor, k: Tensor, grid: Grid) -> Formula | None:
+        """The kernel, with the stable order of operations."""
+        if not self.stable_power:
+            return None
         return Formula(
             "relu" if self.focusing_factor == 1 and self.scale is None else "focused",
             eps=self.eps * k.shape[-2] if self.denominator == "mean" else self.eps,
@@ -148,17 +158,23 @@ class FocusedAttention(ConvolvedAttention):
         tokens = x.shape[:-1]
         if self.focusing_factor != 1:
             vectors = x if self.norm_scope == "all_heads" else x.unflatten(-1, (self.num_heads, -1))
-            x = focus(vectors, self.focusing_factor, dtype)
+            if self.stable_power:
+                x = focus(vectors, self.focusing_factor, dtype)
+            else:
+                powered = vectors**self.focusing_factor
+                x = powered / l2_norm(powered) * l2_norm(vectors)
         return x.reshape(*tokens, self.num_heads, -1).transpose(-3, -2).to(dtype)
 
     def convolved(self, v: Tensor, grid: Grid) -> Tensor:
         """The depthwise convolution of the patch values, (B, h, M, d) -> (B, h, N, d); 0 for prefix tokens."""
         patches = v[:, :, grid.num_prefix :].flatten(0, 1).mT  # (B*h, d, patches)
         if grid.kv_size not in (None, grid.size):
-            # back to N tokens along the flattened ones, as in the reference
-            patches = F.interpolate(patches, size=math.prod(grid.size), mode="linear", align_corners=False)
-        plane: Tensor = cast("nn.Conv2d", self.dwc)(patches.unflatten(2, grid.size))
-        local = plane.flatten(2).mT  # (B*h, H*W, d)
+            if self.sr_interp == "linear1d":
+                patches = F.interpolate(patches, size=math.prod(grid.size), mode="linear", align_corners=False)
+            else:
+                plane = patches.unflatten(2, grid.keys_size)
+                patches = F.interpolate(plane, size=grid.size, mode="bilinear", align_corners=False).flatten(2)
+        local: Tensor = cast("nn.Conv2d", self.dwc)(patches.unflatten(2, grid.size)).flatten(2).mT  # (B*h, H*W, d)
         if grid.num_prefix:
             local = F.pad(local, (0, 0, grid.num_prefix, 0))
         return local.reshape(*v.shape[:2], -1, self.head_dim).to(v.dtype)

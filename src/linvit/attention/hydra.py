@@ -59,7 +59,7 @@ class HydraAttention(Attention):
     Args:
         kernel_q: phi_q.
         kernel_k: phi_k.
-        out_norm: "ln": the host's LayerNorm over the C channels of the output, before its projection; "none".
+        post_norm: "ln": the host's LayerNorm over the C channels of the output, before its projection; "none".
         eps: Smallest norm that "l2" and "l1" divide by. The published code has none and gives NaN for a zero token.
         constant: What "constant" divides by; None means sqrt(C) (the paper's constant is not known).
     """
@@ -81,7 +81,7 @@ class HydraAttention(Attention):
         key_dim: int | None = None,
         kernel_q: KernelName = "l2",
         kernel_k: KernelName = "l2",
-        out_norm: OutNorm = "none",
+        post_norm: OutNorm = "none",
         eps: float = 1e-12,
         constant: float | None = None,
     ) -> None:
@@ -95,7 +95,7 @@ class HydraAttention(Attention):
             self.masked_key = 0.0  # any number will do, since values of 0 weigh nothing
         self.eps = eps
         self.constant = math.sqrt(dim) if constant is None else constant
-        self.out_norm = out_norm
+        self.out_norm = post_norm
 
     @recomputed
     @mixed_precision

@@ -11,6 +11,7 @@ Cost: `2 N C dk + r N C` MACs (2 N^2 C more while training with `sparse_reg`). R
 
 import copy
 import math
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from linvit.attention.base import Attention, Complexity, Grid
 from linvit.attention.ops.decorators import mixed_precision, recomputed
 from linvit.attention.ops.functional import normalize, safe_norm
-from linvit.attention.ops.value_conv import ConvolvedValues, convolve_sequence
+from linvit.attention.ops.value_conv import ConvolvedValues, convolve_heads, convolve_sequence
 from linvit.errors import UserError, check_number, check_odd
 
 
@@ -32,10 +33,14 @@ class LinearAngularAttention(Attention):
         sparse_reg: Add the softmax map of q and k, its weights up to `sparse_threshold` set to 0 and the others left as
             they are. Only while training, where it makes time and memory O(N^2) (`complexity` then says so).
         sparse_threshold: Weights must be greater than this to stay.
+        half: What the kernel's constant 1/2 multiplies: "identity", the token's own value (the reference code and the
+            paper's figure), or "mean", the mean of all values (nearer to the kernel, whose constant sees every key).
         out_norm: Divide each token of y by its L2 norm over the channels of a head. The equivalent matrix then depends
             on v, so it cannot be probed and `attention_matrix` gives it for the values at hand.
         eps: Lower bound of the norms of q, k and y. 0 is the reference code, but for a vector of zeros, which gives NaN
             there and stays 0 here.
+        dconv: "seq1d": one kernel of r taps per head along the sequence of tokens, the prefix included (the reference);
+            "grid2d": one of r x r taps on the grid, which reads and writes patch tokens only.
     """
 
     fewer_keys = False
@@ -51,8 +56,10 @@ class LinearAngularAttention(Attention):
         res_kernel_size: int = 9,
         sparse_reg: bool = False,
         sparse_threshold: float = 0.02,
+        half: Literal["identity", "mean"] = "identity",
         out_norm: bool = True,
         eps: float = 1e-6,
+        dconv: Literal["seq1d", "grid2d"] = "seq1d",
     ) -> None:
         super().__init__(dim, num_heads, grid, key_dim=key_dim)
         check_odd("res_kernel_size", res_kernel_size, "9")
@@ -61,10 +68,13 @@ class LinearAngularAttention(Attention):
         self.sparse_reg = sparse_reg
         self.complexity = "O(N^2)" if sparse_reg else "O(N)"
         self.sparse_threshold = sparse_threshold
+        self.own_half = half == "identity"
         self.unit_outputs = out_norm
         self.eps = eps
         self.linear_in_values = not out_norm
-        shape, padding = (res_kernel_size, 1), (res_kernel_size // 2, 0)
+        self.on_grid = dconv == "grid2d"
+        shape = (res_kernel_size, res_kernel_size if self.on_grid else 1)
+        padding = (shape[0] // 2, shape[1] // 2)
         self.dconv = nn.Conv2d(num_heads, num_heads, shape, padding=padding, groups=num_heads, bias=False)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
@@ -76,7 +86,8 @@ class LinearAngularAttention(Attention):
     def _global(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """The linear-angular attention, normalised."""
         unit_q, unit_k = normalize(q, self.eps), normalize(k, self.eps)
-        y = (unit_q @ (unit_k.mT @ v / math.pi)).add_(v, alpha=0.5)
+        halved = v if self.own_half else v.mean(-2, keepdim=True)
+        y = (unit_q @ (unit_k.mT @ v / math.pi)).add_(halved, alpha=0.5)
         if self.sparse_reg and self.training:
             y = y + self._sparse_map(q, k) @ v
         return normalize(y, self.eps) if self.unit_outputs else y
@@ -87,11 +98,11 @@ class LinearAngularAttention(Attention):
         return weights * (weights > self.sparse_threshold)
 
     def convolved(self, v: Tensor, grid: Grid) -> Tensor:
-        """The depthwise convolution of the values along the sequence of tokens, (B, h, N, d) -> (B, h, N, d)."""
-        return convolve_sequence(self.dconv, v)
+        """The depthwise convolution of the values, (B, h, N, d) -> (B, h, N, d)."""
+        return convolve_heads(self.dconv, v, grid) if self.on_grid else convolve_sequence(self.dconv, v)
 
     def matrix_parts(self) -> dict[str, Attention]:
-        """The normalised attention, a token's own share included, and the convolution."""
+        """The normalised attention, the constant's share included, and the convolution."""
         kernel = copy.deepcopy(self)
         nn.init.zeros_(kernel.dconv.weight)
         return {"kernel": kernel, "convolution": ConvolvedValues(self)}
@@ -102,7 +113,7 @@ class LinearAngularAttention(Attention):
             raise UserError("the matrix of linear_angular with out_norm depends on the values; pass v=")
         one_hot = torch.eye(grid.num_keys, dtype=v.dtype, device=v.device).expand(1, self.num_heads, -1, -1)
         matrix = normalize(q, self.eps) @ normalize(k, self.eps).mT / math.pi
-        matrix = matrix + one_hot / 2
+        matrix = matrix + (one_hot if self.own_half else 1 / grid.num_keys) / 2
         if self.sparse_reg and self.training:
             matrix = matrix + self._sparse_map(q, k)
         if self.unit_outputs:

@@ -41,6 +41,7 @@ class LinformerAttention(Attention):
         resize: How E and F follow another grid. "interpolate": bicubic over the 2-D grid of patches, times the old
             over the new number of patches, which keeps the size of the sums E k and F v; the columns of prefix tokens
             stay. "slice": the first columns, for fewer tokens only (lucidrains).
+        attn_drop: Dropout rate on the attention weights.
     """
 
     complexity = "O(N)"
@@ -58,13 +59,17 @@ class LinformerAttention(Attention):
         one_kv_head: bool = False,
         init: Literal["uniform", "normal002"] = "uniform",
         resize: Literal["interpolate", "slice"] = "interpolate",
+        attn_drop: float = 0.0,
     ) -> None:
         super().__init__(dim, num_heads, grid, key_dim=key_dim)
         check_number("k", k, at_least=1, whole=True, note=", the number of projected keys")
+        check_number("attn_drop", attn_drop, at_least=0, at_most=1)
         self.k = self.max_rank = min(k, grid.num_keys)
         self.share = share
         self.one_kv_head = one_kv_head
         self.resize = resize
+        self.attn_drop = attn_drop
+        self.recompute = not attn_drop  # random numbers are drawn once
         self.linear_in_values = not one_kv_head
 
         shape = (num_heads if share == "none" else 1, self.k, grid.num_keys)  # E and F: (h or 1, k, M)
@@ -96,7 +101,7 @@ class LinformerAttention(Attention):
         values = self._project(self._value_matrix, v, grid)
         # The fused kernel stores no N x k weights, which would take more time than the products.
         keys, values = (x.expand(-1, self.num_heads, -1, -1) for x in (keys, values))
-        return F.scaled_dot_product_attention(q, keys, values)
+        return F.scaled_dot_product_attention(q, keys, values, dropout_p=self.attn_drop if self.training else 0.0)
 
     @property
     def _value_matrix(self) -> Tensor:

@@ -1,7 +1,6 @@
 """Nystrom attention: `o = softmax(s q kt^T) pinv(softmax(s qt kt^T)) softmax(s qt k^T) v`, `s = dk^-1/2`.
 
-The landmarks qt and kt are m means of consecutive queries and keys, prefix tokens included; where m does not divide
-their number the first are of one token less (T2T-ViT). A few steps of an iteration stand for the pseudo-inverse.
+The landmarks qt and kt are m means of queries and of keys; a few steps of an iteration stand for the pseudo-inverse.
 
 Paper: Xiong et al. 2021, "Nystromformer: A Nystrom-Based Algorithm for Approximating Self-Attention".
 Cost: `(N + M + m) (h dk + C) m + 4 T h m^3 + s N C` MACs for T steps and a convolution of length s, linear in N if m is
@@ -11,6 +10,8 @@ The iteration is part of the definition: after 6 steps it is often far from the 
 all queries or all keys, plain softmax attention costs no more and takes its place.
 """
 
+import math
+import operator
 from typing import Literal, cast
 
 import torch
@@ -37,6 +38,10 @@ class NystromAttention(ConvolvedAttention):
             depends on its neighbours).
         conv_kernel: Length s of a convolution of v along the sequence, added to the output; odd, 0 is none. One kernel
             per head, shared by its channels. Prefix tokens are part of the sequence. Not for keys of another grid.
+        landmarks: "segment": means of consecutive tokens, prefix tokens included; "pool2d": means of the blocks of an
+            a x b division of the grid, a b = m, with blocks as square as can be; prefix tokens stay out.
+        uneven: Where m does not divide the tokens: "t2t" makes the first parts one token shorter than the last
+            (T2T-ViT); "error" raises a `UserError`.
     """
 
     complexity = "O(N)"
@@ -55,6 +60,8 @@ class NystromAttention(ConvolvedAttention):
         pinv_iters: int = 6,
         init: Literal["exact", "original"] = "exact",
         conv_kernel: int = 0,
+        landmarks: Literal["segment", "pool2d"] = "segment",
+        uneven: Literal["t2t", "error"] = "t2t",
     ) -> None:
         super().__init__(dim, num_heads, grid, key_dim=key_dim)
         check_number("pinv_iters", pinv_iters, at_least=0, whole=True)
@@ -64,7 +71,9 @@ class NystromAttention(ConvolvedAttention):
         if num_landmarks is not None:
             check_number("num_landmarks", num_landmarks, at_least=1, whole=True, note=", or null for a default")
         self.num_landmarks = num_landmarks
-        self.kernel_rank(grid)  # raises if there are not as many tokens
+        self.pool = landmarks == "pool2d"
+        self.even = uneven == "error"
+        self.kernel_rank(grid)  # raises if they do not fit
         self.fewer_keys = not conv_kernel
         self.conv = None
         if conv_kernel:
@@ -115,8 +124,16 @@ class NystromAttention(ConvolvedAttention):
         count = self.kernel_rank(grid)
         if count == min(grid.num_queries, grid.num_keys):
             return (over_keys(q @ k.mT * scale),)
-        qt, kt = segment_means(q, count) * scale, segment_means(k, count)
+        qt, kt = self._means(q, count, grid.size, grid) * scale, self._means(k, count, grid.keys_size, grid)
         return (q @ (kt * scale).mT).softmax(-1), (qt @ kt.mT).softmax(-1), over_keys(qt @ k.mT)
+
+    def _means(self, x: Tensor, count: int, size: tuple[int, int], grid: Grid) -> Tensor:
+        """Landmarks (B, h, m, dk) of tokens (B, h, N, dk) whose patches are of an H x W grid."""
+        blocks = division(count, size, self.even) if self.pool else None
+        if blocks is None:
+            return segment_means(x, count)
+        plane = x[:, :, grid.num_prefix :].unflatten(2, size)
+        return segment_means(segment_means(plane, blocks[1], dim=3), blocks[0]).flatten(2, 3)
 
     def _pinv(self, kernel: Tensor) -> Tensor:
         """Iterative pseudo-inverse of (B, h, m, m), by an iteration of third order."""
@@ -142,27 +159,46 @@ class NystromAttention(ConvolvedAttention):
         """The number of landmarks on a grid, the same for queries and keys.
 
         Raises:
-            UserError: If the grid has fewer tokens than `num_landmarks`.
+            UserError: If the grid has fewer tokens than `num_landmarks`, or they cannot be divided as asked for.
         """
-        most = min(grid.num_queries, grid.num_keys)
-        if self.num_landmarks is None:
-            return min(DEFAULT_NUMBER, most)
-        if self.num_landmarks > most:
-            queries, keys = ("x".join(map(str, size)) for size in (grid.size, grid.keys_size))
+        most = min(grid.num_queries, grid.num_keys) - (grid.num_prefix if self.pool else 0)
+        count = self.num_landmarks or min(DEFAULT_NUMBER, most)
+        while self.num_landmarks is None and self.pool and not self.even and not self._divides(count, grid):
+            count -= 1  # 1 divides all
+        if count <= most and self._divides(count, grid):
+            return count
+        queries, keys = ("x".join(map(str, size)) for size in (grid.size, grid.keys_size))
+        where = f"a grid of {queries} (keys {keys}) patches and {grid.num_prefix} prefix tokens"
+        if count > most:
             raise UserError(
-                f"num_landmarks {self.num_landmarks} is more than the {most} tokens for them on a grid of {queries} "
-                f"(keys {keys}) patches and {grid.num_prefix} prefix tokens; use at most {most}"
+                f"num_landmarks {count} is more than the {most} tokens for them on {where}; use at most {most}"
             )
-        return self.num_landmarks
+        parts = f"{'blocks' if self.pool else 'segments'}{' of equal size' if self.even else ''}"
+        fitting = ", ".join(str(m) for m in range(1, most + 1) if self._divides(m, grid))
+        raise UserError(f"{where} cannot be divided into num_landmarks {count} {parts}; these numbers can: {fitting}")
+
+    def _divides(self, count: int, grid: Grid) -> bool:
+        """Whether queries and keys can be divided into so many parts, as the options ask for."""
+        if self.pool:
+            return None not in [division(count, size, self.even) for size in (grid.size, grid.keys_size)]
+        return not (self.even and (grid.num_queries % count or grid.num_keys % count))
 
 
-def segment_means(x: Tensor, count: int) -> Tensor:
-    """Means over `count` consecutive segments of tokens (B, h, N, d); the later are longer, if any are."""
-    length = x.shape[2]
+def segment_means(x: Tensor, count: int, dim: int = 2) -> Tensor:
+    """Means over `count` consecutive segments of one dimension; the later are longer, if any are."""
+    length = x.shape[dim]
     size = length // count
     shorter = (size + 1) * count - length  # segments of `size`; the others have `size + 1`
-    first, last = x.split([shorter * size, length - shorter * size], 2)
-    means: Tensor = first.unflatten(2, (shorter, size)).mean(3)
+    first, last = x.split([shorter * size, length - shorter * size], dim)
+    means: Tensor = first.unflatten(dim, (shorter, size)).mean(dim + 1)
     if shorter < count:
-        means = torch.cat([means, last.unflatten(2, (count - shorter, size + 1)).mean(3)], 2)
+        means = torch.cat([means, last.unflatten(dim, (count - shorter, size + 1)).mean(dim + 1)], dim)
     return means
+
+
+def division(count: int, size: tuple[int, int], even: bool) -> tuple[int, int] | None:
+    """How a x b = `count` blocks of an H x W grid are squarest; `even`: all of one size. None if there are none."""
+    height, width = map(operator.index, size)  # one graph per grid: torch.compile takes minutes for symbolic sizes
+    ways = [(rows, count // rows) for rows in range(1, min(count, height) + 1) if count % rows == 0]
+    ways = [(a, b) for a, b in ways if b <= width and not (even and (height % a or width % b))]
+    return min(ways, key=lambda way: abs(math.log(height * way[1] / (width * way[0]))), default=None)

@@ -13,10 +13,15 @@ from torch import Tensor, nn
 from linvit.attention.base import Attention, Grid
 from linvit.attention.ops.decorators import mixed_precision, recomputed
 from linvit.attention.ops.functional import safe_norm, upcast, wide
+from linvit.errors import check_number
 
 
 class XCAttention(Attention):
-    """Cross-covariance attention, O(N d^2), with a learnt temperature tau per head, 1 at first."""
+    """Cross-covariance attention, O(N d^2).
+
+    Args:
+        temperature: Initial factor tau on the logits of each head, which is learnt.
+    """
 
     narrow_keys = False
     fewer_keys = False
@@ -24,9 +29,12 @@ class XCAttention(Attention):
     complexity = "O(N)"
     equivariant = True
 
-    def __init__(self, dim: int, num_heads: int, grid: Grid, *, key_dim: int | None = None) -> None:
+    def __init__(
+        self, dim: int, num_heads: int, grid: Grid, *, key_dim: int | None = None, temperature: float = 1.0
+    ) -> None:
         super().__init__(dim, num_heads, grid, key_dim=key_dim)
-        self.temperature = nn.Parameter(torch.ones(num_heads, 1, 1))
+        check_number("temperature", temperature, above=0)
+        self.temperature = nn.Parameter(torch.full((num_heads, 1, 1), float(temperature)))
 
     def no_weight_decay(self) -> set[str]:
         """The temperature, as in the reference."""

@@ -1,10 +1,11 @@
 """Landmarks are means over parts of lengths that differ by at most one."""
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from linvit.attention.nystrom import segment_means
+from linvit.attention.nystrom import division, segment_means
 from tests.helpers import assert_near, randn
 
 
@@ -22,8 +23,36 @@ def naive_bounds(length: int, count: int) -> list[tuple[int, int]]:
 @given(st.integers(1, 60), st.data())
 def test_segment_means_are_those_of_t2t(length: int, data: st.DataObject) -> None:
     count = data.draw(st.integers(1, length))
-    x = randn(2, 2, length, 3)
+    x = randn(2, length, 3)
     bounds = naive_bounds(length, count)
     assert bounds[-1][1] == length
-    want = torch.stack([x[:, :, start:stop].mean(2) for start, stop in bounds], dim=2)
-    assert_near(segment_means(x, count), want, 1e-12)
+    want = torch.stack([x[:, start:stop].mean(1) for start, stop in bounds], dim=1)
+    assert_near(segment_means(x, count, dim=1), want, 1e-12)
+    assert_near(segment_means(x.transpose(1, 2), count, dim=2), want.transpose(1, 2), 1e-12)
+
+
+@given(st.integers(1, 70), st.tuples(st.integers(1, 20), st.integers(1, 20)), st.booleans())
+def test_a_division_is_the_squarest_of_all_there_are(count: int, size: tuple[int, int], even: bool) -> None:
+    stretches = {
+        (a, b): max(size[0] * b, size[1] * a) / min(size[0] * b, size[1] * a)
+        for a in range(1, size[0] + 1)
+        for b in range(1, size[1] + 1)
+        if a * b == count and not (even and (size[0] % a or size[1] % b))
+    }
+    best = division(count, size, even)
+    assert (best is None) == (not stretches)
+    assert best is None or stretches[best] <= min(stretches.values()) + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "want"),
+    [
+        (49, (14, 14), (7, 7)),
+        (64, (14, 14), (8, 8)),
+        (8, (4, 12), (2, 4)),
+        (50, (1, 50), (1, 50)),
+        (6, (50, 1), (6, 1)),
+    ],
+)
+def test_blocks_are_as_square_as_can_be(count: int, size: tuple[int, int], want: tuple[int, int]) -> None:
+    assert division(count, size, even=False) == want

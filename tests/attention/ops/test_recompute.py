@@ -158,8 +158,9 @@ def test_other_ways_to_differentiate(derive: Callable[[Callable[[Tensor], Tensor
     assert_near(found, derive(lambda q: of(q, k, v, GRID), q), 1e-9)
 
 
-def test_random_numbers_are_drawn_once() -> None:
-    of = mechanism({"name": "soft", "landmarks": "random"}, GRID).train()
+@pytest.mark.parametrize("spec", [{"name": "linformer", "attn_drop": 0.5}, {"name": "soft", "landmarks": "random"}])
+def test_random_numbers_are_drawn_once(spec: linvit.registry.Spec) -> None:
+    of = mechanism(spec, GRID).train()
     torch.manual_seed(0)
     found = gradients(of)
     of.recompute = False
