@@ -57,10 +57,12 @@ lint: .venv/installed-dev ## ruff (format and lint) and mypy
 gallery: .venv/installed ## train all attentions on the digits, and write docs/gallery (hours on two cores)
 	$(BIN)/python benchmarks/gallery.py --epochs $(EPOCHS) --seeds $(SEEDS) --jobs $(JOBS)
 
-diagnostics: .venv/installed ## recall of all attentions, each at its best rate of three (an hour with JOBS=2 on two cores)
+diagnostics: .venv/installed ## recall of all attentions, each at its best rate of three: docs/results/recall.md (an hour with JOBS=2)
 	pairs=$(PAIRS); $(BIN)/linvit compare diagnostics/recall --model.attention='*' \
 	  --data.pairs=$$pairs --baseline=softmax-pairs$${pairs%%,*} \
 	  --tune model.lr=1e-3,2e-3,4e-3 --seeds $(SEEDS) --jobs $(JOBS) --name diagnostics
+	{ printf '# What attentions recall\n\n`make diagnostics PAIRS=$(PAIRS) SEEDS=$(SEEDS)`, of pairs of a key and a value.\n\n'; \
+	  cat checkpoints/compare/diagnostics/table.md; } > docs/results/recall.md
 
 docs: .venv/installed-docs ## build the site (TUTORIALS=all, changed or none are run; URL=where it will lie)
 	$(BIN)/codespell README.md CONTRIBUTING.md SECURITY.md CHANGELOG.md docs --skip 'docs/_build,*.svg,*.png' --ignore-words docs/words.txt

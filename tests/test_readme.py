@@ -24,7 +24,14 @@ from tests.official.swin import SIZES, swin
 from tests.weights.files import save_flatten
 
 ROOT = Path(__file__).parent.parent
-WRITTEN = ["README.md", "CONTRIBUTING.md", "checkpoints/README.md", "docs/start.md", "docs/index.md"]
+WRITTEN = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "checkpoints/README.md",
+    "docs/start.md",
+    "docs/index.md",
+    "docs/questions.md",
+]
 FOLDERS = [ROOT / "docs" / name for name in ("guides", "tutorials", "explanation", "results")]
 PAGES = {
     page: (ROOT / page).read_text(encoding="utf-8")

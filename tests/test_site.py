@@ -82,8 +82,8 @@ def test_indices(pages, tmp_path):
     app.outdir.mkdir()
     pages.write_indices(app, None)
     assert (app.outdir / "llms.txt").read_text().splitlines()[4:] == [
-        "- [linvit](https://a/0.1/index.html)",
-        "- [Attentions](https://a/0.1/reference/attentions.html)",
+        *("## Docs", "", "- [linvit](https://a/0.1/index.html)", ""),
+        *("## Reference", "", "- [Attentions](https://a/0.1/reference/attentions.html)"),
     ]
     found = re.findall(r"<loc>(.*?)</loc>", (app.outdir / "sitemap.xml").read_text())
     assert found == ["https://a/0.1/index.html", "https://a/0.1/reference/attentions.html"]
@@ -108,3 +108,46 @@ def test_messages_that_are_explained_are_those_of_the_program():
     )
     assert explained
     assert [text for text in explained if not any(text in string for string in strings)] == []
+
+
+GOOD = '<html lang="en"><h1 id="a">A</h1><h2>B</h2><div class="table-wrapper"><div></div><table></table></div>'
+
+
+@pytest.mark.parametrize(
+    ("page", "found"),
+    [
+        (f'{GOOD}<img src="_images/b.png" alt="A digit"><a href="#a"></a><a href="https://b.c"></a>', []),
+        ("<html><h1>A</h1>", ["no language"]),
+        (GOOD.replace("h1", "h2"), ["0 headings of the first level"]),
+        (f"{GOOD}<h4>C</h4>", ["a level of headings is left out: [1, 2, 4]"]),
+        (f'{GOOD}<img src="b.png" alt="_images/b.png">', ["no words for the picture b.png"]),
+        (f'{GOOD}<img src="b.png">', ["no words for the picture b.png"]),
+        (f"{GOOD}<table></table>", ["1 tables that do not scroll"]),
+        (f'{GOOD}<script src="https://b.c/d.js"></script>', ["fetches https://b.c/d.js"]),
+        (f'{GOOD}<a href="b.html"></a><a href="page.html#b"></a>', ["b.html", "page.html#b"]),
+    ],
+)
+def test_what_is_wrong_with_a_page_is_found(pages, tmp_path, page, found):
+    (tmp_path / "page.html").write_text(page, encoding="utf-8")
+    lines = [line.removeprefix("page.html: ").removeprefix("leads nowhere: ") for line in pages.problems(tmp_path)]
+    assert lines == found
+
+
+def test_results_of_a_comparison_come_to_the_pages_of_its_attentions(pages, tmp_path, monkeypatch):
+    monkeypatch.setattr(pages, "DOCS", tmp_path)
+    rows = "| linear-pairs8 | 0.9 |\n| linear-pairs32 | 0.5 |\n| linear_angular-pairs8 | 0.7 |\n"
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "recall.md").write_text(f"# Recall\n\n| variant | score |\n|---|---:|\n{rows}")
+    assert [*pages.measured("linear")] == [
+        "[Recall](../../results/recall.md):\n\n| variant | score |\n|---|---:|\n"
+        "| linear-pairs8 | 0.9 |\n| linear-pairs32 | 0.5 |"
+    ]
+    assert [*pages.measured("angular")] == []
+
+
+def test_keys_of_configurations_have_type_default_and_meaning(pages):
+    text = pages.keys_page()
+    assert "| `lr` | `float` | `0.001` | Peak learning rate" in text
+    assert "| `window` | `int \\| Sequence[int] \\| null` | `null` | Side, or [H, W]" in text
+    assert "| `augmentation.hflip` | `float` | `0.5` |" in text
+    assert [line for line in text.splitlines() if re.match(r"\|.*\| *\|$", line)] == []  # each says what it is

@@ -6,21 +6,30 @@ They are written before Sphinx reads the folder, and git ignores them, so nothin
 import functools
 import importlib
 import io
+import json
+import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
+
+from lightning.pytorch import Trainer
+from linvit_checks import problems
 
 import linvit
 from linvit import Grid, source
 from linvit.analysis import Recorder, attention_cost, rank
+from linvit.callbacks import NonFiniteGuard, SaveCheckpoints
 from linvit.cli import PLAIN, VERBS, main
 from linvit.cli.list import expected_of
+from linvit.cli.training.command_line import TRAINER
 from linvit.data import ClassificationData
 from linvit.model_info import dense_info, model_info
 from linvit.registry import Registry, attentions, backbones, heads
 from linvit.runs import configs
+from linvit.runs.parser import options_of
 from linvit.signatures import parameters_of
 
 if TYPE_CHECKING:
@@ -37,21 +46,45 @@ PUBLIC = (
 )
 TITLES = ("image, 8 x 8 tokens", "matrix, 64 x 64", "row of the token +")
 SORTED = {"reference/attentions", "reference/backbones", "reference/heads", "reference/recipes"}
-ON_THE_DIGITS = {
-    "gallery/README.md": "[Trained from random weights](../../gallery/README.md)",
-    "linearize.md": "[Trained from a softmax transformer's weights](../../linearize.md)",
+MEASURED = ("gallery/README.md", "linearize.md", "results/*.md", "export.md")
+"""Pages with tables of our results, in the order in which a mechanism's page shows its rows of them."""
+SECTIONS = {
+    "Tutorials": r"tutorials/",
+    "Reference": r"reference/(?!attentions/)",
+    "Optional": r"reference/attentions/|results/|gallery/|linearize$|contributing$|architecture$",
+    "Docs": "",
 }
+"""Of llms.txt: a page is in the first whose pattern it begins with."""
 
 
 def setup(app: "Sphinx") -> dict[str, Any]:
     """Has the pages written, and the large tables sorted by readers, with the script of the leaderboard's page."""
-    app.connect("builder-inited", lambda app: write_pages())
+    app.connect("builder-inited", prepare)
+    app.connect("html-page-context", complete)
     app.connect("build-finished", write_indices)
-    app.connect(
-        "html-page-context",
-        lambda app, page, *_: page in SORTED and app.add_js_file("leaderboard.js", loading_method="defer") and None,
-    )
+    app.connect("build-finished", check_pages)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
+
+
+def prepare(app: "Sphinx") -> None:
+    """Writes the pages; pictures of tutorials go to a folder that is not published, by default one of the versions'."""
+    write_pages()
+    app.env.mystnb_config = app.env.mystnb_config.copy(output_folder=str(DOCS / "_build" / "outputs"))
+
+
+def complete(app: "Sphinx", page: str, template: str, context: dict[str, Any], *_: object) -> None:
+    """Makes large tables sortable; the page of wrong addresses finds its style from any of them."""
+    if page in SORTED:
+        app.add_js_file("leaderboard.js", loading_method="defer")
+    if page == "404" and app.config.html_baseurl:
+        context["metatags"] += f'<base href="{app.config.html_baseurl}">'
+
+
+def check_pages(app: "Sphinx", error: Exception | None) -> None:
+    """Warns of what is wrong with the pages that were written, which `make docs` takes for an error."""
+    if error is None and app.builder.name == "html":
+        for line in problems(Path(app.outdir)):
+            logging.getLogger(f"sphinx.{__name__}").warning(line)
 
 
 def write_pages() -> None:
@@ -60,6 +93,7 @@ def write_pages() -> None:
     pages = {f"attentions/{name}": attention_page(name) for name in names}
     pages |= {"attentions": attentions_page(names), "backbones": backbones_page(), "heads": heads_page()}
     pages |= {"recipes": recipes_page(), "command_line": command_line_page(), "python": python_page()}
+    pages |= {"keys": keys_page()}
     for page, text in pages.items():
         path = DOCS / "reference" / f"{page}.md"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -148,7 +182,7 @@ def attention_page(name: str) -> str:
         "Its matrix": picture(name) or built(name).no_matrix,
         "Its operations": f"{OF_WHAT}\n\n{table(['tokens', 'MACs of products (M)', 'MFLOP'], operations)}",
         "Options": autoclass(type(built(name))),
-        "On the digits": "\n\n".join(on_the_digits(name)),
+        "What we measured": "\n\n".join(measured(name)),
         "Backbones that have it": ", ".join(f"`{preset}`" for preset in presets),
         "Recipes": ", ".join(f"`{recipe}`" for recipe in recipes),
     }
@@ -156,14 +190,21 @@ def attention_page(name: str) -> str:
     return f"# {name}\n\n{first}.\n\n{rest}\n\n{sections}\n"
 
 
-def on_the_digits(name: str) -> Iterator[str]:
-    """The rows of a mechanism in the tables of our results."""
-    for page, what in ON_THE_DIGITS.items():
-        lines = (DOCS / page).read_text(encoding="utf-8").splitlines()
-        row = next((i for i, line in enumerate(lines) if re.match(rf"\| `?{name}`? \|", line)), None)
-        if row is not None:
-            rule = next(i for i in range(row, 0, -1) if lines[i].startswith("|---"))
-            yield "\n".join([f"{what}:\n", lines[rule - 1], lines[rule], lines[row]])
+def measured(name: str) -> Iterator[str]:
+    """The rows of a mechanism, or of its variants such as `focused-pairs8`, in the tables of our results."""
+    row = re.compile(rf"\| `?{name}(-[a-z]+[0-9]+)*`? \|")
+    for path in dict.fromkeys(path for pattern in MEASURED for path in sorted(DOCS.glob(pattern))):
+        text = path.read_text(encoding="utf-8")
+        if included := re.search(r"{include} (\S+)", text):
+            text = (path.parent / included[1]).read_text(encoding="utf-8")
+        first: dict[str, list[str]] = {}  # table under each heading
+        for found in re.finditer(r"(?:^\|.*\n)+", text, re.MULTILINE):
+            heading = re.findall("^#+ (.*)", text[: found.start()], re.MULTILINE)[-1]
+            first.setdefault(heading, found[0].splitlines())
+        for heading, (titles, rule, *rows) in first.items():
+            if own_rows := [one for one in rows if row.match(one)]:
+                link = f"[{heading}](../../{path.relative_to(DOCS).as_posix()}):\n"
+                yield "\n".join([link, titles, rule, *own_rows])
 
 
 def picture(name: str) -> str:
@@ -299,6 +340,42 @@ def command_line_page() -> str:
     return f"# The command line\n\n```text\n{said('--help')}\n```\n\n" + "\n".join(parts)
 
 
+def keys_page() -> str:
+    """The keys of configurations, with types and defaults; of Lightning's Trainer those that one needs."""
+    trainer = options_of(Trainer)
+    found = [("trainer", Trainer, {name: trainer[name]._replace(help=text) for name, text in TRAINER.items()})]
+    owners = [("checkpoint", SaveCheckpoints), ("non_finite", NonFiniteGuard)]
+    for key, module in (("data", linvit.data), ("model", linvit.tasks)):
+        names = (name for name in module.__all__ if name not in ("Scenes", "Task", "Teacher"))
+        owners += [(key, getattr(module, name)) for name in names]
+    found += [(key, owner, options_of(owner)) for key, owner in owners]
+    parts = []
+    for key, owner, options in found:
+        cells = [
+            (name, kind(one.type), json.dumps(one.default, default=str), one.help) for name, one in options.items()
+        ]
+        rows = [[*(f"`{cell}`" for cell in front), " ".join(what.split())] for *front, what in cells]
+        titles = ("key", "type", "default", "what")
+        parts.append(f"## {key}: {owner.__name__}\n\n{table(titles, rows, titles)}")
+    return f"""# Keys of configurations
+
+`trainer.max_epochs`, or `--trainer.max_epochs=20` on the command line, is the key `max_epochs` of the first table;
+`linvit fit --help=all` has the rest of Lightning's Trainer. `data` and `model` are a class (`class_path`) and its keys
+(`init_args`): `init_args: {{lr: 1.0e-3}}` below `model:` in a file, and `--model.lr=1e-3` on the command line.
+[Configuration](configuration.md) says how files are put together.
+
+{chr(10).join(parts)}"""
+
+
+def kind(one: Any) -> str:
+    """A type as one would write it."""
+    inside = get_args(one)
+    if get_origin(one) in (Union, UnionType, Literal):
+        return " | ".join(map(kind, inside))
+    name = "null" if one is NoneType else getattr(get_origin(one) or one, "__name__", str(one))
+    return f"{name}[{', '.join(map(kind, inside))}]" if inside else name
+
+
 def said(*argv: str) -> str:
     """What a command prints."""
     out = io.StringIO()
@@ -329,12 +406,16 @@ def write_indices(app: "Sphinx", error: Exception | None) -> None:
     if error is not None or app.builder.name != "html":
         return
     out, url = Path(app.outdir), app.config.html_baseurl
-    titles = {page: app.env.titles[page].astext() for page in sorted(app.env.found_docs - {"404"})}
+    pages = sorted(app.env.found_docs - {"404"})
     about = (linvit.__doc__ or "").partition("\n")[0]
-    lines = ["# linvit", "", f"> {about}", "", *(f"- [{titles[page]}]({url}{page}.html)" for page in titles)]
-    (out / "llms.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    sections: dict[str, list[str]] = {title: [] for title in ("Docs", *SECTIONS)}
+    for page in pages:
+        title = next(title for title, pattern in SECTIONS.items() if re.match(pattern, page))
+        sections[title].append(f"- [{app.env.titles[page].astext()}]({url}{page}.html)")
+    lists = (f"## {title}\n\n" + "\n".join(lines) + "\n" for title, lines in sections.items() if lines)
+    (out / "llms.txt").write_text("\n".join([f"# linvit\n\n> {about}\n", *lists]), encoding="utf-8")
     if url:
-        entries = "".join(f"<url><loc>{url}{page}.html</loc></url>" for page in titles)
+        entries = "".join(f"<url><loc>{url}{page}.html</loc></url>" for page in pages)
         head = '<?xml version="1.0" encoding="UTF-8"?><urlset xmlns="http://www.sitemaps.org/schemas/sitemap/0.9">'
         (out / "sitemap.xml").write_text(f"{head}{entries}</urlset>\n", encoding="utf-8")
     home = f"{out.name}/index.html"

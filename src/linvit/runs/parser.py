@@ -239,6 +239,7 @@ class Option(NamedTuple):
 
     default: Any
     help: str
+    type: Any
 
 
 def options_of(owner: type) -> dict[str, Option]:
@@ -250,7 +251,9 @@ def options_of(owner: type) -> dict[str, Option]:
 
         def add_argument(self, action: argparse.Action) -> None:
             if action.default != argparse.SUPPRESS:  # of --help, and of a nested dataclass as a whole
-                found[action.dest] = Option(action.default, action.help or "")
+                found[action.dest] = Option(
+                    action.default, action.help or "", getattr(action, "_typehint", action.type)
+                )
 
     parser = ArgumentParser(formatter_class=Listed)
     parser.add_class_arguments(owner, fail_untyped=False)
