@@ -418,9 +418,18 @@ class TestRefused:
 
     def test_missing_files(self, tmp_path):
         write_coco(tmp_path)
+        (tmp_path / "train2017" / "9.png").unlink()
+        with pytest.raises(UserError, match=r"1 of the 4 images of .*train2017.json' are not in .*: '9.png'. Add them"):
+            loaded(tmp_path)
         for path in (tmp_path / "train2017").iterdir():
             path.unlink()
-        with pytest.raises(UserError, match=r"'5.png', the first image of .* is in none of the folders .*train2017"):
+        with pytest.raises(UserError, match=r"4 of the 4 .* any of the folders .*: '5.png'.* link their folder there"):
+            loaded(tmp_path)
+
+    def test_the_first_image_does_not_decide_where_the_others_lie(self, tmp_path):
+        write_coco(tmp_path)
+        (tmp_path / "train2017" / "5.png").rename(tmp_path / "5.png")
+        with pytest.raises(UserError, match=r"1 of the 4 images of .* are not in '.*train2017': '5.png'"):
             loaded(tmp_path)
 
     @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, get_args
 
@@ -221,6 +222,8 @@ class DetectionData(ImageData):
         malformed: list[ImageFinding] = []
         counts = {}
         assert isinstance(source, ObjectSource)  # scenes are not checked
+        unasked = not self.masks and find_spec("faster_coco_eval") is not None
+        with_masks = source.read_coco(masks=True) if unasked else None
         for split, rows in self.splits.items():
             if source.column is None or source.column.name not in rows.features:
                 lines.append(f"  {split:<10}no objects")
@@ -238,6 +241,10 @@ class DetectionData(ImageData):
             for one in audit.malformed:
                 reason = ": ".join(filter(None, (one.reason, one.detail)))
                 malformed.append(ImageFinding(split, annotation_name(one, name), reason))
+            unread = [] if with_masks is None else with_masks.malformed[split]
+            if masks := [one for one in unread if "segmentation" in one.reason]:
+                lines.append(f"  {split:<10}WARNING: {len(masks):,} objects have no usable mask, for --data.masks=true")
+                lines += [f"    {line}" for line in describe_findings(masks, name)]
             if audit.wrong_format is not None:
                 bad.append(ImageFinding(split, "boxes", audit.wrong_format))
             for row, (stored, said) in enumerate(zip(found.sizes[split], source.sizes(split).tolist(), strict=True)):

@@ -1,11 +1,12 @@
 """Folders of images with COCO's annotation files: where these lie, and what they say, as tables."""
 
 import json
+import os
 import re
 import reprlib
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -203,12 +204,6 @@ def load_coco(path: Path, files: Mapping[str, Path], masks: bool) -> CocoTables:
     for split, file in files.items():
         started = time.time()
         read = AnnotationFile(file, masks)
-        first = read.images[0]["file_name"]
-        folders = [*_folders(path, split, file)]
-        folder = next((folder for folder in folders if (folder / first).is_file()), None)
-        if folder is None:
-            where = quote_first([str(folder) for folder in folders if folder.is_dir()])
-            raise UserError(f"'{first}', the first image of '{file}', is in none of the folders {where}")
         for key, name in read.categories.items():
             if categories and categories.get(key) != name:
                 raise UserError(
@@ -216,7 +211,7 @@ def load_coco(path: Path, files: Mapping[str, Path], masks: bool) -> CocoTables:
                     f"Give all files the same categories"
                 )
         categories = categories or read.categories
-        tables[split], malformed[split] = read.table(folder), read.malformed
+        tables[split], malformed[split] = read.table(_image_folder(path, split, read)), read.malformed
         rank_zero_info(f"read '{file}' in {time.time() - started:.0f} s: {len(read.images)} images")
     return CocoTables(tables, categories, malformed)
 
@@ -241,8 +236,31 @@ def find_coco(path: Path) -> dict[str, Path]:
     return found or ({} if alone is None else {"train": alone})
 
 
-def _folders(path: Path, split: str, file: Path) -> Iterable[Path]:
-    """Folders in which the images of a split may lie, the most likely first."""
-    for name in (file.stem.removeprefix("instances_"), *SPLITS[split]):
-        yield from (path / name, path / "images" / name, path / name / "images")
-    yield from (path / "images", file.parent, path)
+def _image_folder(path: Path, split: str, read: AnnotationFile) -> Path:
+    """The folder with the images of an annotation file; a `UserError` names those that are not there."""
+    names = [image["file_name"] for image in read.images]
+    parts = [os.path.split(name) for name in names]
+    near = (path / "images", read.path.parent, path)
+    folders = [
+        place
+        for name in (read.path.stem.removeprefix("instances_"), *SPLITS[split])
+        for place in (path / name, path / "images" / name, path / name / "images")
+    ]
+    missing: dict[Path, list[str]] = {}
+    for folder in filter(os.path.isdir, (*folders, *near)):
+        found = {below: os.path.join(folder, below) for below, _ in parts}
+        listed = {below: {*os.listdir(place)} if os.path.isdir(place) else set() for below, place in found.items()}
+        missing[folder] = [name for name, (below, file) in zip(names, parts, strict=True) if file not in listed[below]]
+        if not missing[folder]:
+            return folder
+    folder, absent = min(missing.items(), key=lambda item: len(item[1]))
+    some = len(absent) < len(names)
+    where = f"'{folder}'" if some else f"any of the folders {quote_first([*map(str, missing)])}"
+    way = (
+        "Add them, or remove them from the file"
+        if some
+        else f"Put them into '{folders[0]}', or link their folder there"
+    )
+    raise UserError(
+        f"{len(absent)} of the {len(names)} images of '{read.path}' are not in {where}: {quote_first(absent)}. {way}"
+    )

@@ -239,9 +239,13 @@ class ObjectSource(DataSource):
     @cached_property
     def coco(self) -> CocoTables | None:
         """The tables of COCO's files, if it has such."""
+        return self.read_coco(self.masks)
+
+    def read_coco(self, masks: bool) -> CocoTables | None:
+        """The same, with or without masks."""
         path = Path(self.name).expanduser()
         files = find_coco(path) if not self.name.startswith(HUB) and path.is_dir() else {}
-        return load_coco(path, files, self.masks) if files else None
+        return load_coco(path, files, masks) if files else None
 
     @cached_property
     def tables(self) -> Splits:
