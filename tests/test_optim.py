@@ -7,6 +7,7 @@ from torch import nn
 
 import linvit
 from linvit import UserError
+from linvit.callbacks import SaveCheckpoints
 from linvit.optim import adamw, look_ahead, parameter_groups
 from linvit.schedules import WarmupCosine
 from linvit.tasks.optimisation import total_batch_size
@@ -138,6 +139,57 @@ def test_look_ahead():
         look_ahead(wrapped, 2)
         wrapped.load_state_dict(kept)
     assert torch.equal(ahead[1], unused[0])
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_look_ahead_leaves_out_what_is_skipped(fused):
+    """The guard against gradients that are not finite marks a step of fused AdamW, and takes the gradients of others."""
+    weight = nn.Parameter(torch.ones(3))
+    optimizer = adamw([{"params": [weight]}], 0.1, (0.9, 0.999), fused=fused)
+    look_ahead(optimizer, 1)
+    for step in range(3):
+        if fused:
+            optimizer.found_inf = torch.tensor(float(step == 1))
+        weight.grad = None if step == 1 and not fused else torch.ones(3)
+        before = weight.detach().clone(), optimizer.state[weight].get("slow", torch.zeros(3)).clone()
+        optimizer.step()
+        same = torch.equal(weight, before[0]), torch.equal(optimizer.state[weight]["slow"], before[1])
+        assert same == (step == 1, step == 1)
+
+
+def test_look_ahead_in_a_run_that_accumulates_averages_and_resumes(tmp_path, monkeypatch):
+    before, after = [], []
+
+    def watched(optimizer, steps):
+        (weight, *_), *_ = (group["params"] for group in optimizer.param_groups)
+        optimizer.register_step_post_hook(lambda *_: before.append(weight.detach().clone()))
+        look_ahead(optimizer, steps)
+        optimizer.register_step_post_hook(lambda *_: after.append(weight.detach().clone()))
+
+    monkeypatch.setattr("linvit.tasks.base.look_ahead", watched)
+    found = []
+    for folder in (tmp_path / "whole", tmp_path / "resumed"):
+        task = tiny_task(lookahead=2, ema_decay=0.5)
+        options = {"accumulate_grad_batches": 2, "enable_checkpointing": True, "callbacks": [SaveCheckpoints(None)]}
+        runner = trainer(folder, max_epochs=2, **options)
+        before.clear()
+        after.clear()
+        last = None if not found else tmp_path / "whole" / "checkpoints" / "previous.ckpt"
+        runner.fit(task, batches(48), ckpt_path=last)  # 3 steps per epoch
+        found.append({name: value.clone() for name, value in task.state_dict().items()})
+        assert {group["lookahead_step"] for group in runner.optimizers[0].param_groups} == {6} == {runner.global_step}
+        if last is None:
+            slow = before[0]
+            for step, (fast, kept) in enumerate(zip(before, after, strict=True)):
+                slow = slow.lerp(fast, 0.5) if step % 2 == 0 else slow
+                assert torch.equal(kept, fast if step % 2 else slow)
+            (name,) = [name for name, value in task.network.named_parameters() if torch.equal(value, after[-1])]
+            average = dict(tiny_task().network.named_parameters())[name].detach()
+            for kept in after:
+                average = 0.5 * average + 0.5 * kept
+            assert torch.allclose(dict(task.ema.network.named_parameters())[name], average)
+    whole, resumed = found
+    assert all(torch.equal(value, resumed[name]) for name, value in whole.items())
 
 
 class TestInATrainer:

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from timm.models import group_parameters
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 
@@ -80,18 +80,22 @@ def adamw(groups: list[dict[str, Any]], lr: float, betas: tuple[float, float], f
 def look_ahead(optimizer: Optimizer, steps: int) -> None:
     """Takes weights half-way back to where they last were, after the first step and every so many from there.
 
-    Lookahead (Zhang et al. 2019) as a hook of the optimiser, whose state has the slow weights; GeoSeg begins so, too.
+    Lookahead (Zhang et al. 2019) as a hook of the optimiser, whose state has the slow weights; GeoSeg begins so, too. A
+    step that is skipped (`found_inf`, or no gradients) leaves both as they are.
     """
 
     @torch.no_grad()
     def follow(*_: Any) -> None:
+        skipped: Tensor | None = getattr(optimizer, "found_inf", None)
         for group in optimizer.param_groups:
             taken = group.get("lookahead_step", 0)
             group["lookahead_step"] = taken + 1
             for weight in group["params"] if taken % steps == 0 else ():
-                if weight.grad is not None:  # else the optimiser has not begun with it
+                if weight.grad is not None:  # else the optimiser has not begun with it, or has skipped the step
                     state = optimizer.state[weight]
-                    state["slow"] = slow = state["slow"].lerp(weight, 0.5) if "slow" in state else weight.clone()
-                    weight.copy_(slow)
+                    before = state.get("slow", weight)
+                    slow = before.lerp(weight, 0.5)
+                    state["slow"] = slow if skipped is None else slow.where(skipped == 0, before)
+                    weight.copy_(slow if skipped is None else slow.where(skipped == 0, weight))
 
     optimizer.register_step_post_hook(follow)
