@@ -16,9 +16,10 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from linvit import UserError, load
 from linvit.cli import main
 from linvit.tasks.model_ema import check_ema_support
+from linvit.tasks.safe_loading import guard
 from tests.cli.forked import Ranks
 from tests.cli.runs import QUICKSTART, linvit, tiny
-from tests.training import TINY, batches, tiny_task, trainer
+from tests.training import TINY, batches, fit, tiny_task, trainer
 
 FOLDER = Path(__file__).parents[2] / "configs" / "base" / "strategy"
 
@@ -117,6 +118,24 @@ def test_flat_parameters_are_grouped_by_their_shapes_and_weights_may_be_loaded_f
     assert matrices
     assert all(weight.ndim > 1 for weight in matrices)
     assert {id(weight) for weight in task.parameters() if weight.ndim == 1} <= set(map(id, others))
+
+
+def test_an_address_is_not_one_path_on_all_machines():
+    """Lightning has all ranks read the path of rank 0, which would be that of its own temporary folder."""
+    task, strategy = tiny_task(), FSDPStrategy()
+    strategy._lightning_module = task
+    guard(strategy, task)
+    with pytest.raises(UserError, match=r"from one path on all ranks: get 's3://runs/last.ckpt' first"):
+        strategy.load_checkpoint("s3://runs/last.ckpt")
+
+
+def test_ranks_without_weights_refuse_to_save_what_rank_0_refuses(tmp_path):
+    runner = fit(task := tiny_task(), tmp_path)
+    with (
+        mock.patch.object(runner.strategy, "broadcast", lambda found: ["network.head.bias"]),
+        pytest.raises(UserError, match=r"not finite at step 2, so it is not saved.*: 'network.head.bias'"),
+    ):
+        task.on_save_checkpoint({"state_dict": {}})
 
 
 @pytest.mark.slow

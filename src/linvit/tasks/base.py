@@ -376,7 +376,8 @@ class Task(LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Adds what prediction needs besides the weights, the total batch size, and updates of the moving average."""
-        if bad := not_finite(self, checkpoint):
+        # of what rank 0 writes, which alone has the weights under FSDP: all end, or the others would wait for it
+        if bad := self.trainer.strategy.broadcast(not_finite(self, checkpoint)):
             raise UserError(
                 f"the model is not finite at step {self.trainer.global_step}, so it is not saved, and the checkpoints "
                 f"before it are kept: {quote_first(bad, 3)}. Lower --model.lr, or set --trainer.gradient_clip_val=1"

@@ -14,7 +14,7 @@ from typing import Any
 import fsspec
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.strategies import Strategy
+from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy, Strategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
@@ -177,6 +177,11 @@ def guard(strategy: Strategy, task: LightningModule) -> None:
         if strategy.lightning_module is not task:
             return load(checkpoint_path, weights_only)
         only_weights(weights_only, checkpoint_path)
+        if "://" in str(checkpoint_path) and isinstance(strategy, FSDPStrategy | ModelParallelStrategy):
+            raise UserError(
+                f"{type(strategy).__name__} reads a checkpoint from one path on all ranks: get '{checkpoint_path}' first, "
+                f"to a folder that they share"
+            )
         resumed = task.trainer.state.fn == TrainerFn.FITTING
         with opened(checkpoint_path, resumed) as file:
             content: dict[str, Any] = load(file, True)  # FSDP hands the weights to its model, and leaves them out here
