@@ -143,7 +143,7 @@ def test_look_ahead():
 
 @pytest.mark.parametrize("fused", [True, False])
 def test_look_ahead_leaves_out_what_is_skipped(fused):
-    """The guard against gradients that are not finite marks a step of fused AdamW, and takes the gradients of others."""
+    """The guard of finite gradients marks a step of fused AdamW, and takes the gradients of others."""
     weight = nn.Parameter(torch.ones(3))
     optimizer = adamw([{"params": [weight]}], 0.1, (0.9, 0.999), fused=fused)
     look_ahead(optimizer, 1)

@@ -132,7 +132,7 @@ def test_an_address_is_not_one_path_on_all_machines():
 def test_ranks_without_weights_refuse_to_save_what_rank_0_refuses(tmp_path):
     runner = fit(task := tiny_task(), tmp_path)
     with (
-        mock.patch.object(runner.strategy, "broadcast", lambda found: ["network.head.bias"]),
+        mock.patch.object(runner.strategy, "broadcast", return_value=["network.head.bias"]),
         pytest.raises(UserError, match=r"not finite at step 2, so it is not saved.*: 'network.head.bias'"),
     ):
         task.on_save_checkpoint({"state_dict": {}})

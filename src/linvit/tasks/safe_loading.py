@@ -179,8 +179,8 @@ def guard(strategy: Strategy, task: LightningModule) -> None:
         only_weights(weights_only, checkpoint_path)
         if "://" in str(checkpoint_path) and isinstance(strategy, FSDPStrategy | ModelParallelStrategy):
             raise UserError(
-                f"{type(strategy).__name__} reads a checkpoint from one path on all ranks: get '{checkpoint_path}' first, "
-                f"to a folder that they share"
+                f"{type(strategy).__name__} reads a checkpoint from one path on all ranks: get "
+                f"'{checkpoint_path}' first, to a folder that they share"
             )
         resumed = task.trainer.state.fn == TrainerFn.FITTING
         with opened(checkpoint_path, resumed) as file:
