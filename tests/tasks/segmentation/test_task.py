@@ -11,6 +11,7 @@ from linvit import UserError
 from linvit.heads.segmentation import inference
 from linvit.ignore_index import IGNORE_INDEX
 from linvit.tasks import SegmentationTask
+from linvit.tasks.segmentation import task as segmentation
 from linvit.tasks.segmentation.scores import mean_scores
 from tests.data.images import picture, save
 from tests.helpers import leaves, randn
@@ -60,16 +61,19 @@ def test_the_loss_is_that_of_the_logits_and_of_the_auxiliary_output():
 
 @pytest.mark.parametrize("options", [{}, {"window": 16, "stride": 8}, {"scales": [0.5, 1.0], "mirror": True}], ids=str)
 def test_scores_are_those_of_the_whole_set_at_the_labels_size(options, monkeypatch):
-    """Images of several sizes, each with labels of another size, in bands of one row."""
+    """Images of several sizes, each with labels of another size, in bands of one row; two of four at once."""
     monkeypatch.setattr(inference, "BAND_BYTES", 1)
+    monkeypatch.setattr(segmentation, "PIXELS", 2 * 24 * 32)
     model = task(**options).eval()
-    images = [randn(3, 32, 40).float(), randn(3, 24, 32, seed=1).float()]
-    masks = [torch.randint(3, size, dtype=torch.uint8) for size in ((50, 61), (24, 32))]
+    images = [randn(3, 32, 40).float(), *randn(3, 3, 24, 32, seed=1).float()]
+    masks = [torch.randint(3, size, dtype=torch.uint8) for size in ((50, 61), (24, 32), (24, 32), (24, 32))]
+    sizes = [mask.shape for mask in masks]
+    assert list(segmentation.of_one_size(images, sizes)) == [[0], [1, 2], [3]]
     masks[0][:9] = IGNORE_INDEX
     metrics = model.configure_metrics()
     with torch.no_grad():
         found = model.score_batch(model.network, {"image": images, "mask": masks}, metrics)
-        predicted = model.predict_batch(model.network, {"image": images, "id": "ab", "size": [m.shape for m in masks]})
+        predicted = model.predict_batch(model.network, {"image": images, "id": "abcd", "size": sizes})
     matrix = torch.zeros(3, 3, dtype=torch.long)
     for classes, mask, again in zip(found, masks, predicted["classes"], strict=True):
         assert classes.shape == mask.shape

@@ -1,4 +1,4 @@
-"""Class probabilities of the pixels of an image of any size, in memory that does not grow with classes times pixels.
+"""Class probabilities of the pixels of images of any size, in memory that does not grow with classes times pixels.
 
 Logits of all classes at full size are the largest tensor of an evaluation: 7.2 GB for 150 classes and 4,000 x 3,000
 pixels. Here they exist for a band of rows at a time, which is resized and replaced by its classes.
@@ -28,11 +28,11 @@ def bands(
     window: Sequence[int] | None = None,
     stride: Sequence[int] | None = None,
 ) -> Iterator[Tensor]:
-    """Yields the mean probabilities of views of an image in bands (1, K, rows, W) of the result, from the top down.
+    """Yields the mean probabilities of views of images in bands (B, K, rows, W) of the result, from the top down.
 
-    A view is the normalised image (1, 3, H, W), or a resized copy, and whether it is mirrored. Logits, which should be
-    small, are resized to the view and then to the result, as mmsegmentation does. `window` is the size of windows, None
-    the whole image; `stride` is the step between them, None two thirds of the window.
+    A view is the normalised images (B, 3, H, W), or resized copies, and whether they are mirrored. Logits, which should
+    be small, are resized to the view and then to the result, as mmsegmentation does. `window` is the size of windows,
+    None the whole image; `stride` is the step between them, None two thirds of the window.
     """
     sources = [(_Windows(network, image, window, stride), mirrored) for image, mirrored in views]
     start, height = 0, 1
@@ -64,7 +64,7 @@ class _Windows:
         self._kept: list[tuple[int, int, Tensor]] = []  # the first row and column of each window, and its logits
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """Logits (1, K, stop - start, W) of the image. They are asked for from top to bottom."""
+        """Logits (B, K, stop - start, W) of the images. They are asked for from top to bottom."""
         height, width = self.window
         while self.tops and self.tops[0] < stop:
             top = self.tops.pop(0)

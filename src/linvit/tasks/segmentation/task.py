@@ -1,8 +1,10 @@
 """Semantic segmentation: one class per pixel."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,6 +40,7 @@ from linvit.tasks.segmentation.scores import (
 
 SCORES = ("mIoU", "mAcc", "aAcc", "mF1", "kappa")
 MOST_NAMED = 3  # classes of a mask, in words
+PIXELS = 2**21  # of images that are evaluated at once, such as 8 of 512 x 512
 
 
 @dataclass(kw_only=True)
@@ -82,8 +85,8 @@ class SegmentationTask(Task):
     """Cross entropy of pixels; `val/score` is the mean IoU of the classes, over the whole set, at the labels' size.
 
     Also logged are the mean accuracy of the classes (`mAcc`), the accuracy of all pixels (`aAcc`, overall accuracy),
-    the mean F1 (`mF1`) and Cohen's kappa. Pixels labelled 255 count nowhere. Images are evaluated one by one, and
-    logits of all classes at full size exist for a few rows at a time.
+    the mean F1 (`mF1`) and Cohen's kappa. Pixels labelled 255 count nowhere. Small images of one size are evaluated at
+    once, others one by one, and logits of all classes at full size exist for a few rows at a time.
 
     Args:
         head: Name, or `{name: ..., option: value}`. See `linvit list heads`.
@@ -167,18 +170,20 @@ class SegmentationTask(Task):
 
     def score_batch(self, network: nn.Module, batch: dict[str, Any], metrics: Mapping[str, Any]) -> list[Tensor]:
         """Updates loss and scores; returns the classes (H, W), uint8 or int64, of each image at its labels' size."""
-        found = []
+        found: list[Tensor] = []
         confusion = metrics["mIoU"].state
-        for image, mask in zip(batch["image"], batch["mask"], strict=True):
-            label, top, predicted = mask.long(), 0, []
-            for scores in self._bands(network, image, label.shape):
-                rows = label[None, top : top + scores.shape[2]]
+        sizes = [mask.shape for mask in batch["mask"]]
+        for group in of_one_size(batch["image"], sizes):
+            images, label = (torch.stack([batch[name][i] for i in group]) for name in ("image", "mask"))
+            label, top, predicted = label.long(), 0, []
+            for scores in self._bands(network, images, label.shape[1:]):
+                rows = label[:, top : top + scores.shape[2]]
                 top += scores.shape[2]
                 losses = F.nll_loss(scores.clamp(min=1e-30).log(), rows, ignore_index=IGNORE_INDEX, reduction="none")
                 metrics["loss"].update(losses, (rows != IGNORE_INDEX).to(losses.dtype))
                 predicted.append(scores.argmax(1))
                 confusion.update(predicted[-1], rows)
-            found.append(torch.cat(predicted, 1)[0])
+            found += torch.cat(predicted, 1)
         for name in SCORES:
             metrics[name].update()
         return found
@@ -186,8 +191,10 @@ class SegmentationTask(Task):
     def predict_batch(self, network: nn.Module, batch: dict[str, Any]) -> dict[str, Any]:
         """Ids (B), and the classes (H, W) of each image at its original size."""
         sizes = batch["size"] if "size" in batch else [image.shape[1:] for image in batch["image"]]
-        pairs = zip(batch["image"], sizes, strict=True)
-        classes = [torch.cat([scores.argmax(1)[0] for scores in self._bands(network, *pair)]) for pair in pairs]
+        classes: list[Tensor] = []
+        for group in of_one_size(batch["image"], sizes):
+            images = torch.stack([batch["image"][i] for i in group])
+            classes += torch.cat([scores.argmax(1) for scores in self._bands(network, images, sizes[group[0]])], 1)
         return {"id": batch["id"], "classes": classes}
 
     def image_results(self, predicted: dict[str, Any]) -> list[SegmentationResult]:
@@ -226,16 +233,24 @@ class SegmentationTask(Task):
         dice = self.hparams["dice_weight"]
         return loss + dice * dice_loss(logits, label) if dice else loss
 
-    def _bands(self, network: nn.Module, image: Tensor, size: Sequence[int]) -> Iterator[Tensor]:
-        """Bands of probabilities (1, K, rows, W) of an image (3, H, W), at another size."""
+    def _bands(self, network: nn.Module, images: Tensor, size: Sequence[int]) -> Iterator[Tensor]:
+        """Bands of probabilities (B, K, rows, W) of images (B, 3, H, W), at another size."""
         views = []
         for scale in self.hparams["scales"]:
-            side = [int(length * scale + 0.5) for length in image.shape[1:]]
-            view = image[None]
+            side = [int(length * scale + 0.5) for length in images.shape[2:]]
+            view = images
             if scale != 1:
                 view = F.interpolate(view, side, mode="bilinear", align_corners=False)
             views += [(view, False), (view.flip(-1), True)][: 1 + self.hparams["mirror"]]
         return bands(partial(network, full_size=False), views, [*map(int, size)], self.window, self.stride)
+
+
+def of_one_size(images: Sequence[Tensor], sizes: Sequence[Sequence[int]]) -> Iterator[list[int]]:
+    """Which neighbours of a batch are evaluated at once: of one size, also of their results, and of few pixels."""
+    kinds = [(image.shape, tuple(map(int, size))) for image, size in zip(images, sizes, strict=True)]
+    for (shape, _), same in groupby(range(len(kinds)), kinds.__getitem__):
+        numbers, most = list(same), max(PIXELS // math.prod(shape[1:]), 1)
+        yield from (numbers[first : first + most] for first in range(0, len(numbers), most))
 
 
 def in_words(mask: np.ndarray, names: Sequence[str]) -> str:
