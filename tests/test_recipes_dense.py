@@ -8,7 +8,7 @@ import torch
 
 import linvit
 from linvit.model_info import dense_info
-from linvit.registry import backbones
+from linvit.registry import backbones, heads
 from linvit.tasks.published import published_ap, published_miou
 from tests.test_configs import ROOT
 from tests.test_recipes_coco import SIDES, merged, name_of
@@ -16,7 +16,7 @@ from tests.test_recipes_coco import SIDES, merged, name_of
 with (Path(__file__).parent / "official" / "dense_recipes.csv").open(newline="", encoding="utf-8") as file:
     ROWS = {tuple(filter(None, (row["backbone"], row["head"], row["schedule"]))): row for row in csv.DictReader(file)}
 OURS = {"an_bias", "na_bias", "ah_bias", "aw_bias", "ha_bias", "wa_bias"}  # tables of `agent`, ours is one name for all
-NOWHERE = {"rpe_table", *OURS}  # that no network here has by this name
+NOWHERE = {"rpe_table", "pos_block", *OURS}  # that no network here has by this name
 DEVICES = 8
 PER_RATE = {"mavit": 32}  # devices by which the learning rate is RAVLT's, as the authors do not publish theirs
 
@@ -31,8 +31,10 @@ def settings(key):
 def test_it_is_what_the_authors_say(key):
     model, data, trainer, want = settings(key)
     assert backbones.parse(model["backbone"])[0] == key[0]
-    assert model["head"] == key[1]
-    assert model["lr"] == pytest.approx(float(want["lr"]), rel=1e-4)
+    assert heads.parse(model["head"])[0] == key[1]
+    head_lr = float(want["lr"]) * float(want["head_lr_mult"] or 1)
+    assert model["lr"] == pytest.approx(head_lr, rel=1e-4)
+    assert model["lr"] * model.get("backbone_lr_scale", 1) == pytest.approx(float(want["lr"]), rel=1e-4)
     assert model["weight_decay"] == float(want["weight_decay"])
     assert model["drop_path_rate"] == float(want["drop_path"] or 0.1)  # PVTv2's stands in its program
     no_decay = set(want["no_decay"].split())
@@ -47,7 +49,7 @@ def test_it_is_what_the_authors_say(key):
     )
     assert model["warmup_steps"] == int(want["warmup"])
     if want["warmup_ratio"]:
-        assert model["warmup_lr"] == pytest.approx(float(want["warmup_ratio"]) * float(want["lr"]), rel=1e-4)
+        assert model["warmup_lr"] == pytest.approx(float(want["warmup_ratio"]) * head_lr, rel=1e-4)
     if len(key) == 3:
         assert (trainer["max_epochs"], model["decay_epochs"]) == (
             int(want["epochs"]),
@@ -58,7 +60,7 @@ def test_it_is_what_the_authors_say(key):
     else:
         assert (trainer["max_steps"], model["poly_power"]) == (int(want["iterations"]), float(want["power"]))
         assert model["min_lr"] == float(want["min_lr"])
-        assert data.get("multiple", 1) == 1
+        assert data.get("multiple", 1) == (32 if key[1] == "light_ham" else 1)
 
 
 @pytest.mark.parametrize("key", ROWS, ids=name_of)
