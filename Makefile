@@ -7,15 +7,16 @@ SEEDS ?= 3
 JOBS ?= 1
 PAIRS ?= 8,32
 TUTORIALS ?= all
+RESOLUTION ?= lowest-direct
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 # Tests run on all cores, each process with one torch thread (tests/conftest.py); more than 8 wait for the disk.
 PARALLEL := --numprocesses=auto --maxprocesses=8 --dist=worksteal
 
-.PHONY: quickstart gallery diagnostics docs test test-all lint tensorboard clean help
+.PHONY: quickstart gallery diagnostics docs test test-all test-dependencies lint release tensorboard clean help
 .DEFAULT_GOAL := help
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 quickstart: $(RUNS)/result.txt ## install, train focused attention on real digits, test it (minutes, on a CPU)
 	@cat $(RUNS)/result.txt
@@ -49,6 +50,9 @@ test: .venv/installed-dev ## all fast tests
 test-all: .venv/installed-dev ## all tests; those that need a GPU skip without one
 	$(BIN)/python -m pytest $(PARALLEL)
 
+test-dependencies: .venv/installed-release ## a few tests with the lowest-direct or highest versions that are allowed (RESOLUTION=...)
+	$(BIN)/python .ci/release.py --dependencies $(RESOLUTION)
+
 lint: .venv/installed-dev ## ruff (format and lint) and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -69,6 +73,9 @@ docs: .venv/installed-docs ## build the site (TUTORIALS=all, changed or none are
 	TUTORIALS=$(TUTORIALS) URL=$(URL) $(BIN)/python -m sphinx -W --keep-going -q -j 2 -b html -d docs/_build/doctrees docs docs/_build/html/$(VERSION)
 	@echo "open docs/_build/html/index.html"
 
+release: .venv/installed-release ## check, build and try what can be uploaded as this version; uploads nothing
+	$(BIN)/python .ci/release.py
+
 tensorboard: .venv/installed ## show all runs at http://localhost:6006
 	$(BIN)/tensorboard --logdir checkpoints
 
@@ -84,6 +91,10 @@ clean: ## remove the environment and caches; runs in checkpoints/ stay
 
 .venv/installed-docs: .venv/installed-dev
 	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@touch $@
+
+.venv/installed-release: .venv/installed-dev
+	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[release]'
 	@touch $@
 
 .venv/installed-dev: .venv/installed

@@ -147,10 +147,3 @@ def test_links_lead_to_files(page):
     links = [(ROOT / page).parent / link for link in re.findall(r"\]\((?!https?:)([^)#]+)", PAGES[page])]
     paths = [Path(os.path.normpath(link)) for link in links]
     assert [path for path in paths if not path.exists() and str(path.relative_to(ROOT)) not in GENERATED] == []
-
-
-def test_the_citation_is_of_this_version():
-    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert (citation["version"], citation["license"]) == (project["version"], project["license"])
-    assert [author["name"] for author in citation["authors"]] == [author["name"] for author in project["authors"]]

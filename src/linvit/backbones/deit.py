@@ -1,8 +1,9 @@
 """DeiT: a plain vision transformer, with any attention in its blocks.
 
-Papers: Dosovitskiy et al. 2021 (ViT); Touvron et al. 2021, "Training data-efficient image transformers". The FLatten
-presets follow Han et al. 2023: focused attention in every block, no class token, mean pooling. The Hydra preset follows
-Bolya et al. 2022: Hydra attention in the last two of twelve blocks, its most accurate setting.
+Papers: Touvron et al. 2021, "Training data-efficient image transformers & distillation through attention"; Dosovitskiy
+et al. 2021, "An Image is Worth 16x16 Words: Transformers for Image Recognition at Scale" (ViT). The FLatten presets
+follow Han et al. 2023: focused attention in every block, no class token, mean pooling. The Hydra preset follows Bolya
+et al. 2022: Hydra attention in the last two of twelve blocks, its most accurate setting.
 The Agent presets follow Han et al. 2024 ("Agent Attention"): in all blocks, or in the first four (base). The InLine
 presets are those of Han et al. 2024 ("Bridging the Divide"), whose small and base are narrower, for larger images.
 CA-DeiT's presets are those of Han et al. 2025: circulant attention, no class token, and convolutions for positions. The
