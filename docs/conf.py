@@ -23,6 +23,7 @@ extensions = [
     "sphinx_design",
     "sphinx_copybutton",
     "linvit_pages",
+    "linvit_versions",
 ]
 exclude_patterns = ["_build"]
 
@@ -33,11 +34,10 @@ os.environ["IPYTHONDIR"] = str(DOCS / "_extensions" / "ipython")
 TUTORIALS = os.environ.get("TUTORIALS", "all")
 nb_execution_mode = "off" if TUTORIALS == "none" else "cache"
 if TUTORIALS == "changed":  # by the last commit
-    said = subprocess.run(
-        ["git", "diff", "--name-only", "HEAD~1"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    changed = {ROOT / line for line in said.stdout.splitlines()}
-    nb_execution_excludepatterns = [str(page) for page in DOCS.rglob("*.md") if page not in changed]
+    said = subprocess.run(["git", "diff", "--name-only", "HEAD~1"], cwd=ROOT, capture_output=True, text=True)
+    if said.returncode == 0:  # without that commit, as in an unpacked source distribution, all are run
+        changed = {ROOT / line for line in said.stdout.splitlines()}
+        nb_execution_excludepatterns = [str(page) for page in DOCS.rglob("*.md") if page not in changed]
 nb_execution_cache_path = str(DOCS / "_build" / "cells")
 nb_execution_timeout = 300
 nb_execution_raise_on_error = True

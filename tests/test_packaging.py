@@ -29,6 +29,14 @@ def test_a_source_distribution_has_all_files_of_the_repository(metadata):
     assert not [name for name in packed if name.endswith((".pyc", ".so", ".ckpt"))]
 
 
+def test_what_make_docs_writes_is_not_packed():
+    """A checkout in which the site was built makes the same distribution as a fresh one."""
+    ignored = (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()
+    manifest = (ROOT / "MANIFEST.in").read_text(encoding="utf-8").splitlines()
+    left_out = {name for line in manifest if line.startswith(("prune ", "exclude ")) for name in line.split()[1:]}
+    assert {line.rstrip("/") for line in ignored if line.startswith("docs/")} <= left_out
+
+
 def test_the_page_of_an_index_has_no_links_to_files(metadata):
     page = (metadata / "PKG-INFO").read_text(encoding="utf-8").partition("\n\n")[2]
     assert page.lstrip().startswith("# ")

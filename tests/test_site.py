@@ -1,7 +1,11 @@
 """The site's pages that are made of the package name all that is in it, and what is typed names what is there."""
 
 import ast
+import os
 import re
+import runpy
+import shutil
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -87,7 +91,40 @@ def test_indices(pages, tmp_path):
     ]
     found = re.findall(r"<loc>(.*?)</loc>", (app.outdir / "sitemap.xml").read_text())
     assert found == ["https://a/0.1/index.html", "https://a/0.1/reference/attentions.html"]
-    assert "url=0.1/index.html" in (tmp_path / "index.html").read_text()
+
+
+def test_without_history_all_tutorials_are_run(monkeypatch, tmp_path):
+    """As in an unpacked source distribution, where nobody knows what has changed."""
+    (tmp_path / "docs").mkdir()
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    conf = shutil.copy(DOCS / "conf.py", tmp_path / "docs")
+    for name, value in {"TUTORIALS": "changed", "IPYTHONDIR": "", "PATH": os.environ["PATH"]}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    settings = runpy.run_path(str(conf))
+    assert settings["nb_execution_mode"] == "cache"
+    assert "nb_execution_excludepatterns" not in settings
+
+
+def test_versions(monkeypatch, tmp_path):
+    """The newest is the highest number that is released, whatever was built last; other folders are none."""
+    monkeypatch.syspath_prepend(DOCS / "_extensions")
+    import linvit_versions
+
+    for name in ("0.9", "0.10", "0.11rc1", "images"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "index.html").touch()
+    app = SimpleNamespace(
+        outdir=tmp_path / "0.9", builder=SimpleNamespace(name="html"), config=SimpleNamespace(version="0.9")
+    )
+    linvit_versions.write_versions(app, None)
+    assert "url=0.10/index.html" in (tmp_path / "index.html").read_text()
+    listed = re.findall(r'href="(.*?)/index.html"', (tmp_path / "versions.html").read_text())
+    assert listed == ["0.10", "0.9", "0.11rc1"]
+    assert 'versions = ["0.10", "0.9", "0.11rc1"]' in (tmp_path / "versions.js").read_text()
+    context = {"metatags": ""}
+    linvit_versions.load_script(app, "reference/attentions/linear", "", context)
+    assert 'src="../../../versions.js" data-version="0.9" data-up="../../../"' in context["metatags"]
 
 
 def nodes(title):

@@ -402,7 +402,7 @@ def documented(path: str, name: str, value: Any) -> str:
 
 
 def write_indices(app: "Sphinx", error: Exception | None) -> None:
-    """Writes llms.txt, a sitemap if the site has an address, and above them the page that leads to this version."""
+    """Writes llms.txt, and a sitemap if the site has an address."""
     if error is not None or app.builder.name != "html":
         return
     out, url = Path(app.outdir), app.config.html_baseurl
@@ -418,9 +418,3 @@ def write_indices(app: "Sphinx", error: Exception | None) -> None:
         entries = "".join(f"<url><loc>{url}{page}.html</loc></url>" for page in pages)
         head = '<?xml version="1.0" encoding="UTF-8"?><urlset xmlns="http://www.sitemaps.org/schemas/sitemap/0.9">'
         (out / "sitemap.xml").write_text(f"{head}{entries}</urlset>\n", encoding="utf-8")
-    home = f"{out.name}/index.html"
-    (out.parent / "index.html").write_text(
-        f'<!DOCTYPE html><html lang="en"><title>linvit</title><meta http-equiv="refresh" content="0; url={home}">'
-        f'<a href="{home}">linvit {out.name}</a></html>\n',
-        encoding="utf-8",
-    )
