@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.attention.base import Grid
-from linvit.attention.ops.decorators import full_precision, recomputed
-from linvit.attention.ops.functional import SizeOf, join_heads, pooled, same_size, split_heads, upcast
+from linvit.attention.ops.decorators import mixed_precision, recomputed
+from linvit.attention.ops.functional import SizeOf, join_heads, pooled, same_size, split_heads, upcast, wide
 from linvit.attention.ops.value_conv import ConvolvedAttention, value_conv
 from linvit.errors import UserError, check_number
 
@@ -91,11 +91,15 @@ class AgentAttention(ConvolvedAttention):
         self.channelwise = self.dwc is not None
 
     @recomputed
-    @full_precision
+    @mixed_precision
     def kernel(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """The two attentions, the agents' first."""
         left, right = self._maps(q, k, grid)
-        return left @ (right @ v)
+        values = right @ v.to(right.dtype)  # (B, h, n, d)
+        if v.dtype != torch.bfloat16:
+            return left @ values
+        mean = values.mean(-2, keepdim=True)  # which all have, and rows of the left sum to 1: it is not rounded twice
+        return left @ (values - mean).to(v.dtype) + mean.to(v.dtype)
 
     def _maps(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """The weights of the agents for each query (B, h, N, n) and of the keys for each agent (B, h, n, M)."""
@@ -105,8 +109,8 @@ class AgentAttention(ConvolvedAttention):
         agents = agents * self.key_dim**-0.5
         to_agents, to_keys = q @ agents.mT, agents @ k.mT
         if self.tables:
-            to_agents = to_agents + self._bias(QUERY_TABLES, grid.size, grid.num_prefix, q.dtype).mT
-            to_keys = to_keys + self._bias(KEY_TABLES, grid.keys_size, grid.num_prefix, q.dtype)
+            to_agents = to_agents + self._bias(QUERY_TABLES, grid.size, grid.num_prefix, wide(q)).mT.to(q.dtype)
+            to_keys = to_keys + self._bias(KEY_TABLES, grid.keys_size, grid.num_prefix, wide(q))
         return to_agents.softmax(-1), to_keys.softmax(-1)
 
     def _bias(self, names: tuple[str, ...], size: tuple[int, int], num_prefix: int, dtype: torch.dtype) -> Tensor:

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from linvit.attention.base import Attention, Grid
-from linvit.attention.ops.decorators import full_precision, recomputed
+from linvit.attention.ops.decorators import mixed_precision, recomputed
+from linvit.attention.ops.functional import upcast
 from linvit.attention.ops.linear import linear_attention, linear_factors
 from linvit.errors import UserError, check_number
 
@@ -79,8 +80,9 @@ class HedgehogAttention(Attention):
                 nn.init.kaiming_uniform_(weight)
 
     def features(self, x: Tensor, name: Literal["q", "k"]) -> Tensor:
-        """Features phi of queries or keys, (B, h, N, dk) -> (B, h, N, 2 f)."""
+        """Features phi of queries or keys, (B, h, N, dk) -> (B, h, N, 2 f), in at least float32."""
         name = name if name in self.maps else "q"
+        x = upcast(x)
         y = x @ self.maps[name].to(x.dtype)
         if self.joint:
             y = 2 * (y + self.biases[name].to(x.dtype))
@@ -94,7 +96,7 @@ class HedgehogAttention(Attention):
         return both[..., : self.max_rank].clamp_min(EPS)
 
     @recomputed
-    @full_precision
+    @mixed_precision
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, mask: Tensor | None = None) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d); keys outside `mask` (B, M) take no part."""
         keys = self.features(k, "k")

@@ -22,8 +22,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.attention.base import Grid
-from linvit.attention.ops.decorators import full_precision, recomputed
-from linvit.attention.ops.functional import SizeOf, join_heads, same_size, split_heads
+from linvit.attention.ops.decorators import mixed_precision, recomputed
+from linvit.attention.ops.functional import SizeOf, join_heads, same_size, split_heads, upcast, wide
+from linvit.attention.ops.linear import wide_product
 from linvit.attention.ops.value_conv import ConvolvedAttention, value_conv
 from linvit.errors import check_number
 
@@ -161,16 +162,17 @@ class MHLAttention(ConvolvedAttention):
         self.channelwise = self.lepe is not None
 
     @recomputed
-    @full_precision
+    @mixed_precision
     def kernel(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """The linear attention."""
-        numerator, denominator = self._quotient(self._features(q, self.q_norm), self._features(k, self.k_norm), v, grid)
-        return numerator / denominator
+        q, k = self._features(q, self.q_norm).to(v.dtype), self._features(k, self.k_norm).to(v.dtype)
+        numerator, denominator = self._quotient(q, k, v, grid)
+        return numerator * denominator.reciprocal()
 
     def _features(self, x: Tensor, norm: nn.RMSNorm | None) -> Tensor:
-        """`relu + 1e-6` of normed q or k, (B, h, N, dk) -> (B, h, N, dk)."""
+        """`relu + 1e-6` of normed q or k, (B, h, N, dk) -> (B, h, N, dk), in at least float32."""
         if norm is not None:
-            rows = F.rms_norm(join_heads(x), norm.normalized_shape, norm.weight.to(x.dtype), norm.eps)
+            rows = F.rms_norm(upcast(join_heads(x)), norm.normalized_shape, norm.weight.to(wide(x)), norm.eps)
             x = split_heads(rows, self.num_heads)
         return F.relu(x) + RELU_EPS
 
@@ -178,23 +180,24 @@ class MHLAttention(ConvolvedAttention):
         """Numerators (B, h, N, d) and denominators (B, h, N, 1) of features q and k and values v."""
         prefix, blocks = grid.num_prefix, even_blocks(grid.size, self.blocks)
         queries, keys, values = (blocks.cut(x[:, :, prefix:]) for x in (q, k, v))  # (B, h, G, w, ...)
-        sums, totals = keys.mT @ values, keys.sum(-2, keepdim=True).mT  # S (B, h, G, dk, d) and t (B, h, G, dk, 1)
+        sums, totals = keys.mT @ values, keys.sum(-2, keepdim=True, dtype=wide(k)).mT  # S (B, h, G, dk, d) and t (B, h, G, dk, 1)
         start = int(prefix > 0)
         if start:
             first = k[:, :, :prefix].unsqueeze(2)  # (B, h, 1, p, dk)
             sums = torch.cat([first.mT @ v[:, :, :prefix].unsqueeze(2), sums], dim=2)  # (B, h, T, dk, d)
             totals = torch.cat([first.sum(-2, keepdim=True).mT, totals], dim=2)
-        weights = self._all_weights(grid).to(q.dtype)
+        weights = self._all_weights(grid).to(wide(q))
 
         def taken(each: Tensor) -> Tensor:
             """What the queries of each token take of sums (B, h, T, dk, n), (B, h, N, n)."""
-            mixed = (weights @ each.flatten(3)).view_as(each)
-            of_patches = blocks.join(queries @ mixed[:, :, start:])
+            mixed = (weights @ upcast(each).flatten(3)).view_as(each).to(q.dtype)
+            of_patches = blocks.join(wide_product(queries, mixed[:, :, start:]))
             return torch.cat([q[:, :, :prefix] @ mixed[:, :, 0], of_patches], dim=2) if start else of_patches
 
         if self.own_queries:
             out = taken(torch.cat([sums, totals], dim=-1))
-            return out[..., :-1], out[..., -1:] + self.eps
+            numerator, denominator = out.split([v.shape[-1], 1], dim=-1)
+            return numerator, denominator + self.eps
         each = (queries @ totals[:, :, start:]).squeeze(-1)  # q_jw . t_j (B, h, G, w)
         shared = weights[start:, start:] @ each
         if start:

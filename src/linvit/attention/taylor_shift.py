@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from linvit.attention.base import Attention, Complexity, Grid
-from linvit.attention.ops.decorators import full_precision, recomputed
+from linvit.attention.ops.decorators import mixed_precision, recomputed
 from linvit.attention.ops.functional import normalize
 from linvit.attention.ops.linear import linear_attention, linear_factors
 from linvit.errors import UserError, check_number
@@ -70,7 +70,7 @@ class TaylorShiftAttention(Attention):
         self.max_rank = (self.key_dim + 1) * (self.key_dim + 2) // 2
 
     @recomputed
-    @full_precision
+    @mixed_precision
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, mask: Tensor | None = None) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d); keys outside `mask` (B, M) take no part."""
         q, k = self._scaled(q, k)

@@ -90,12 +90,13 @@ class VSSDAttention(Attention):
         """(B, g, N, n), (B, g, N, n), (B, h, N, e d) and the layer's input x (B, N, C) -> (B, h, N, e d)."""
         if x is None:
             raise UserError("vssd makes the weights of its tokens from the layer's input; pass it as x=")
-        return self._of_all(q, k, v, x, grid)
+        return split_heads(self._of_all(join_heads(q), join_heads(k), join_heads(v), x, grid), self.num_heads)
 
     @recomputed
     @full_precision
     def _of_all(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, grid: Grid) -> Tensor:
-        return self.mixed(*self._convolved(q, k, v, grid), x)
+        """Tokens (B, N, channels of all heads), since they are convolved first, -> (B, N, h e d)."""
+        return join_heads(self.mixed(*self._convolved(q, k, v, grid), x))
 
     def mixed(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> Tensor:
         """The output of convolved q, k and v, and of the layer's input."""
@@ -113,8 +114,8 @@ class VSSDAttention(Attention):
         return (F.softplus(dt.mT.contiguous()) * rates[:, None]).unsqueeze(-1)
 
     def _convolved(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> tuple[Tensor, Tensor, Tensor]:
-        """Convolved q, k and v after SiLU, in the same shapes."""
-        joined = torch.cat([join_heads(part) for part in (v, k, q)], dim=-1)  # in the order of the reference
+        """Tokens q, k and v (B, N, channels of all heads), convolved and after SiLU, by heads."""
+        joined = torch.cat([v, k, q], dim=-1)  # in the order of the reference
         mixed = F.silu(grid.map_patches(lambda plane: convolve_as_given(self.conv2d, plane), joined))
         width = self.key_heads * self.key_dim
         v, k, q = mixed.split([self.dim, width, width], -1)
@@ -122,7 +123,7 @@ class VSSDAttention(Attention):
 
     def attention_matrix(self, q: Tensor, k: Tensor, v: Tensor | None, grid: Grid, x: Tensor) -> Tensor:
         """The matrix (B, h, N, N) that acts on the convolved values, D on its diagonal."""
-        nothing = q.new_zeros(len(q), self.num_heads, q.shape[2], self.head_dim)
-        q, k, _ = self._convolved(q, k, nothing, grid)
+        nothing = q.new_zeros(len(q), q.shape[2], self.dim)
+        q, k, _ = self._convolved(join_heads(q), join_heads(k), nothing, grid)
         shared = (q @ k.mT).repeat(1, self.num_heads // self.key_heads, 1, 1)  # head i has group i mod g
         return shared * self._weights(x).mT + self.D[:, None, None] * torch.eye(q.shape[2]).to(q)

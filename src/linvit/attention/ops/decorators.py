@@ -44,7 +44,7 @@ def full_precision(
         ...     @linvit.full_precision
         ...     def forward(self, q, k, v, grid): ...
     """
-    return _in_precision(core, upcast)
+    return _in_precision(core, _upcast_heads)
 
 
 def mixed_precision(
@@ -58,7 +58,7 @@ def mixed_precision(
     """
 
     def cast(x: Tensor) -> Tensor:
-        return x if x.dtype == torch.bfloat16 and x.device.type in BFLOAT16_DEVICES else upcast(x)
+        return x if x.dtype == torch.bfloat16 and x.device.type in BFLOAT16_DEVICES else _upcast_heads(x)
 
     return _in_precision(core, cast)
 
@@ -81,10 +81,37 @@ def _in_precision(
         with ieee_products(device):
             if torch.compiler.is_compiling() or torch.is_autocast_enabled(device.type):
                 with torch.autocast(device.type, enabled=False):
-                    return core(self, q, k, v, *args, **kwargs).to(dtype)
-            return core(self, q, k, v, *args, **kwargs).to(dtype)
+                    return _rounded(core(self, q, k, v, *args, **kwargs), dtype)
+            return _rounded(core(self, q, k, v, *args, **kwargs), dtype)
 
     return run
+
+
+def _upcast_heads(x: Tensor) -> Tensor:
+    """`upcast`, on a GPU in one pass with bringing heads together, as products of them read them."""
+    if x.is_cuda and x.dtype in (torch.float16, torch.bfloat16) and not torch.compiler.is_compiling():
+        return x.to(torch.float32, memory_format=torch.contiguous_format)
+    return upcast(x)
+
+
+def _rounded(out: Tensor, dtype: torch.dtype) -> Tensor:
+    """The output in a dtype, on a GPU in one pass with laying it out by tokens, as the host joins its heads."""
+    if out.dtype == dtype or not out.is_cuda or out.ndim != 4 or not takes_function(out):
+        return out.to(dtype)
+    return _Rounded.apply(out, dtype)  # type: ignore[no-any-return]
+
+
+class _Rounded(torch.autograd.Function):
+    """(B, h, N, d) in another dtype and by tokens; its gradient in the first dtype and by heads."""
+
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, dtype: torch.dtype) -> Tensor:
+        ctx.dtype = out.dtype
+        return out.transpose(1, 2).to(dtype, memory_format=torch.contiguous_format).transpose(1, 2)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient.to(ctx.dtype, memory_format=torch.contiguous_format), None
 
 
 def ieee_products(device: torch.device) -> AbstractContextManager[None]:

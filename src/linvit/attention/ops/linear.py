@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from linvit.attention.ops.decorators import takes_function
+from linvit.attention.ops.functional import upcast
 
 ALIGNED = 8
 """Channels that are added to values in bfloat16, of which two are used: tensor cores want rows of 16 bytes."""
@@ -82,6 +83,29 @@ class _LinearAttention(torch.autograd.Function):
         torch.sub(along, rest[..., :1].copy_(along), out=rest[..., 1:2])  # what rounding left over
         of_sums = q.mT @ of_quotient
         return of_quotient @ sums.mT, v @ of_sums.mT, k @ of_sums[..., :width], None
+
+
+def wide_product(a: Tensor, b: Tensor) -> Tensor:
+    """`a @ b` of (..., n, m) and (..., m, d), of bfloat16 in float32, so that sums over tokens are not rounded."""
+    if a.dtype != torch.bfloat16 or torch.compiler.is_compiling() or not takes_function(a):
+        return upcast(a) @ upcast(b)
+    out: Tensor = _WideProduct.apply(a.flatten(0, -3), b.flatten(0, -3)).unflatten(0, a.shape[:-2])  # type: ignore[no-untyped-call]
+    return out
+
+
+class _WideProduct(torch.autograd.Function):
+    """`wide_product` of (b, n, m) and (b, m, d)."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        ctx.save_for_backward(a, b)
+        return torch.bmm(a, b, out_dtype=torch.float32) if a.is_cuda else a.float() @ b.float()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        a, b = ctx.saved_tensors
+        gradient = gradient.to(a.dtype)
+        return gradient @ b.mT, a.mT @ gradient
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
