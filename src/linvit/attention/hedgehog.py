@@ -16,6 +16,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
 from linvit.attention.ops.decorators import mixed_precision, recomputed
@@ -80,9 +81,9 @@ class HedgehogAttention(Attention):
                 nn.init.kaiming_uniform_(weight)
 
     def features(self, x: Tensor, name: Literal["q", "k"]) -> Tensor:
-        """Features phi of queries or keys, (B, h, N, dk) -> (B, h, N, 2 f), in at least float32."""
+        """Features phi of queries or keys, (B, h, N, dk) -> (B, h, N, 2 f)."""
         name = name if name in self.maps else "q"
-        x = upcast(x)
+        dtype, x = x.dtype, upcast(x)
         y = x @ self.maps[name].to(x.dtype)
         if self.joint:
             y = 2 * (y + self.biases[name].to(x.dtype))
@@ -90,10 +91,10 @@ class HedgehogAttention(Attention):
         else:
             y = y + x if self.skip else y
             if self.activation == "softmax_dim":
-                both = torch.cat([y.softmax(-1), (-y).softmax(-1)], -1)
+                both = torch.cat([y.softmax(-1).to(dtype), (-y).softmax(-1).to(dtype)], -1)
             else:
                 both = torch.cat([y - y.amax(-1, keepdim=True), y.amin(-1, keepdim=True) - y], -1).exp()
-        return both[..., : self.max_rank].clamp_min(EPS)
+        return F.threshold(both[..., : self.max_rank], EPS, EPS)
 
     @recomputed
     @mixed_precision

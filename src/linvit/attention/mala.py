@@ -18,6 +18,8 @@ from torch import Tensor
 
 from linvit.attention.base import Grid
 from linvit.attention.kernels import Formula
+from linvit.attention.ops.decorators import mixed_precision
+from linvit.attention.ops.linear import wide_product
 from linvit.attention.ops.rotary import RotaryLinearAttention
 
 
@@ -31,10 +33,11 @@ class MALAAttention(RotaryLinearAttention):
     complexity = "O(N)"
     extra_rank = 1
 
+    @mixed_precision
     def mixed(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
-        """The two terms, in float32 or float64."""
+        """The two terms."""
         q, k, z, scale = self._terms(q, k, grid)
-        return (q @ (k.mT @ v) * scale).sub_(z * v.mean(-2, keepdim=True))
+        return (wide_product(q, k.mT @ v) * scale).sub_(z * v.mean(-2, keepdim=True))
 
     def formula(self, q: Tensor, k: Tensor, grid: Grid) -> Formula:
         """The kernel."""
@@ -48,6 +51,6 @@ class MALAAttention(RotaryLinearAttention):
     def _terms(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """`rot(q')`, `rot(k')`, z and `(1 + 1/(z + eps)) s/M`, the last two (B, h, N, 1)."""
         q, k = self.features(q, k)
-        z = q @ (k.mean(-2, keepdim=True).mT * self.key_dim**-0.5)
+        z = wide_product(q, k.mean(-2, keepdim=True).mT * self.key_dim**-0.5)
         scale = (1 + (z + self.eps).reciprocal()) * (self.key_dim**-0.5 / k.shape[-2])
         return *self.rotated(q, k, grid), z, scale

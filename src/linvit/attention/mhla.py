@@ -180,7 +180,10 @@ class MHLAttention(ConvolvedAttention):
         """Numerators (B, h, N, d) and denominators (B, h, N, 1) of features q and k and values v."""
         prefix, blocks = grid.num_prefix, even_blocks(grid.size, self.blocks)
         queries, keys, values = (blocks.cut(x[:, :, prefix:]) for x in (q, k, v))  # (B, h, G, w, ...)
-        sums, totals = keys.mT @ values, keys.sum(-2, keepdim=True, dtype=wide(k)).mT  # S (B, h, G, dk, d) and t (B, h, G, dk, 1)
+        sums, totals = (
+            keys.mT @ values,
+            keys.sum(-2, keepdim=True, dtype=wide(k)).mT,
+        )  # S (B, h, G, dk, d) and t (B, h, G, dk, 1)
         start = int(prefix > 0)
         if start:
             first = k[:, :, :prefix].unsqueeze(2)  # (B, h, 1, p, dk)

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from linvit.attention.base import Gate, Grid, OutNorm
 from linvit.attention.ops.activations import by_sign
+from linvit.attention.ops.decorators import full_precision
 from linvit.attention.ops.functional import l2_norm, safe_norm
 from linvit.attention.ops.rotary import RotaryLinearAttention, rotate
 from linvit.errors import check_number
@@ -56,6 +57,11 @@ class NaLaAttention(RotaryLinearAttention):
         self.power = power
         self.key_power = key_power
         self.out_norm = out_norm
+
+    @full_precision
+    def mixed(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+        """The linear attention, in at least float32."""
+        return super().mixed(q, k, v, grid)
 
     def features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Q (B, h, N, 2 dk) and K (B, h, M, 2 dk)."""

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from linvit.attention.base import Grid
 from linvit.attention.ops.activations import by_sign
+from linvit.attention.ops.decorators import full_precision
 from linvit.attention.ops.rotary import RotaryLinearAttention, rotate_tokens
 
 
@@ -43,6 +44,7 @@ class PolaPPAttention(RotaryLinearAttention):
         self.s1 = nn.Parameter(torch.zeros(1, num_heads, 1, 2 * self.key_dim))
         self.s2 = nn.Parameter(torch.zeros(1, num_heads, 1, 2 * self.key_dim))
 
+    @full_precision
     def mixed(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """The two maps on their halves, in float32 or float64."""
         maps, k = self._terms(q, k, grid)

@@ -25,8 +25,8 @@ def elu_plus_one(x: Tensor) -> Tensor:
 
 
 def of_both(phi: Callable[[Tensor], Tensor], q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """`phi(q)` and `phi(k)`, on a GPU in one pass if they are of one shape, and contiguous then."""
-    if q.is_cuda and q.shape == k.shape:
+    """`phi(q)` and `phi(k)`, on a GPU in one pass, and contiguous then, if they are of one shape and to be copied."""
+    if q.is_cuda and q.shape == k.shape and not q.is_contiguous():
         q, k = phi(torch.stack([q, k])).unbind()
         return q, k
     return phi(q), phi(k)

@@ -89,7 +89,7 @@ def wide_product(a: Tensor, b: Tensor) -> Tensor:
     """`a @ b` of (..., n, m) and (..., m, d), of bfloat16 in float32, so that sums over tokens are not rounded."""
     if a.dtype != torch.bfloat16 or torch.compiler.is_compiling() or not takes_function(a):
         return upcast(a) @ upcast(b)
-    out: Tensor = _WideProduct.apply(a.flatten(0, -3), b.flatten(0, -3)).unflatten(0, a.shape[:-2])  # type: ignore[no-untyped-call]
+    out: Tensor = _WideProduct.apply(a.flatten(0, -3), b.flatten(0, -3)).unflatten(0, a.shape[:-2])
     return out
 
 

@@ -18,9 +18,10 @@ from torch.nn import functional as F
 
 from linvit.attention.base import Gate, Grid
 from linvit.attention.kernels import with_kernel
-from linvit.attention.ops.activations import elu_plus_one
-from linvit.attention.ops.decorators import full_precision, is_traced, recomputed
+from linvit.attention.ops.activations import elu_plus_one, of_both
+from linvit.attention.ops.decorators import is_traced, mixed_precision, recomputed
 from linvit.attention.ops.functional import upcast, wide
+from linvit.attention.ops.linear import wide_product
 from linvit.attention.ops.value_conv import ConvolvedAttention, value_conv
 from linvit.errors import UserError, check_number
 
@@ -177,21 +178,23 @@ class RotaryLinearAttention(ConvolvedAttention):
 
     @with_kernel
     @recomputed
-    @full_precision
     def kernel(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """The linear attention."""
-        return self.mixed(q.contiguous(), k.contiguous(), v, grid)  # contiguous per head, once for all that follows
+        if not q.is_cuda:  # contiguous per head, once for all that follows
+            q, k = q.contiguous(), k.contiguous()
+        return self.mixed(q, k, v, grid)
 
+    @mixed_precision
     def mixed(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
-        """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d), in float32 or float64."""
+        """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""
         q, k = self.features(q, k)
-        denominator = q @ k.mean(-2, keepdim=True).mT + self.eps  # (B, h, N, 1)
+        denominator = wide_product(q, k.mean(-2, keepdim=True).mT) + self.eps  # (B, h, N, 1)
         q, k = self.rotated(q, k, grid)
-        return q @ (k.mT @ v / k.shape[-2]) * denominator.reciprocal()
+        return wide_product(q, k.mT @ v / k.shape[-2]) * denominator.reciprocal()
 
     def features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Features Q (B, h, N, r) and K (B, h, M, r) before rotation: `elu + 1` of the entries."""
-        return elu_plus_one(q), elu_plus_one(k)
+        return of_both(elu_plus_one, q, k)
 
     def rotated(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """Features turned by their positions."""
