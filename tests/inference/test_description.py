@@ -28,13 +28,13 @@ def test_a_checkpoint_says_how_to_predict(run):
     assert not {"lr", "pretrained", "teacher", "ema_decay"} & description.options.keys()
     preprocessing = description.preprocessing
     assert preprocessing["size"] == list(
-        torch.Size(ClassificationTask.load_from_checkpoint(run.checkpoint("best")).example_input_array.shape[2:])
+        torch.Size(ClassificationTask.load_from_checkpoint(run.checkpoint("best")).example_images.shape[2:])
     )
     assert preprocessing.keys() == PREPROCESSING.keys()
     assert ModelDescription.from_dict(json.loads(json.dumps(asdict(description))), "JSON") == description
     network = build_task(description, state, run.folder).network
     task = ClassificationTask.load_from_checkpoint(run.checkpoint("best")).eval()
-    images = torch.randn(2, *task.example_input_array.shape[1:])
+    images = torch.randn(2, *task.example_images.shape[1:])
     assert torch.equal(network(images), task.network(images))
 
 

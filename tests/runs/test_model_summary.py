@@ -1,4 +1,4 @@
-"""Lightning's model summary of networks whose modules are called with views of parameters."""
+"""Lightning's model summary, which counts parameters and runs nothing: its counts fail at views of parameters."""
 
 from tests.cli.runs import QUICKSTART, linvit, tiny
 
@@ -8,6 +8,5 @@ def test_a_network_with_attention_pooling_has_one(tmp_path):
     options = ["--trainer.fast_dev_run=true", '--model.freeze=["blocks.0"]']
     done = linvit("fit", f"--config={QUICKSTART}", *tiny(model__backbone=backbone), *options, cwd=tmp_path)
     assert done.code == 0, done.err
-    assert "Total Flops" in done.log
     assert "760 K     Trainable params" in done.log
     assert "76.3 K    Non-trainable params" in done.log

@@ -42,8 +42,8 @@ def test_the_attention_reaches_the_backbone_and_null_is_its_own(backbone, attent
 def test_the_image_size_reaches_the_backbone(img_size, grid):
     task = tiny_task(img_size=img_size)
     assert task.network.grid.size == grid
-    assert task.example_input_array.shape == (1, 3, 4 * grid[0], 4 * grid[1])
-    assert task(task.example_input_array).shape == (1, CLASSES)
+    assert task.example_images.shape == (1, 3, 4 * grid[0], 4 * grid[1])
+    assert task(task.example_images).shape == (1, CLASSES)
 
 
 def test_classes_and_stochastic_depth_reach_the_backbone():

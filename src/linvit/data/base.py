@@ -292,8 +292,6 @@ class ImageData(LightningDataModule):
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Finishes a batch on the device that it was moved to; see `finish`."""
-        if not isinstance(batch, dict):  # Lightning's model summary sends bare images through here
-            return batch
         self.finish(batch)
         trainer = self.trainer
         return batch if trainer is None else trainer.precision_plugin.convert_input(batch)  # half precision wants half

@@ -268,8 +268,6 @@ class DetectionData(ImageData):
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Normalises the images, and moves boxes and labels of training to their device."""
         batch = super().on_after_batch_transfer(batch, dataloader_idx)
-        if not isinstance(batch, dict):
-            return batch
         entries = batch.pop("not_transferred").entries
         for name, tensors in {} if "area" in entries else entries.items():  # of training: by one copy for all images
             moved = torch.cat(tensors).to(batch["image"][0].device, non_blocking=True)

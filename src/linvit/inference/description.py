@@ -19,10 +19,10 @@ from linvit.files import replacing
 from linvit.finite import not_finite
 from linvit.runs.checkpoint import check_same_model, checkpoint_in, read_checkpoint
 from linvit.runs.folder import CHECKPOINTS, RunFolder, newest
-from linvit.tasks.base import DESCRIPTION, SET_BY_RUN, Task
+from linvit.tasks.base import SET_BY_RUN, Task
 from linvit.tasks.optimisation import Optimisation
 from linvit.tasks.pretrained import skip_pretrained
-from linvit.tasks.safe_loading import no_larger_than, not_plain
+from linvit.tasks.safe_loading import DESCRIPTION, no_larger_than, not_plain
 from linvit.weights import torch_file
 from linvit.weights.read import AVERAGE, HUB, HUB_FILES, TRAINED, WRITTEN_BY, download, model_named
 

@@ -13,7 +13,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.callbacks import Checkpoint as CheckpointCallback
-from lightning.pytorch.callbacks import LearningRateMonitor, ModelSummary
+from lightning.pytorch.callbacks import LearningRateMonitor
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from linvit import yaml_text
@@ -53,7 +53,6 @@ from linvit.runs.trainer import (
     check_strategy,
     default_callbacks,
     default_precision,
-    summarise_without_gradients,
 )
 from linvit.signals import STOP
 from linvit.tasks.base import SET_BY_DATA, Task
@@ -335,9 +334,6 @@ class Run:
             raise UserError(f"these --trainer options do not go together or do not exist: {error}") from error
         if options["sync_batchnorm"] and trainer.world_size > 1 and isinstance(trainer.accelerator, CPUAccelerator):
             raise UserError("torch normalises batches over ranks on GPUs only: leave out --trainer.sync_batchnorm")
-        for callback in trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(callback, ModelSummary):
-                summarise_without_gradients(callback)
         self._ranks = Ranks(trainer)
         if not self._fits:
             anywhere = self.checkpoint is not None or self.verb == "predict"

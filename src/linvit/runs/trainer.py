@@ -1,16 +1,14 @@
 """What the trainer of a run is given: its callbacks, its precision, BatchNorm over all ranks."""
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import LearningRateMonitor, ModelSummary, RichProgressBar
+from lightning.pytorch.callbacks import LearningRateMonitor, RichProgressBar
 from lightning.pytorch.callbacks import ProgressBar as AnyProgressBar
 from lightning.pytorch.plugins.layer_sync import TorchSyncBatchNorm
-from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.utilities import rank_zero_info
 from timm.layers import convert_sync_batchnorm
 from torch import nn
@@ -79,29 +77,6 @@ class SyncBatchNorm(TorchSyncBatchNorm):
     def revert(self, model: nn.Module) -> nn.Module:
         """Leaves the model as it is: without other ranks, it computes what BatchNorm does."""
         return model
-
-
-def summarise_without_gradients(summary: ModelSummary) -> None:
-    """Lets Lightning's model summary run while no parameter needs a gradient, and counts them as they were.
-
-    torch's FLOP counter, which it uses without gradients, fails at modules that are called with views of parameters.
-    """
-    build: Callable[[Trainer, LightningModule], Any] = summary._summary
-
-    def built(trainer: Trainer, task: LightningModule) -> Any:
-        trained = [parameter for parameter in task.parameters() if parameter.requires_grad]
-        example = task.example_input_array
-        if isinstance(trainer.strategy, FSDPStrategy | ModelParallelStrategy):
-            task.example_input_array = None  # it would be run on a share of the weights
-        task.requires_grad_(False)
-        try:
-            return build(trainer, task)
-        finally:
-            for parameter in trained:
-                parameter.requires_grad = True
-            task.example_input_array = example
-
-    summary._summary = built  # type: ignore[assignment, method-assign]
 
 
 class SaveRunConfig(Callback):

@@ -2,14 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple, Self, cast
 
 import numpy as np
 import torch
-from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch import Callback
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
@@ -20,9 +19,7 @@ from linvit.backbones.create import create_backbone, image_channels
 from linvit.callbacks.exact_resume import ExactResume
 from linvit.callbacks.monitors import ImageGrid, on_bar
 from linvit.callbacks.predictions import PredictionWriter
-from linvit.entries import restrict_imports_to
 from linvit.errors import UserError, quote_first
-from linvit.finite import not_finite
 from linvit.image_size import image_size
 from linvit.optim import adamw, look_ahead, parameter_groups
 from linvit.signatures import check_choices
@@ -35,16 +32,14 @@ from linvit.tasks.execution import (
 )
 from linvit.tasks.model_ema import ModelEma, check_ema_support
 from linvit.tasks.optimisation import Optimisation, batch_size_warning, run_schedule, total_batch_size
-from linvit.tasks.pretrained import load_initial_weights, skip_pretrained, without_download
+from linvit.tasks.pretrained import load_initial_weights, without_download
 from linvit.tasks.published import PublishedScores
 from linvit.tasks.results import Result
-from linvit.tasks.safe_loading import guard, only_weights, opened
+from linvit.tasks.safe_loading import SavedTask, guard
 from linvit.tasks.teacher import TEACHER, TaskDistillation, Teacher, kept_attention
 
 # Arguments that the command line takes from the data:
 SET_BY_DATA = ("num_classes", "class_names", "img_size", "in_chans")
-DESCRIPTION = "linvit"
-"""What a checkpoint says of itself besides its options: linvit's version, the class of the task, the preprocessing."""
 # Arguments that a checkpoint does not decide:
 SET_BY_RUN = (
     "predict_with",
@@ -65,7 +60,7 @@ class Description(NamedTuple):
     masks: Mapping[str, np.ndarray] = MappingProxyType({})  # by title
 
 
-class Task(LightningModule):
+class Task(SavedTask):
     """Base of the tasks: builds a network, trains it, and scores its weights and their moving average.
 
     A subclass names a `score_metric` and supplies `configure_metrics`, `training_loss`, `score_batch`, `predict_batch`
@@ -175,7 +170,7 @@ class Task(LightningModule):
         tags += [TEACHER] * (self.teacher is not None)
         self.metrics = nn.ModuleDict({tag: nn.ModuleDict(self.configure_metrics()) for tag in tags})
         add_up_over_ranks(self.metrics)
-        self.example_input_array = torch.zeros(1, in_chans, *image_size(img_size))
+        self.example_images = torch.zeros(1, in_chans, *image_size(img_size))
         self._precision = torch.get_float32_matmul_precision()  # outside of a run
         self.report_folder: Path | None = None
         self.distillation: TaskDistillation | None = None
@@ -373,56 +368,3 @@ class Task(LightningModule):
         """Writes down how a student starts."""
         if self.distillation is not None and self.trainer.sanity_checking:
             self.distillation.log_start()
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adds what prediction needs besides the weights, the total batch size, and updates of the moving average."""
-        # of what rank 0 writes, which alone has the weights under FSDP: all end, or the others would wait for it
-        if bad := self.trainer.strategy.broadcast(not_finite(self, checkpoint)):
-            raise UserError(
-                f"the model is not finite at step {self.trainer.global_step}, so it is not saved, and the checkpoints "
-                f"before it are kept: {quote_first(bad, 3)}. Lower --model.lr, or set --trainer.gradient_clip_val=1"
-            )
-        own = type(self)
-        checkpoint[DESCRIPTION] = {
-            "version": version("linvit"),
-            "task": f"{own.__module__}:{own.__qualname__}",
-            "preprocessing": getattr(self.trainer.datamodule, "preprocessing", None),  # type: ignore[attr-defined]
-        }
-        checkpoint["total_batch"] = total_batch_size(self.trainer)
-        if self.ema is not None:
-            checkpoint["ema_updates"] = self.ema.updates
-        if self.distillation is not None:
-            checkpoint["teacher_sha256"] = self.distillation.fingerprint
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Takes over what `on_save_checkpoint` added."""
-        self._trained_with = checkpoint.get("total_batch")
-        if self.ema is not None:
-            self.ema.updates = checkpoint["ema_updates"]
-        if self.distillation is not None and checkpoint.get("teacher_sha256") != self.distillation.fingerprint:
-            raise UserError(
-                f"the run that is resumed learned from another teacher than {self.hparams['teacher']!r}; set "
-                f"--model.teacher to the one that it had, or start a new run"
-            )
-
-    @classmethod
-    def load_from_checkpoint(
-        cls,
-        checkpoint_path: Any,
-        map_location: Any = None,
-        hparams_file: str | Path | None = None,
-        strict: bool | None = None,
-        weights_only: bool | None = None,
-        **options: Any,
-    ) -> Self:
-        """Lightning's, but nothing in a checkpoint is executed or imported, wherever it lies.
-
-        `pretrained` is not loaded: the checkpoint has the weights, and that file may be gone. A class that the
-        checkpoint names by its path ("package.module:Class") is imported if `options` name it, too.
-
-        Raises:
-            UserError: If it cannot be read, or names a class that `options` do not; or for `weights_only=False`.
-        """
-        only_weights(weights_only, checkpoint_path)
-        with skip_pretrained(), restrict_imports_to(options), opened(checkpoint_path) as file:
-            return super().load_from_checkpoint(file, map_location, hparams_file, strict, True, **options)

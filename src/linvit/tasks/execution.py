@@ -159,7 +159,7 @@ class AttentionMemory(Callback):
         """Bytes that a step keeps for its backward pass if attention keeps its features."""
         network = copy.deepcopy(task.measurable_network()).train()
         keep_attention_features(network)
-        images: Tensor = task.example_input_array.to(task.device).expand(2, -1, -1, -1)
+        images: Tensor = task.example_images.to(task.device).expand(2, -1, -1, -1)
         devices = [task.device] if task.device.type == "cuda" else []
         with torch.random.fork_rng(devices), trainer.precision_plugin.forward_context():
             kept = kept_for_backward(lambda: network(images), network)

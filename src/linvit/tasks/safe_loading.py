@@ -7,9 +7,10 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Self
 
 import fsspec
 from lightning.pytorch import LightningModule
@@ -20,7 +21,11 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from linvit.errors import UserError, check_choice
+from linvit.entries import restrict_imports_to
+from linvit.errors import UserError, check_choice, quote_first
+from linvit.finite import not_finite
+from linvit.tasks.optimisation import total_batch_size
+from linvit.tasks.pretrained import skip_pretrained
 from linvit.weights import torch_file
 
 SCHEMES = ("http", "https", "hf", "s3", "gs", "gcs", "az", "abfs", "abfss")
@@ -233,3 +238,67 @@ def _is_list(value: Any) -> bool:
 
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+DESCRIPTION = "linvit"
+"""What a checkpoint says of itself besides its options: linvit's version, the class of the task, the preprocessing."""
+
+
+class SavedTask(LightningModule):
+    """What a task's checkpoint says besides the weights, and how it is opened in Python."""
+
+    ema: Any
+    distillation: Any
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Adds what prediction needs besides the weights, the total batch size, and updates of the moving average."""
+        # of what rank 0 writes, which alone has the weights under FSDP: all end, or the others would wait for it
+        if bad := self.trainer.strategy.broadcast(not_finite(self, checkpoint)):
+            raise UserError(
+                f"the model is not finite at step {self.trainer.global_step}, so it is not saved, and the checkpoints "
+                f"before it are kept: {quote_first(bad, 3)}. Lower --model.lr, or set --trainer.gradient_clip_val=1"
+            )
+        own = type(self)
+        checkpoint[DESCRIPTION] = {
+            "version": version("linvit"),
+            "task": f"{own.__module__}:{own.__qualname__}",
+            "preprocessing": getattr(self.trainer.datamodule, "preprocessing", None),  # type: ignore[attr-defined]
+        }
+        checkpoint["total_batch"] = total_batch_size(self.trainer)
+        if self.ema is not None:
+            checkpoint["ema_updates"] = self.ema.updates
+        if self.distillation is not None:
+            checkpoint["teacher_sha256"] = self.distillation.fingerprint
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Takes over what `on_save_checkpoint` added."""
+        self._trained_with = checkpoint.get("total_batch")
+        if self.ema is not None:
+            self.ema.updates = checkpoint["ema_updates"]
+        if self.distillation is not None and checkpoint.get("teacher_sha256") != self.distillation.fingerprint:
+            raise UserError(
+                f"the run that is resumed learned from another teacher than {self.hparams['teacher']!r}; set "
+                f"--model.teacher to the one that it had, or start a new run"
+            )
+
+    @classmethod
+    def load_from_checkpoint(
+        cls,
+        checkpoint_path: Any,
+        map_location: Any = None,
+        hparams_file: str | Path | None = None,
+        strict: bool | None = None,
+        weights_only: bool | None = None,
+        **options: Any,
+    ) -> Self:
+        """Lightning's, but nothing in a checkpoint is executed or imported, wherever it lies.
+
+        `pretrained` is not loaded: the checkpoint has the weights, and that file may be gone. A class that the
+        checkpoint names by its path ("package.module:Class") is imported if `options` name it, too.
+
+        Raises:
+            UserError: If it cannot be read, or names a class that `options` do not; or for `weights_only=False`.
+        """
+        only_weights(weights_only, checkpoint_path)
+        with skip_pretrained(), restrict_imports_to(options), opened(checkpoint_path) as file:
+            return super().load_from_checkpoint(file, map_location, hparams_file, strict, True, **options)

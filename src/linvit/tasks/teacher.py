@@ -99,7 +99,7 @@ class TaskDistillation(Distillation):
             f"matched. New parameters of the student: {quote_first(self.new) if self.new else 'none'}"
         )
         if not option.task_weight or (option.attention_inputs == "teacher" and any(option.weights.values())):
-            unreached = self.unreached(task.example_input_array, by_outputs=bool(option.task_weight))
+            unreached = self.unreached(task.example_images, by_outputs=bool(option.task_weight))
             if option.task_weight and hasattr(task.network, "backbone"):  # its head has a loss of its own
                 unreached = [name for name in unreached if name.startswith("backbone.")]
             if unreached:

@@ -13,12 +13,11 @@ from typing import Any, Literal, get_args
 import fsspec
 import torch
 from filelock import FileLock
-from PIL import UnidentifiedImageError
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from linvit.data.loading.sampler import sample_seed
-from linvit.data.transforms.decode import FORMATS, Bands, Kind, decode, header, stored_values
+from linvit.data.transforms.decode import Bands, Kind, decode, header, stored_values
 from linvit.errors import UserError, check_choice
 from linvit.plain_text import CsvWriter, cell_of, printable
 
@@ -152,8 +151,6 @@ def reason_of(error: Exception) -> str:
     """What an error of loading or decoding says is wrong with the image, in one line."""
     if isinstance(error, BadImageError):
         return error.reason
-    if isinstance(error, UnidentifiedImageError):
-        return f"not an image of the formats {', '.join(FORMATS)}"
     text = error.strerror if isinstance(error, OSError) else None
     return printable(" ".join((text or str(error) or type(error).__name__).split()))
 

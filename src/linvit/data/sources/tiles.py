@@ -1,7 +1,6 @@
 """Large pictures with masks, cut into tiles that keep their bands, their bits and their georeference."""
 
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,7 +9,8 @@ from PIL import Image
 
 from linvit.data.sources.masks import LOSSY, NUMBER_VALUES, UNKNOWN, MaskReader
 from linvit.data.sources.pairs import Folders, by_split, by_stem, pairs
-from linvit.data.sources.read import MAX_PIXELS, ImageReader, reason_of
+from linvit.data.sources.read import MAX_PIXELS, ImageReader
+from linvit.data.sources.splits import readable_source
 from linvit.data.transforms.decode import Kind, header, open_image, stored_values
 from linvit.errors import UserError, quote_first
 from linvit.ignore_index import IGNORE_INDEX
@@ -57,20 +57,9 @@ def find_areas(images: Path, masks: Path, suffix: str, val: Collection[str], tes
     return areas
 
 
-@contextmanager
-def readable(path: str) -> Iterator[None]:
-    """Turns anything that decoders raise about a damaged file into a `UserError`."""
-    try:
-        yield
-    except (MemoryError, UserError):
-        raise
-    except Exception as error:
-        raise UserError(f"cannot read '{path}': {reason_of(error)}") from error
-
-
 def read_picture(path: str) -> tuple[np.ndarray, Kind, Georeference | None]:
     """The values (bands, H, W) of a picture as they are stored, its kind, and where it lies."""
-    with readable(path):
+    with readable_source(path):
         data = LARGE.load({"bytes": None, "path": path})
         kind = header(data)
         return stored_values(data, kind, False, path), kind, georeference(path)
@@ -78,7 +67,7 @@ def read_picture(path: str) -> tuple[np.ndarray, Kind, Georeference | None]:
 
 def read_mask(path: str) -> Image.Image:
     """A mask as it is stored: numbers of 8 or 16 bits, a palette, or colours."""
-    with readable(path):
+    with readable_source(path):
         picture = open_image(LARGE.load({"bytes": None, "path": path}))
         picture.load()
     if picture.format in LOSSY:
@@ -177,7 +166,7 @@ def isprs_areas(of: AerialSet, images: Path, masks: Path, eval_masks: Path | Non
 def read_classes(path: str) -> tuple[Image.Image, int]:
     """A colour-coded mask as numbers with the set's colours as palette, and how many stray pixels of it are ignored."""
     reader = MaskReader(len(ISPRS_COLOURS), values=[*ISPRS_COLOURS], ignored=[BOUNDARY])
-    with readable(path):
+    with readable_source(path):
         mask = reader.classify(reader.raw({"bytes": None, "path": path}, path))
     stray = mask == UNKNOWN
     if stray.mean() > STRAY:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from PIL import ExifTags, Image, ImageOps
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from PIL.TiffImagePlugin import ImageFileDirectory_v2
 from torch import Tensor
 from torchvision.io import ImageReadMode
@@ -185,7 +185,10 @@ BY_PIL = ("uint8", "uint16", "int16", "float32")  # what PIL reads as it is, of 
 
 def open_image(data: bytes) -> Image.Image:
     """Opens an image file of any of `FORMATS`, whatever its name says; no more than its header is read."""
-    return Image.open(io.BytesIO(data), formats=FORMATS)
+    try:
+        return Image.open(io.BytesIO(data), formats=FORMATS)
+    except UnidentifiedImageError as error:
+        raise OSError(f"not an image of the formats {', '.join(FORMATS)}") from error
 
 
 def header(data: bytes) -> Kind:
