@@ -42,8 +42,8 @@ def test_a_clause_that_holds_passes_and_one_that_does_not_is_an_assertion_error_
     found["DeadParameter-copies"]()
     with pytest.raises(AssertionError, match=r"^gradients: gradient missing: unused \(none\)$"):
         found["DeadParameter-gradients"]()
-    with pytest.raises(AssertionError, match=r"^memory layout: RuntimeError: view size is not compatible") as caught:
-        found["NeedsContiguous-memory-layout"]()
+    with pytest.raises(AssertionError, match=r"^attention layer: RuntimeError: view size is not compatible") as caught:
+        found["NeedsContiguous-attention-layer"]()
     assert isinstance(caught.value.__cause__, RuntimeError)
 
 

@@ -53,7 +53,7 @@ WRONG = {  # class -> the clauses that it breaks, all of them, and words of the 
     "KeepsItsShape": ({"determinism"}, "a call in evaluation leaves attributes behind: last"),
     "ForgetsItsBuffer": ({"copies"}, "a fresh instance with its state dict differs"),
     "KeepsALambda": ({"copies"}, "(at a pickle)"),
-    "NeedsContiguous": ({"memory layout", "attention layer"}, "view size is not compatible"),
+    "NeedsContiguous": ({"attention layer"}, "view size is not compatible"),
     "SwallowsNaN": ({"NaN propagates"}, "a NaN in k disappears"),
     "RaisesAtNaN": ({"NaN propagates"}, "LinAlgError: the algorithm failed to converge (at a NaN in k)"),
     "SpreadsNaN": ({"NaN propagates"}, "a NaN in k of one sample changes another sample"),

@@ -200,9 +200,6 @@ class EvalSampler(DistributedSampler[SeededIndex]):
     def __len__(self) -> int:
         return len(self.indices)
 
-    def set_epoch(self, epoch: int) -> None:
-        """Does nothing: the order is always the same."""
-
 
 def check_enough_samples(length: int, world_size: int) -> None:
     """Raises a `UserError` if some of the ranks would get no sample."""

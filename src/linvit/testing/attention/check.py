@@ -141,7 +141,6 @@ CONTRACT = Contract(
         Check("masked keys", host.masked_keys),
         behaviour.BATCH_INDEPENDENCE,
         *behaviour.COMMON,
-        Check("memory layout", shape.memory_layout),
         Check("order of tokens", shape.order_of_tokens, advice="declare equivariant = False"),
         Check("NaN propagates", shape.nan_propagates),
         Check("equivalent matrix", matrix.equivalent_matrix),

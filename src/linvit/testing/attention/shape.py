@@ -100,15 +100,6 @@ def resizes_its_tables(subject: AttentionSubject) -> str:
     return f"{names} from {sized(OLD)} to {sized(NEW)}, where the output is the same to {left:.0e}"
 
 
-def memory_layout(subject: AttentionSubject) -> str:
-    """Checks that views of a fused projection give the same as contiguous tensors."""
-    mechanism = subject.build()
-    given = inputs(mechanism, NOMINAL)
-    views = given.map(lambda x: x.transpose(1, -1).contiguous().transpose(1, -1))
-    error = relative_error(views(mechanism), given(mechanism))
-    return judged(error, f"contiguous or not: {error:.0e}")
-
-
 def order_of_tokens(subject: AttentionSubject) -> str:
     """Checks that tokens in another order give the same outputs in that order, where the mechanism declares it."""
     mechanism = subject.build()

@@ -103,8 +103,6 @@ DETECTION = Contract(
         Check("classifiers", classifiers),
         *behaviour.COMMON,
         Check("autocast bfloat16", detection.autocast),
-        Check("devices", detection.devices),
-        Check("torch.compile of the backbone", detection.compiles, quick=False),
     ),
 )
 

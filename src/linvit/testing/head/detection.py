@@ -10,7 +10,7 @@ from linvit.heads.detection.base import Detections
 from linvit.testing.backbone.images import CLASSES
 from linvit.testing.head.subject import Batch, DetectionSubject, target_of
 from linvit.testing.numbers import normal
-from linvit.testing.report import at, not_supported, require
+from linvit.testing.report import at, require
 from linvit.testing.subject import Size, sized
 
 SIZES = ((97, 131), (33, 64), (1, 1), (1, 70))
@@ -86,30 +86,6 @@ def autocast(subject: DetectionSubject) -> str:
     note = f"losses {total:.4g} instead of {reference:.4g}"
     require(abs(total - reference) / max(abs(reference), 1e-9) <= AUTOCAST, note)
     return note
-
-
-def devices(subject: DetectionSubject) -> str:
-    """Checks losses and detections on a GPU, where there is one."""
-    if not torch.cuda.is_available():
-        raise not_supported("no GPU here")
-    model, given = subject.build(dtype=torch.float32).cuda(), subject.inputs().map(lambda x: x.float().cuda())
-    given.targets = [{name: tensor.cuda() for name, tensor in target.items()} for target in given.targets]
-    _backward(finite_losses(model, given))
-    given(model.eval())
-    return torch.cuda.get_device_name()
-
-
-@torch.no_grad()
-def compiles(subject: DetectionSubject) -> str:
-    """Checks that the detector's `compile` changes no detection beyond rounding."""
-    model, images = subject.build(), subject.inputs().images
-    before = model(images)
-    model.compile()
-    for one, other in zip(before, model(images), strict=True):
-        alike = one["boxes"].shape == other["boxes"].shape
-        alike = alike and torch.allclose(one["scores"], other["scores"], atol=1e-6)
-        require(alike, "compiled, it has other detections")
-    return "the same detections"
 
 
 def finite_losses(model: Any, given: Batch, where: str = "") -> dict[str, Tensor]:
