@@ -26,10 +26,7 @@ FIRST = (  # grey, Tableau's ten with black in place of their grey: PASCAL VOC's
 
 
 def palette(classes: int) -> np.ndarray:
-    """A colour for each class (K, 3), uint8: eleven that are easily told apart, then PASCAL VOC's.
-
-    Those spread the bits of a number over the three channels.
-    """
+    """A colour for each class (K, 3), uint8: eleven that are easily told apart, then PASCAL VOC's bits of numbers."""
     numbers = np.arange(classes)
     colours = np.zeros((classes, 3), dtype=np.uint8)
     for bit in range(8):
@@ -40,10 +37,7 @@ def palette(classes: int) -> np.ndarray:
 
 
 def overlay(picture: np.ndarray, classes: np.ndarray, colours: np.ndarray) -> np.ndarray:
-    """A picture (H, W, 3), uint8, with the colours of classes (H, W) over it; pixels of no class stay as they are.
-
-    Under the colours the picture is grey, so that they are those of the legend for a picture of any colours.
-    """
+    """A picture (H, W, 3), uint8, in grey under the colours of classes (H, W); pixels of no class stay as they are."""
     known = classes < len(colours)
     mixed = (1 - OPACITY) * picture.mean(-1, keepdims=True) + OPACITY * colours[np.where(known, classes, 0)]
     return np.where(known[..., None], mixed.round().astype(np.uint8), picture)

@@ -21,10 +21,7 @@ WITH_TEXT = 20  # classes up to which the fractions are written
 
 
 class Findings(NamedTuple):
-    """What a report says of each of K classes: how many of a unit it has (K,), scores (K,) by name, and a picture.
-
-    And, where it is known, of each image: rows of a table, titles first.
-    """
+    """Of K classes: how many of a unit (K,), scores (K,) by name, a picture; perhaps rows of a table of the images."""
 
     unit: str
     counts: np.ndarray

@@ -161,10 +161,7 @@ def checkpoint_in(path: str | Path, names: Sequence[str], option: str = "--ckpt_
 
 
 def run_to_resume(configs: Sequence[str], root: Path, settings: Namespace) -> Path | None:
-    """The run folder that the last configuration lies in, or else the newest run of its name; None if there is none.
-
-    A run of another model or seed than this command's is passed over, and that is said.
-    """
+    """The run of the last configuration, or the newest of its name with this model and seed; else None."""
     if (own := run_of_config(configs)) is not None:
         return own
     for run in reversed(versions(root / run_name(configs))):

@@ -27,10 +27,7 @@ def names() -> list[str]:
 
 
 def shipped(name: str) -> Path | None:
-    """The file of a configuration that comes with linvit, or None; `.yaml` may be left out.
-
-    A recipe that is the row of a table has a path as if it were a file, which `text` reads.
-    """
+    """The path of a configuration that comes with linvit, even if it is the row of a table; `.yaml` may be left out."""
     name = name.removesuffix(".yaml").removeprefix(f"{CONFIGS.as_posix()}/")
     return CONFIGS / f"{name}.yaml" if name in names() else None
 

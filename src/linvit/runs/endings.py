@@ -200,10 +200,7 @@ def run_summary(saves: SaveCheckpoints, predict_with: str, run: Path, length: st
 
 
 def score_table(scores: Mapping[str, float], images: str, known: PublishedScores | None) -> str:
-    """The scores, those of the moving average after those of the weights, and the published ones beside ours.
-
-    `images` says how many they are, in words.
-    """
+    """The scores of `images`, those of the moving average last, and the published ones beside ours."""
     lines = [images + (f"; published: {known.source}" if known else "")]
     lines.append(f"  {'':<18} {'ours':<12} {'published' if known else ''}".rstrip())
     names = {tag: tag.rpartition("/")[2].removeprefix("ema_") for tag in scores}

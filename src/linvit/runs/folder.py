@@ -237,11 +237,7 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def run_name(configs: Sequence[str | Path]) -> str:
-    """The name of a run: that of its last configuration, whose values win.
-
-    linvit's parts of configurations (`base/...`), which are added to any, give no name. A configuration that lies in
-    the folder of a run gives the name of that run.
-    """
+    """The name of a run: that of its last configuration but for linvit's parts; in a run's folder that of the run."""
     if not configs:
         return "unnamed"
     parts = CONFIGS / "base"

@@ -134,10 +134,7 @@ class Run:
 
     @cached_property
     def task(self) -> Task:
-        """The task, with what the data says of itself; refuses a checkpoint whose weights do not fit it.
-
-        The weights of a checkpoint are loaded by Lightning, or by `trained`.
-        """
+        """The task, with what the data says of itself; refuses a checkpoint whose weights, loaded later, do not fit."""
         facts = self.facts
         with nullcontext() if self.checkpoint is None else self.checkpoint.building(self._named):
             task = build_task(self.settings.model, **facts)
@@ -243,10 +240,7 @@ class Run:
             self.settings.ckpt_path = str(self.checkpoint.path)
 
     def _find_teacher(self) -> None:
-        """Takes, of a run that is named as the teacher, or of the newest in a folder of runs, the best checkpoint.
-
-        Where a list of attentions has null, the teacher's is written down in its place.
-        """
+        """Takes the best checkpoint of a run, or of the newest in a folder, as the teacher; null is its attention."""
         model = self.settings.model.init_args
         if not self._fits or model.get("teacher") is None:
             return

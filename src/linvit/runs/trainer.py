@@ -65,10 +65,7 @@ def default_precision(accelerator: Any) -> str:
 
 
 class SyncBatchNorm(TorchSyncBatchNorm):
-    """What `--trainer.sync_batchnorm` does, but timm's `BatchNormAct2d` keeps the activation that it holds.
-
-    torch's own conversion, which is Lightning's, leaves it out without a word.
-    """
+    """What `--trainer.sync_batchnorm` does, but timm's `BatchNormAct2d` keeps its activation, unlike with torch."""
 
     def apply(self, model: nn.Module) -> nn.Module:
         """Replaces each BatchNorm."""
@@ -80,10 +77,7 @@ class SyncBatchNorm(TorchSyncBatchNorm):
 
 
 class SaveRunConfig(Callback):
-    """Saves the configuration of a training run beside its checkpoints.
-
-    A resumed run adds a file of its own if anything in it differs from the last one, other than the checkpoint.
-    """
+    """Saves the configuration of a run beside its checkpoints; a resumed run adds a file if anything in it differs."""
 
     def __init__(self, text: str, name: str) -> None:
         self.text, self.name = text, name

@@ -16,10 +16,7 @@ _skipped = ContextVar("skip_pretrained", default=False)
 
 @contextmanager
 def skip_pretrained() -> Iterator[None]:
-    """Tasks that are built in this context do not load `pretrained`: a checkpoint is about to replace all weights.
-
-    The file that a run started from may be gone by then. The argument stays in the task's hyper-parameters.
-    """
+    """Tasks built here do not load `pretrained`, which may be gone: a checkpoint is to replace all weights."""
     token = _skipped.set(True)
     try:
         yield

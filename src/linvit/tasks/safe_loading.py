@@ -118,10 +118,7 @@ def _kinds(content: Mapping[str, Any], resumed: bool) -> dict[str, bool]:
 
 
 def not_plain(value: Any, text: bool = False, depth: int = 0) -> str | None:
-    """What an option holds that is not a plain value, or that a parser might take for a class and its arguments.
-
-    With `text`, that is text, too, which reads as a list or a mapping.
-    """
+    """What an option holds that is no plain value, or that a parser might take for a class (with `text` in text)."""
     if isinstance(value, Mapping | list | tuple):
         if depth == MAX_DEPTH:
             return f"lists and mappings more than {MAX_DEPTH} deep"

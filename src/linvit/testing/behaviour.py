@@ -50,10 +50,7 @@ def constructor(subject: Subject) -> str:
 
 @torch.no_grad()
 def determinism(subject: Subject) -> str:
-    """Checks that evaluation draws no random numbers, keeps nothing, and does not write to its inputs.
-
-    In training, the same seed must give the same output.
-    """
+    """Checks that evaluation is repeatable, keeps nothing, and does not write to inputs; training is so by its seed."""
     model = subject.build()
     given = subject.inputs(model)
     before, state, attributes = given.map(torch.clone), copy.deepcopy(model.state_dict()), set(vars(model))
@@ -71,10 +68,7 @@ def determinism(subject: Subject) -> str:
 
 
 def batch_independence(subject: Subject) -> str:
-    """Checks that a sample gives the same alone and among others of another scale, in evaluation.
-
-    In training, too, where the subject must; one that draws random numbers there is compared at one seed among others.
-    """
+    """Checks that a sample gives the same alone and among others of another scale, in training, too, where it must."""
     model = subject.build()
     given = subject.neighbours(model)
     errors = {"in evaluation": neighbours_effect(model, given)}
@@ -169,10 +163,7 @@ def in_training(model: nn.Module, given: Given, seed: int) -> list[Tensor]:
 
 
 def _other_neighbours_effect(model: nn.Module, given: Given) -> float:
-    """Returns the relative difference of the first sample's outputs in training when all others change.
-
-    The seed and the size of the batch stay, and with them the random numbers that the sample gets.
-    """
+    """Returns how far the first sample's outputs in training differ when all others change, at the same seed."""
     others = given.map(lambda x: torch.cat([x[:1], 1 - 2 * x[1:]]))
     before, after = ([x[:1] for x in in_training(model, batch, 0)] for batch in (given, others))
     return _difference(after, before)

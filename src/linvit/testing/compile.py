@@ -20,11 +20,7 @@ COMPILERS = ("g++", "clang++", "cl")
 
 
 def compiles(subject: Subject) -> str:
-    """Checks that `torch.compile(fullgraph=True)` gives eager's outputs and gradients, at a second size too.
-
-    Inductor's code is compared at one size. The second size, for which torch traces again with symbolic sizes, goes
-    through the same graphs run eagerly: it is the tracing that can fail there.
-    """
+    """Checks `torch.compile(fullgraph=True)` against eager; a second size, with symbolic sizes, is only traced."""
     errors, note = {}, ""
     for backend, sizes, with_gradients in subject.compilations:
         if backend == "inductor" and not has_compiler():
@@ -43,10 +39,7 @@ def has_compiler() -> bool:
 
 @torch.no_grad()
 def exports(subject: Subject) -> str:
-    """Checks that `torch.export.export` gives eager's outputs, by one program for any batch and size.
-
-    The program is for one size where modules declare `exports_any_size = False`, or where other sizes are refused.
-    """
+    """Checks that one exported program gives eager's outputs for any batch and size, or one that is declared."""
 
     def export(model: nn.Module, planes: tuple[Tensor, ...], shapes: Any) -> Any:
         return torch.export.export(model, planes, dynamic_shapes=shapes).module()

@@ -1,7 +1,4 @@
-"""The clauses of a contract, and what checking them found: a verdict and the numbers behind it for each.
-
-The subject of a clause is the mechanism, the backbone or the head that it tests.
-"""
+"""The clauses of a contract, and what checking them found: a verdict and the numbers behind it for each."""
 
 import contextlib
 import textwrap
@@ -94,10 +91,7 @@ class Check(NamedTuple):
     refusable: bool = False  # whether the subject may refuse it by a `UserError`
 
     def line(self, subject: Any, *, first: bool = False) -> Line:
-        """Looks at the subject, and leaves random numbers and warning filters as they are.
-
-        A `UserError` of one of the `first` clauses is the caller's mistake, and raised.
-        """
+        """Looks at the subject, and leaves random numbers alone; a `UserError` of one of the `first` is raised."""
         start = time.perf_counter()
         verdict, cause = Verdict.PASS, None
         with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
@@ -120,11 +114,7 @@ class Check(NamedTuple):
 
 
 class Contract(NamedTuple):
-    """The clauses of a contract.
-
-    Without the first the others mean nothing: if one fails, no further clause is run, and a `UserError` in them is the
-    caller's mistake and is raised.
-    """
+    """The clauses of a contract. If one of the first fails, no other is run: they would mean nothing."""
 
     first: tuple[Check, ...]
     clauses: tuple[Check, ...]

@@ -51,10 +51,7 @@ class Given:
 
 
 class Subject(abc.ABC):
-    """An attention, backbone or head under test, of which it builds instances with changed initial values.
-
-    The clauses that all three share ask it for what differs.
-    """
+    """An attention, backbone or head under test: instances with changed initial values, and what shared clauses ask."""
 
     arguments: ClassVar[Mapping[str, str]] = {}  # that the constructor must take, and what for
     supplied: ClassVar[tuple[str, ...]] = ()  # those without which `create` cannot call it

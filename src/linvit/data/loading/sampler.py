@@ -158,10 +158,7 @@ class TrainSampler(TrainOrder, DistributedSampler[SeededIndex]):
 
 
 class GroupedSampler(TrainSampler):
-    """Shuffles so that the samples of a step, of all ranks, are of one group, such as images wider than high.
-
-    What fills no step of one of the groups, int (N,), makes steps at the end that are mixed.
-    """
+    """Shuffles so that the samples of a step, of all ranks, are of one group; what is left makes mixed ones last."""
 
     def __init__(self, groups: np.ndarray, *order: int, **options: int) -> None:
         super().__init__(len(groups), *order, **options)

@@ -129,10 +129,7 @@ def wrong_size(what: str, size: Sequence[int | None], image: Sequence[int]) -> s
 
 
 class NotTransferred:
-    """Entries of a batch, as lists, which Lightning neither moves to the device nor rounds to half precision.
-
-    It is neither a mapping nor a dataclass: Lightning would search those.
-    """
+    """Entries of a batch that Lightning neither moves nor rounds; it would search a mapping or a dataclass."""
 
     def __init__(self, entries: dict[str, list[Any]]) -> None:
         self.entries = entries

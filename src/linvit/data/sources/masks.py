@@ -196,10 +196,7 @@ class Masks(NamedTuple):
         return MaskFinding(name, pixels=dict(zip(*map(Tensor.tolist, classes.unique(return_counts=True)), strict=True)))
 
     def check(self, names: list[str] | None, split: str, source: str) -> None:
-        """Holds masks to the classes and to the sizes of their images, and says how frequent the classes are.
-
-        Single files that cannot be read are left to training, which skips them or not.
-        """
+        """Holds masks to the classes and sizes of their images; leaves single files that cannot be read to training."""
         rows, reader = undecoded(self.rows, self.image, self.mask), self.reader
         chosen = np.linspace(0, len(rows) - 1, min(len(rows), LOOKED_AT)).astype(int).tolist()
         pixels, bad = _sums(self.look(rows[number], number) for number in chosen)

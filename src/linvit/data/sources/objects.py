@@ -133,10 +133,7 @@ def audit_objects(
     subset: bool,
     unread: Sequence[AnnotationFinding] = (),
 ) -> ObjectAudit:
-    """Looks at all objects of a split, given (H, W) of each image, int (rows, 2), 0 of one that cannot be read.
-
-    With a `subset` of the categories, others are left out on purpose; `unread` are malformed and not among the objects.
-    """
+    """Looks at all objects, given (H, W) of each image, 0 if unknown; `unread` are malformed and not among them."""
     cells = rows.select_columns([column.name]).with_format("arrow")[:][column.name].to_pylist()
     each = [column.lists(cell, f"row {row}") for row, cell in enumerate(cells)]
     lists = {field: [*chain.from_iterable(own[field] for own in each)] for field in column.fields}

@@ -31,10 +31,7 @@ class Area(NamedTuple):
 
 
 def find_areas(images: Path, masks: Path, suffix: str, val: Collection[str], test: Collection[str]) -> list[Area]:
-    """The pictures of a folder with the masks of another, both perhaps of folders of splits.
-
-    Without these, pictures that are named without extension are for validation and test, all others for training.
-    """
+    """Pictures and masks of two folders, by folders of splits; else those of `val` and `test` are named by stem."""
     for folder in (images, masks):
         if not folder.is_dir():
             raise UserError(f"there is no folder '{folder}'")

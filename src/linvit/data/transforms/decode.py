@@ -200,10 +200,7 @@ def header(data: bytes) -> Kind:
 
 
 def stored_values(data: bytes, kind: Kind, exif_orientation: bool, name: str) -> np.ndarray:
-    """The values (bands, H, W) of an image file as they are stored.
-
-    A `UserError` says if those of a format cannot be read.
-    """
+    """The values (bands, H, W) of an image file as they are stored; a `UserError` if its format cannot be read so."""
     if kind.plain:
         planes = decode(data, exif_orientation).numpy()
         return planes[: kind.bands]  # of a grey image one of three that are alike

@@ -1,7 +1,4 @@
-"""True and detected objects of a set, collected on all ranks and evaluated once, on rank 0, by faster-coco-eval.
-
-It agrees with pycocotools in all figures.
-"""
+"""True and detected objects of a set, from all ranks, evaluated on rank 0 by faster-coco-eval, as pycocotools does."""
 
 import contextlib
 import io

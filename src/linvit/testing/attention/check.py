@@ -83,10 +83,7 @@ above N, which can hardly be told from it, and a kernel that grows with the nomi
 
 
 def growth_of_work(subject: AttentionSubject) -> str:
-    """Checks that operations, and bytes kept for backward, grow as declared.
-
-    Each size has an instance of its own, as in a host: parameters and landmarks may depend on the nominal grid.
-    """
+    """Checks that operations, and bytes kept for backward, grow as declared, with an instance for each size."""
     counts: dict[str, list[int]] = {"bytes kept for backward": [], "operations": []}
     for side in SIDES:
         grid = Grid((side, side))

@@ -78,10 +78,7 @@ def position_bias(subject: AttentionSubject) -> str:
 
 
 def masked_keys(subject: AttentionSubject) -> str:
-    """Checks that masked keys and values have no influence, nor a gradient, where a mechanism can leave keys out.
-
-    Where no token's place counts either, the tokens that are left must give what they give alone.
-    """
+    """Checks that masked keys and values have no influence, nor a gradient, where a mechanism can leave some out."""
     mechanism = subject.build()
     if not mechanism.masks_keys:
         raise not_supported("masked_key is None, and takes_bias is False")

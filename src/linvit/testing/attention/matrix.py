@@ -26,10 +26,7 @@ ROUNDED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 def at_small_grids(
     difference: str,
 ) -> Callable[[Callable[[Attention, Inputs, Grid], float]], Callable[[AttentionSubject], str]]:
-    """Makes a check of an error at each of the small grids at which the mechanism runs; others report the rest.
-
-    `difference` says what the error means.
-    """
+    """Makes a check of an error, and of what it means, at each of the small grids at which the mechanism runs."""
 
     def decorate(error_of: Callable[[Attention, Inputs, Grid], float]) -> Callable[[AttentionSubject], str]:
         @torch.no_grad()

@@ -115,10 +115,7 @@ class BackboneSubject(Subject):
         return Given(images=images(self.size, batch=len(scales)) * scales)
 
     def gradients(self) -> Iterator[tuple[dict[str, Tensor | None], Set[str]]]:
-        """Yields gradients of the logits and, where a class token makes them, of the features.
-
-        What a mechanism does to the patches alone is lost on the logits in the last block.
-        """
+        """Yields those of the logits, and of the features: a class token loses what the last block does to patches."""
         model = self.build().train()
         for run in (model, model.forward_features):
             x = self.given.requires_grad_()

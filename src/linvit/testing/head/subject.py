@@ -86,10 +86,7 @@ class HeadSubject(BackboneSubject):
         return [feature.detach() for feature in features]
 
     def gradients(self) -> Iterator[tuple[dict[str, Tensor | None], Set[str]]]:
-        """Yields the gradients of maps and parameters in training, where they may be 0, and in evaluation.
-
-        A few ReLUs may all be off, so what is 0 is tried with other parameters.
-        """
+        """Yields those of maps and parameters, tried with other parameters as well: a few ReLUs may all be off."""
         training = {f"{name} in training": gradient for name, gradient in self._gradients(True, 0).items()}
         for seed in range(TRIES):
             yield training | self._gradients(False, seed), training.keys()
@@ -143,10 +140,7 @@ class DetectionSubject(HeadSubject):
         return Batch([target_of(first, boxes), target_of(second, boxes[:0])], first=first, second=second)
 
     def gradients(self) -> Iterator[tuple[dict[str, Tensor | None], Set[str]]]:
-        """Yields the gradients of maps and parameters in training.
-
-        Those of parameters may be 0: none of the boxes may be for a level of the pyramid.
-        """
+        """Yields those of maps and parameters in training; the latter may be 0, where no box is for a level."""
         model = self.build().train()
         maps: list[Tensor] = []
         hook = model.head.register_forward_pre_hook(lambda _, inputs: maps.extend(inputs[0]))
