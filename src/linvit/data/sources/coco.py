@@ -248,7 +248,7 @@ def _image_folder(path: Path, split: str, read: AnnotationFile) -> Path:
     ]
     missing: dict[Path, list[str]] = {}
     for folder in filter(os.path.isdir, (*folders, *near)):
-        found = {below: os.path.join(folder, below) for below, _ in parts}
+        found = {below: os.path.join(folder, below) for below in {below for below, _ in parts}}
         listed = {below: {*os.listdir(place)} if os.path.isdir(place) else set() for below, place in found.items()}
         missing[folder] = [name for name, (below, file) in zip(names, parts, strict=True) if file not in listed[below]]
         if not missing[folder]:

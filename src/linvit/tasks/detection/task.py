@@ -132,11 +132,8 @@ class DetectionTask(Task):
 
     def configure_network(self) -> nn.Module:
         """The detector: a list of images to a list of mappings of what it finds; with targets, to its losses."""
-        given = {
-            name: self.hparams[name]
-            for name in ("backbone", "head", "num_classes", "attention", "img_size", "in_chans")
-        }
-        return create_detector(**given, drop_path_rate=self.hparams["drop_path_rate"])
+        names = ("backbone", "head", "num_classes", "attention", "img_size", "in_chans", "drop_path_rate")
+        return create_detector(**{name: self.hparams[name] for name in names})
 
     def measurable_network(self) -> nn.Module:
         """The detector, which in training finds one object in each image; its output is then the sum of its losses."""

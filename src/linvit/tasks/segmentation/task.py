@@ -143,11 +143,8 @@ class SegmentationTask(Task):
 
     def configure_network(self) -> nn.Module:
         """The backbone with the head: images (B, 3, H, W) to logits (B, K, H, W)."""
-        given = {
-            name: self.hparams[name]
-            for name in ("backbone", "head", "num_classes", "attention", "img_size", "in_chans")
-        }
-        return create_segmentor(**given, drop_path_rate=self.hparams["drop_path_rate"])
+        names = ("backbone", "head", "num_classes", "attention", "img_size", "in_chans", "drop_path_rate")
+        return create_segmentor(**{name: self.hparams[name] for name in names})
 
     def configure_metrics(self) -> Mapping[str, Metric]:
         """Cross entropy of the labelled pixels, and the scores of one confusion matrix."""
