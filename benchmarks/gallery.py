@@ -26,7 +26,7 @@ from linvit.runs.conditions import conditions
 
 LINE = 22  # pixels
 WHOLE = "softmax,linear,focused,hydra,linformer,efficient,mlla,xca"
-README = """# Gallery
+README = """# Gallery: all attentions on the digits
 
 `{command}`
 

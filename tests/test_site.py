@@ -48,6 +48,11 @@ def test_tables_have_a_row_of_each_name(pages):
     } == set()
 
 
+def test_one_page_names_all_linear_attentions():
+    text = (DOCS / "explanation" / "linear_attention.md").read_text(encoding="utf-8")
+    assert [name for name in own_names(attentions) if f"`{name}`" not in text] == ["softmax"]
+
+
 def test_readme_counts_what_is_there():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert f"each of the {len(own_names(attentions))} equals" in text

@@ -38,16 +38,16 @@ if TYPE_CHECKING:
 DOCS = Path(__file__).parents[1]
 PICTURES = DOCS / "_static" / "attentions"
 COSTED = (14, 28, 56)  # sides of the grids for which operations are counted
-SIZE = {"dim": 192, "num_heads": 3}  # of DeiT-T
+SIZE, DEIT = {"dim": 192, "num_heads": 3}, Grid((14, 14))  # of DeiT-T
 OF_WHAT = "Of the mechanism alone: 192 channels, 3 heads, one image, forward. MFLOP are of all operations."
 PUBLIC = (
     *("", "analysis", "attention.kernels", "backbones", "callbacks", "data", "image_size", "layers", "tasks"),
     "testing",
 )
-TITLES = ("image, 8 x 8 tokens", "matrix, 64 x 64", "row of the token +")
-SORTED = {"reference/attentions", "reference/backbones", "reference/heads", "reference/recipes"}
+SORTED = {f"reference/{page}" for page in ("attentions", "backbones", "heads", "recipes", "keys")}
 MEASURED = ("gallery/README.md", "linearize.md", "results/*.md", "export.md")
 """Pages with tables of our results, in the order in which a mechanism's page shows its rows of them."""
+OF_THE_PROGRAM = ("The conformance kit", "Growth with N", "Attention in training: time and memory")
 SECTIONS = {
     "Tutorials": r"tutorials/",
     "Reference": r"reference/(?!attentions/)",
@@ -122,7 +122,20 @@ def autoclass(*classes: type) -> str:
 @functools.cache
 def built(name: str) -> linvit.Attention:
     """A mechanism as DeiT-T has it."""
-    return linvit.create_attention(name, grid=Grid((14, 14)), **SIZE)
+    return linvit.create_attention(name, grid=DEIT, **SIZE)
+
+
+def rank_and_state(name: str) -> tuple[str, str]:
+    """The bound of a mechanism's rank, if it has a matrix over tokens, and the size of its state, in DeiT-T."""
+    import torch
+
+    layer = linvit.AttentionLayer(grid=DEIT, attention=name, **SIZE)
+    with Recorder(layer) as recorder:
+        layer(torch.randn(1, DEIT.num_keys, SIZE["dim"]), DEIT)
+    (call,) = recorder.calls.values()
+    over_channels = call.mechanism.channel_matrix(call.q, call.k, DEIT) is not None
+    none = over_channels or call.mechanism.no_matrix
+    return "" if none else f"{call.mechanism.rank_bound(DEIT)}", f"{call.state() // 4:,}"
 
 
 def described(name: str) -> tuple[str, str]:
@@ -147,13 +160,15 @@ def besides(name: str) -> str:
 
 def attentions_page(names: list[str]) -> str:
     """All mechanisms in one table."""
-    titles = ["attention", "formula", "grows as", "besides", "paper"]
+    titles = ["attention", "formula", "grows as", "rank, at most", "state, at most", "MMAC", "besides", "paper"]
     rows = []
     for name in names:
         formula = re.search(r"`[^`]*`.*", described(name)[0])
         paper = source.paper(attentions.entries()[name][0].target)
         link = f"[`{name}`](attentions/{name}.md)"
-        rows.append([link, formula[0] if formula else "", built(name).complexity or "", besides(name), paper])
+        macs = f"{attention_cost(name, DEIT, **SIZE).matmul / 1e6:.1f}"
+        front = [link, formula[0] if formula else "", built(name).complexity or "", *rank_and_state(name), macs]
+        rows.append([*front, besides(name), paper])
     tree = "\n".join(f"attentions/{name}" for name in names)
     return f"""# Attentions
 
@@ -161,7 +176,10 @@ All {len(names)} mechanisms in one notation: q, k, v are the queries, keys and v
 numbers, d the channels of a head, C those of all. Each name leads to its page.
 [Linear attention on one page](../explanation/linear_attention.md) says what the families have in common.
 
-{table(titles, rows, titles)}
+Rank, state (the numbers that all keys and values come down to) and multiply-accumulates (millions) are those of a layer
+of DeiT-T: 196 tokens, 192 channels, 3 heads.
+
+{table(titles, rows, [title for title in titles if title not in ("rank, at most", "state, at most", "MMAC")])}
 ```{{toctree}}
 :hidden:
 
@@ -202,7 +220,8 @@ def measured(name: str) -> Iterator[str]:
             heading = re.findall("^#+ (.*)", text[: found.start()], re.MULTILINE)[-1]
             first.setdefault(heading, found[0].splitlines())
         for heading, (titles, rule, *rows) in first.items():
-            if own_rows := [one for one in rows if row.match(one)]:
+            own_rows = [one for one in rows if row.match(one)]
+            if own_rows and heading not in OF_THE_PROGRAM:
                 link = f"[{heading}](../../{path.relative_to(DOCS).as_posix()}):\n"
                 yield "\n".join([link, titles, rule, *own_rows])
 
@@ -220,26 +239,31 @@ def picture(name: str) -> str:
     with Recorder(model) as recorder:
         model(digit()[None])
     call = recorder.calls["blocks.0.attn"]
-    if built(name).no_matrix or call.mechanism.channel_matrix(call.q, call.k, call.grid) is not None:
+    if built(name).no_matrix:
         return ""
-    matrix = call.matrix()[0].detach()  # of the first head, (N, M) or (d, N, M)
+    over_channels = call.mechanism.channel_matrix(call.q, call.k, call.grid)
+    matrix = (call.matrix() if over_channels is None else over_channels[0])[0].detach()  # of the first head
     of_all = "matrix" if matrix.ndim == 2 else "mean over the channels of the matrices"
     highest = rank(matrix).max()
     matrix = matrix.mean(0) if matrix.ndim == 3 else matrix
-    row = matrix[36].reshape(8, 8)
-    figure, axes = plt.subplots(1, 3, figsize=(8.4, 2.9), layout="constrained")
-    for axis, values, title in zip(axes, (digit().mean(0), matrix, row), TITLES, strict=True):
+    shown = {"image, 8 x 8 tokens": digit().mean(0), f"matrix, {len(matrix)} x {len(matrix)}": matrix}
+    if over_channels is None:
+        shown["row of the token +"] = matrix[36].reshape(8, 8)
+    figure, axes = plt.subplots(1, len(shown), figsize=(2.8 * len(shown), 2.9), layout="constrained")
+    for axis, (title, values) in zip(axes, shown.items(), strict=True):
         low, most = values.min(), values.abs().max()
         colours = "gray" if axis is axes[0] else "viridis" if low >= 0 else "RdBu_r"
         axis.imshow(values, cmap=colours, vmin=low if low >= 0 else -most, vmax=most)
         axis.set_title(title, fontsize=9)
         axis.set_axis_off()
-    axes[2].plot(4, 4, "k+")
+    if over_channels is None:
+        axes[2].plot(4, 4, "k+")
     PICTURES.mkdir(parents=True, exist_ok=True)
     figure.savefig(PICTURES / f"{name}.png", dpi=110)
     plt.close(figure)
-    where = f"in the first layer of an untrained `deit_nano` for a digit, rank {highest:.0f} of 64"
-    said = f"The {of_all} of `{name}` {where}. Bright is much; or red positive, blue negative."
+    where = f"in the first layer of an untrained `deit_nano` for a digit, rank {highest:.0f} of {len(matrix)}"
+    colours = "Bright is much" if matrix.min() >= 0 else "Red is positive, blue negative"
+    said = f"The {of_all} of `{name}`{' over channels' * (over_channels is not None)} {where}. {colours}."
     return f"![{said.replace('`', '')}](../../_static/attentions/{name}.png)\n\n*{said}*"
 
 
@@ -371,7 +395,7 @@ def kind(one: Any) -> str:
     """A type as one would write it."""
     inside = get_args(one)
     if get_origin(one) in (Union, UnionType, Literal):
-        return " | ".join(map(kind, inside))
+        return " | ".join(dict.fromkeys(map(kind, inside)))
     name = "null" if one is NoneType else getattr(get_origin(one) or one, "__name__", str(one))
     return f"{name}[{', '.join(map(kind, inside))}]" if inside else name
 

@@ -2,7 +2,7 @@ const size = text => parseFloat(text.replaceAll(",", ""));
 const box = document.createElement("input");
 box.type = "search";
 box.style = "width: 100%; max-width: 24rem; font: inherit; padding: .3rem .5rem";
-box.placeholder = box.ariaLabel = "filter rows: words, such as focused or M1";
+box.placeholder = box.ariaLabel = "filter rows by words, such as focused";
 document.querySelector("h1").after(box);
 const filter = () => {
   const words = box.value.toLowerCase().split(/\s+/);
