@@ -107,7 +107,7 @@ class _Rounded(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, out: Tensor, dtype: torch.dtype) -> Tensor:
         ctx.dtype = out.dtype
-        return out.transpose(1, 2).to(dtype, memory_format=torch.contiguous_format).transpose(1, 2)
+        return torch.empty_permuted(out.shape, (0, 2, 1, 3), dtype=dtype, device=out.device).copy_(out)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
