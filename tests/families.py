@@ -13,7 +13,8 @@ SUPPLIED = {"model": "test_resnet"}  # values for options without a default
 HEAD_WIDTH = 8
 NARROW = dict.fromkeys(("width", "fpn_width", "auxiliary_width", "fc_width"), 8)
 NARROW |= {"proposals": [40, 20], "roi_samples": 16, "max_detections": 10}
-SIZES = {"embed_dim", "embed_dims", "depth", "depths", "num_heads", "mlp_ratio", "head_width", "layer_scale"}
+SIZES = {"embed_dim", "embed_dims", "depth", "depths", "num_heads", "mlp_ratio", "head_width", "head_widths"}
+SIZES |= {"layer_scale"}
 
 
 def family(name: str) -> Callable[..., Any]:
@@ -41,6 +42,8 @@ def small(name: str, **supplied: Any) -> dict[str, Any]:
             spec[key] = _channels(heads[0] if first else heads)
         elif key == "head_width":
             spec[key] = HEAD_WIDTH
+        elif key == "head_widths":
+            spec[key] = [HEAD_WIDTH, HEAD_WIDTH]
         elif key in ("depth", "depths") and not _one_spec_per_block(attention, default):
             spec[key] = 2 if isinstance(default, int) else [1] * len(default)
     return spec

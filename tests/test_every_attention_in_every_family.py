@@ -29,6 +29,8 @@ def test_forward_and_backward(family: str, names: list[str]) -> None:
     spec = small(HOSTS[family], model="test_vit")  # of timm, one of six blocks whose attention can be replaced
     if "depth" in spec:
         spec["depth"] = 4
+    if family == "EfficientViT":
+        spec["depths"] = [1, 1, 2, 2]  # attention is in the last two stages
     count = len(spec["depths"]) if "depths" in spec else spec.get("depth", 6)
     attention = list(itertools.islice(itertools.cycle(names), count))
     model = perturb(linvit.create_backbone(spec, attention=attention, num_classes=5, img_size=list(SIZE)), scale=0.1)

@@ -4,6 +4,7 @@ Papers: Touvron et al. 2021, "Training data-efficient image transformers & disti
 et al. 2021, "An Image is Worth 16x16 Words: Transformers for Image Recognition at Scale" (ViT). The FLatten presets
 follow Han et al. 2023: focused attention in every block, no class token, mean pooling. The Hydra preset follows Bolya
 et al. 2022: Hydra attention in the last two of twelve blocks, its most accurate setting.
+Castling-ViT's have its attention in all blocks, as Han et al. 2023 compare it; its authors published no models.
 The Agent presets follow Han et al. 2024 ("Agent Attention"): in all blocks, or in the first four (base). The InLine
 presets are those of Han et al. 2024 ("Bridging the Divide"), whose small and base are narrower, for larger images.
 CA-DeiT's presets are those of Han et al. 2025: circulant attention, no class token, and convolutions for positions. The
@@ -235,6 +236,9 @@ hydra_deit_base = preset(deit_base, attention=["softmax"] * 10 + ["hydra"] * 2)
 flatten_deit_tiny = preset(_mean, attention="focused", embed_dim=192, num_heads=3)
 flatten_deit_small = preset(_mean, attention="focused", embed_dim=384, num_heads=6)
 
+castling_deit_tiny = preset(deit_tiny, attention="linear_angular")
+castling_deit_small = preset(deit_small, attention="linear_angular")
+castling_deit_base = preset(deit_base, attention="linear_angular")
 agent_deit_tiny = preset(deit_tiny, attention="agent")
 agent_deit_small = preset(deit_small, attention="agent")
 agent_deit_small_448 = preset(agent_deit_small, img_size=448)

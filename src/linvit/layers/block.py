@@ -12,7 +12,7 @@ class Block(nn.Module):
 
     Both are called with tokens and grid; with `input_before_norm` attention gets `before_norm=x`, too. `cpe` counts the
     conditional positional encodings: one before attention, a second one before the MLP. `layer_scale` is the initial
-    value of a learnable factor per channel on each branch.
+    value of a learnable factor per channel on each branch. Without `norm_eps` there are no norms.
     """
 
     def __init__(
@@ -21,7 +21,7 @@ class Block(nn.Module):
         attn: nn.Module,
         mlp: nn.Module,
         drop_path: float,
-        norm_eps: float,
+        norm_eps: float | None,
         *,
         input_before_norm: bool = False,
         cpe: int = 0,
@@ -29,10 +29,10 @@ class Block(nn.Module):
     ) -> None:
         super().__init__()
         self.input_before_norm = input_before_norm
-        self.norm1 = nn.LayerNorm(dim, eps=norm_eps)
+        self.norm1 = nn.Identity() if norm_eps is None else nn.LayerNorm(dim, eps=norm_eps)
         self.attn = attn
         self.drop_path1 = DropPath(drop_path)
-        self.norm2 = nn.LayerNorm(dim, eps=norm_eps)
+        self.norm2 = nn.Identity() if norm_eps is None else nn.LayerNorm(dim, eps=norm_eps)
         self.mlp = mlp
         self.drop_path2 = DropPath(drop_path)
         self.cpe1, self.cpe2 = (ResidualConv(dim) if cpe > i else None for i in range(2))

@@ -311,8 +311,65 @@ H_VITTT = Layout(
     drops=(r".*\.rope\.rotations",),
 )
 
+
+def lite_mla_parts(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """q, k and v apart, which are side by side in each head there, and outputs by heads, which are by scales there."""
+    parts = dict(state)
+    for name in [key for key in state if key.endswith(".aggreg.0.1.weight")]:
+        layer, width = name.removesuffix("aggreg.0.1.weight"), state[name].shape[1]
+
+        def apart(key: str, width: int = width) -> Tensor:
+            rows: Tensor = parts.pop(key).unflatten(0, (-1, 3, width))  # (h, 3, d, ...)
+            return rows.movedim(1, 0).flatten(1, 2)
+
+        for key in [key for key in state if key.startswith(f"{layer}aggreg.")]:
+            for letter, rows in zip("qkv", apart(key), strict=True):
+                parts[key.replace("aggreg", f"mechanism.{letter}_aggregations")] = rows
+        parts[f"{layer}qkv.weight"] = apart(f"{layer}qkv.conv.weight").flatten(0, 1)
+        heads, weight = len(state[name]) // (3 * width), parts.pop(f"{layer}proj.conv.weight")
+        parts[f"{layer}proj.weight"] = weight.unflatten(1, (-1, heads, width)).transpose(1, 2).flatten(1)
+    return parts
+
+
+def _stem_place(match: re.Match[str]) -> str:
+    """The first convolution and those on residual paths, which timm counts apart from it."""
+    return f"stages.0.embed.conv.0.{int(match[2] or 0) + (match[1] == 'stem.res')}."
+
+
+def _conv_block(match: re.Match[str]) -> str:
+    """The stem comes before the convolutions of the first stage; elsewhere these are the first, or all."""
+    return f"stages.{match[1]}.embed.conv.{int(match[2]) + (match[1] == '0')}."
+
+
+EFFICIENTVIT = Layout(
+    name="efficientvit",
+    marks=(r".*stages\.2\..*\.1\.context_module\.main\.aggreg\.0\.0\.weight",),
+    split=lite_mla_parts,
+    renames=(
+        (r"^(backbone\.input_stem\.op_list\.|stem\.in_conv\.|stem\.res)(\d?)\.?(main\.)?", _stem_place),
+        (r"^backbone\.(stages\.\d\.)op_list\.", r"\1blocks."),
+        (r"^stages\.(\d)\.blocks\.(\d+)\.main\.", _conv_block),
+        (r"(?<=\.blocks\.)(\d+)\.(?=(context|local)_module)", count_from_zero("{}.")),
+        (r"context_module\.main\.", "attn."),
+        (r"local_module\.main\.(\w+)\.conv\.", r"mlp.\1."),
+        (r"local_module\.main\.", "mlp."),
+        (r"^head\.(in_conv|op_list\.0)\.(conv\.)?", "final_proj.0."),
+        (r"^head\.(op_list\.2\.linear|classifier\.0)\.", "pre_logits.0."),
+        (r"^head\.(op_list\.2\.norm|classifier\.1)\.", "pre_logits.1."),
+        (r"^head\.(op_list\.3\.linear|classifier\.4)\.", "head."),
+    ),
+    conversions=(
+        (
+            r".*\.(qkv|proj)\.weight|.*\.local_module\.main\.(inverted|point)_conv\.conv\.weight|head.*\.conv\.weight",
+            flat,
+        ),
+    ),
+)
+"""Of MIT's files, and of timm's."""
+
 LAYOUTS: tuple[Layout, ...] = (
     *(DEIT, CA_DEIT, PVT, PVT_V2, PVT_V2_TIMM, SWIN, SWIN_TIMM, SWIN_MMSEG, CSWIN, SOFT, RAVLT, MLLA, VSSD, VITTT),
     H_VITTT,
+    EFFICIENTVIT,
 )
 """In the order in which they are tried."""
