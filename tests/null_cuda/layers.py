@@ -18,37 +18,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from linvit import AttentionLayer, Grid, list_attentions
+from linvit.analysis.roofline import Operators, touched
 from linvit.tasks.execution import keep_attention_features
 from tests.null_cuda.device import HERE, Calls, build, missing, run
 
 BATCH, SIDE, DIM, HEADS = 64, 56, 96, 3
-UNTOUCHED = {"aten::_unsafe_view", "aten::detach", "aten::empty", "aten::empty_like", "aten::empty_strided"}
-UNTOUCHED |= {"aten::new_empty", "aten::new_empty_strided"}
-UNTOUCHED |= {"linvit::linear_attention", "linvit::linear_attention_backward"}  # whose programs are counted one by one
-
-
-class Traffic(TorchDispatchMode):
-    """Adds up the bytes of the tensors that operators read and write; `print` also shows each of them."""
-
-    def __init__(self, shown: bool = False) -> None:
-        super().__init__()
-        self.bytes, self.shown = 0, shown
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs one operator."""
-        out = func(*args, **(kwargs or {}))
-        views = any(given.alias_info and not given.alias_info.is_write for given in func._schema.returns)
-        if not views and func._schema.name not in UNTOUCHED:
-            tensors = [x for x in tree_leaves((args, kwargs, out)) if isinstance(x, Tensor)]
-            moved = sum(map(touched, tensors))
-            self.bytes += moved
-            if self.shown:
-                print(f"  {moved / 1e6:7.1f} MB {func._schema.name}", *(f"{x.dtype}{[*x.shape]}" for x in tensors))
-        return out
+KERNELS = {"linear_attention", "linear_attention_backward"}  # whose programs are counted one by one
 
 
 class Programs:
@@ -69,25 +47,27 @@ class Programs:
 PROGRAMS = Programs()
 
 
-def touched(x: Tensor) -> int:
-    """Bytes of a tensor, with broadcast dimensions once."""
-    return x.element_size() * torch.Size([n for n, stride in zip(x.shape, x.stride(), strict=True) if stride]).numel()
+def moved(operators: Operators, shown: bool) -> int:
+    """Bytes of all operators; each is shown, too, if asked for."""
+    called = [one for one in operators.called if one.name not in KERNELS]
+    for one in called if shown else ():
+        print(f"  {one.bytes / 1e6:7.1f} MB {one.name}")
+    return PROGRAMS.bytes + sum(one.bytes for one in called)
 
 
 def row(name: str, step: Callable[[], Tensor], shown: bool) -> str:
     """Counts a forward and a backward pass under autocast, the second time that they run."""
     for show in (False, shown):
         PROGRAMS.clear()
-        with Traffic(show) as there, Calls() as up, torch.autocast("cuda", torch.bfloat16):
+        with Operators() as there, Calls() as up, torch.autocast("cuda", torch.bfloat16):
             out = step()
         gradient = torch.zeros_like(out)
-        up.launches, there.bytes = up.launches + PROGRAMS.launches, there.bytes + PROGRAMS.bytes
+        launches, sizes = [up.launches + PROGRAMS.launches], [moved(there, show)]
         PROGRAMS.clear()
-        with Traffic(show) as back, Calls() as down:
+        with Operators() as back, Calls() as down:
             out.backward(gradient)
-        down.launches, back.bytes = down.launches + PROGRAMS.launches, back.bytes + PROGRAMS.bytes
-    figures = up.launches, down.launches, f"{there.bytes / 1e9:.2f}", f"{back.bytes / 1e9:.2f}"
-    return f"| {name} | {' | '.join(map(str, figures))} |"
+        launches, sizes = [*launches, down.launches + PROGRAMS.launches], [*sizes, moved(back, show)]
+    return f"| {name} | {' | '.join([*map(str, launches), *(f'{size / 1e9:.2f}' for size in sizes)])} |"
 
 
 def count(names: list[str], shown: bool, recompute: bool, kernel: bool) -> None:
