@@ -13,7 +13,7 @@ from jsonargparse import Namespace
 from linvit.callbacks.save_checkpoints import AtomicCheckpointIO
 from linvit.errors import UserError
 from linvit.runs import result
-from linvit.runs.checkpoint import SameCheckpoint, differs, find, newest_checkpoint, run_to_resume
+from linvit.runs.checkpoint import SameCheckpoint, differs, find, run_to_resume, whole_checkpoints
 from linvit.runs.folder import claim_version
 from tests.cli.forked import Ranks
 from tests.cli.runs import QUICKSTART, files, flags, linvit, tiny
@@ -106,13 +106,13 @@ def test_a_run_that_has_no_checkpoint_yet_starts_anew_in_its_folder(tmp_path):
 def test_a_damaged_file_is_passed_over_with_the_reason(folder):
     damage(folder / "checkpoints" / "last.ckpt")
     with pytest.warns(UserWarning, match=r"passes over .*last.ckpt: .* is damaged"):
-        found = newest_checkpoint(folder)
+        found = next(whole_checkpoints(folder), None)
     others = [folder / "checkpoints" / f"{name}.ckpt" for name in ("previous", "best")]
     assert found.step == max(step_of(path) for path in others)
     for path in others:
         damage(path)
     with pytest.warns(UserWarning, match=r"passes over .*previous.ckpt: .* is damaged"):
-        assert newest_checkpoint(folder) is None
+        assert next(whole_checkpoints(folder), None) is None
     with pytest.warns(UserWarning, match="none of its checkpoints can be used, so a new run starts"):
         assert find(["quickstart"], folder.parents[1], settings()) == (None, None, False)
 
@@ -122,10 +122,10 @@ def test_of_the_others_the_newest_is_taken(folder):
     content = torch.load(folder / "checkpoints" / "best.ckpt", weights_only=True)
     content["global_step"] = 7
     AtomicCheckpointIO().save_checkpoint(content, folder / "checkpoints" / "best.ckpt")
-    assert newest_checkpoint(folder).path.name == "previous.ckpt"
+    assert next(whole_checkpoints(folder), None).path.name == "previous.ckpt"
     content["global_step"] = 17
     AtomicCheckpointIO().save_checkpoint(content, folder / "checkpoints" / "best.ckpt")
-    assert newest_checkpoint(folder).path.name == "best.ckpt"
+    assert next(whole_checkpoints(folder), None).path.name == "best.ckpt"
 
 
 def test_a_configuration_in_a_run_folder_means_that_run(tmp_path):

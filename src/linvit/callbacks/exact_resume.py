@@ -88,7 +88,8 @@ def make_resumable(loops: dict[str, Any], trainer: Trainer, resumable: bool) -> 
     _set(validation["total"], 0)
     now = batches["current"]
     if not trainer.training or now["completed"] == now["processed"]:
-        if trainer.validating and not _validated(validation):
+        seen = validation["current"]
+        if trainer.validating and not (validation["is_last_batch"] and seen["completed"] == seen["ready"]):
             _unfinished(validation)
         return
     # within on_train_batch_end, which is before validation
@@ -100,11 +101,6 @@ def make_resumable(loops: dict[str, Any], trainer: Trainer, resumable: bool) -> 
             _unfinished(validation)
         else:
             loops["epoch_loop.state_dict"]["_batches_that_stepped"] += 1
-
-
-def _validated(validation: dict[str, Any]) -> bool:
-    now = validation["current"]
-    return bool(validation["is_last_batch"] and now["completed"] == now["ready"])
 
 
 def _unfinished(validation: dict[str, Any]) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
-from torch import Tensor
 
 from linvit.callbacks.common import class_names, gather, pixels
 from linvit.callbacks.dense import palette
@@ -43,7 +42,7 @@ class PredictionWriter(Callback):
             indices, numbers, batch["id"], batch["image"], results, strict=True
         ):
             result.class_names, result.name, result.colours = class_names(pl_module), str(name), self._colours
-            result.read = partial(_shown, image, trainer)
+            result.read = partial(lambda own: torch.from_numpy(pixels(own, trainer)).permute(2, 0, 1), image)
             self._rows[index] = result.write(self._paths(result.name, index), int(number))
             self._kind = type(result)
 
@@ -57,10 +56,6 @@ class PredictionWriter(Callback):
             found = [rows[index] for index in sorted(rows)]
             path = kind.write_set(found, self._paths.folder, class_names(pl_module), ids)
             rank_zero_info(f"wrote {len(rows)} predictions to {path}")
-
-
-def _shown(image: Tensor, trainer: Trainer) -> Tensor:
-    return torch.from_numpy(pixels(image, trainer)).permute(2, 0, 1)
 
 
 class PicturePaths:

@@ -191,27 +191,26 @@ def differs(run: Path, settings: Namespace) -> list[str]:
     return [f"{name}={theirs[name]} and not {own[name]}" for name in both]
 
 
-def newest_checkpoint(run: Path) -> Checkpoint | None:
-    """The newest checkpoint of a run that is whole and can be resumed; says which it passes over, and why."""
-    folder = run / "checkpoints"
+def whole_checkpoints(run: Path) -> Iterator[Checkpoint]:
+    """Those of a run that can be resumed: the last, then from the newest on. It says which it passes over, and why."""
+    folder = run / CHECKPOINTS
     if (last := _whole(folder / LAST)) is not None:
-        return last
-    others = sorted(folder.glob("*.ckpt"), key=lambda path: path.name == PREVIOUS)  # of equal steps it is the better
-    found = [checkpoint for path in others if path.name != LAST and (checkpoint := _whole(path)) is not None]
-    return max(reversed(found), key=lambda checkpoint: checkpoint.step, default=None)
+        yield last
+    others = [_whole(path) for path in folder.glob("*.ckpt") if path.name != LAST]
+    found = [(other.step, Path(other.path).name == PREVIOUS, str(other.path), other) for other in others if other]
+    yield from (other for *_, other in sorted(found, key=lambda one: one[:3], reverse=True))
 
 
 def before(run: Path, checkpoint: Checkpoint) -> Checkpoint:
     """The newest checkpoint of a run that is older than a given one."""
-    others = map(_whole, sorted((run / "checkpoints").glob("*.ckpt")))
-    older = [other for other in others if other is not None and other.step < checkpoint.step]
-    if not older:
+    older = next((other for other in whole_checkpoints(run) if other.step < checkpoint.step), None)
+    if older is None:
         raise UserError(
             f"{shown(run)} was trained to its end, but its last evaluation is not in its metrics.csv, and there is no "
             f"earlier checkpoint to continue from. To score it: linvit validate --config {shown(run / 'config.yaml')} "
             f"--ckpt_path {shown(Path(checkpoint.path))}; to train it again, delete its folder"
         )
-    return max(older, key=lambda other: (other.step, Path(other.path).name == PREVIOUS))
+    return older
 
 
 Found = tuple[Path | None, Checkpoint | None, bool]
@@ -224,7 +223,7 @@ def find(configs: Sequence[str], root: Path, settings: Namespace) -> Found:
     if run is None:
         rank_zero_info(f"--resume=auto: there is no such run of '{run_name(configs)}' in {shown(root)} yet, one starts")
         return None, None, False
-    checkpoint = newest_checkpoint(run)
+    checkpoint = next(whole_checkpoints(run), None)
     if checkpoint is None:
         damaged = any((run / "checkpoints").glob("*.ckpt"))
         way = "none of its checkpoints can be used, so a new run starts" if damaged else "it has no checkpoint yet"

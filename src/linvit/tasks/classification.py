@@ -126,7 +126,7 @@ class ClassificationTask(Task):
     def training_loss(self, batch: dict[str, Any]) -> Tensor:
         """Cross entropy against smoothed, possibly mixed targets, and with `mesa` against the moving average's."""
         image, target = batch["image"], batch["label"]
-        if self.mixup.active:
+        if self.mixup.mixup_alpha or self.mixup.cutmix_alpha:
             if "seed" not in batch:
                 raise UserError(
                     "mixup and CutMix are drawn from batch['seed'], an int of each batch, and this data has none. Add "
@@ -202,11 +202,6 @@ class Mixup:
             raise UserError(f"mixup_alpha and cutmix_alpha must be 0 (off) or more; got {mixup_alpha}, {cutmix_alpha}")
         self.mixup_alpha = mixup_alpha
         self.cutmix_alpha = cutmix_alpha
-
-    @property
-    def active(self) -> bool:
-        """Whether any batch can be mixed."""
-        return bool(self.mixup_alpha or self.cutmix_alpha)
 
     def __call__(self, images: Tensor, labels: Tensor, num_classes: int, seed: int) -> tuple[Tensor, Tensor]:
         """Mixes a batch (B, 3, H, W) with labels (B,); all random numbers follow from the seed.

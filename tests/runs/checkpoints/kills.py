@@ -23,7 +23,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from linvit.callbacks.save_checkpoints import AtomicCheckpointIO
 from linvit.errors import UserError
 from linvit.files import TEMPORARY
-from linvit.runs.checkpoint import newest_checkpoint
+from linvit.runs.checkpoint import whole_checkpoints
 from linvit.weights import torch_file
 from tests.cli.forked import Ranks
 from tests.cli.runs import QUICKSTART, tiny
@@ -68,12 +68,12 @@ class Kills:
         process.kill()
         process.wait()
         self.broken += sum(not is_whole(path) for path in self.folder.glob("*.ckpt"))
-        newest = newest_checkpoint(self.run)
+        newest = next(whole_checkpoints(self.run), None)
         step = 0 if newest is None else newest.step
         self.went_back += step < self.known
         process = self._start([f"--trainer.max_steps={step + 2}"], real)
         code = process.wait()
-        newest = newest_checkpoint(self.run)
+        newest = next(whole_checkpoints(self.run), None)
         self.known = 0 if newest is None or code else newest.step
         if self.known != step + 2 or (step and "continues from" not in process.text()):
             self.lost += 1

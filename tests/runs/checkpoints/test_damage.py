@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from linvit.runs.checkpoint import newest_checkpoint
+from linvit.runs.checkpoint import whole_checkpoints
 from tests.cli.runs import flags, linvit
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:--resume=auto passes over")]
@@ -29,13 +29,13 @@ def test_all_are_noticed_and_the_run_goes_on(run, tmp_path):
     last = folder / "checkpoints" / "last.ckpt"
     (folder / "checkpoints" / "best.ckpt").unlink()
     whole = last.read_bytes()
-    assert newest_checkpoint(folder).path == last
+    assert next(whole_checkpoints(folder), None).path == last
     found = []
     for content in damages(whole):
         last.write_bytes(content)
-        found.append(newest_checkpoint(folder).path.name)
+        found.append(next(whole_checkpoints(folder), None).path.name)
     assert found == ["previous.ckpt"] * 136
     done = linvit("fit", f"--config={folder}/config.yaml", "--resume=auto", *flags(trainer__max_epochs=2), cwd=tmp_path)
     assert done.code == 0, done.err
     assert "continues from previous.ckpt, step 10" in done.log
-    assert newest_checkpoint(folder).step == 20
+    assert next(whole_checkpoints(folder), None).step == 20

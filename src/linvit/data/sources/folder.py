@@ -109,9 +109,5 @@ def _leads_up(link: str) -> bool:
 
 
 def _images(tree: Mapping[str, list[str]]) -> list[str]:
-    return sorted(f"{path}/{name}" for path, names in tree.items() for name in names if is_image(name))
-
-
-def is_image(name: str) -> bool:
-    """Whether a file has the name of an image that is read."""
-    return name.lower().endswith(EXTENSIONS)
+    found = (f"{path}/{name}" for path, names in tree.items() for name in names)
+    return sorted(path for path in found if path.lower().endswith(EXTENSIONS))

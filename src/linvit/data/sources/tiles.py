@@ -11,10 +11,10 @@ from linvit.data.sources.masks import LOSSY, NUMBER_VALUES, UNKNOWN, MaskReader
 from linvit.data.sources.pairs import Folders, by_split, by_stem, pairs
 from linvit.data.sources.read import MAX_PIXELS, ImageReader
 from linvit.data.sources.splits import readable_source
-from linvit.data.transforms.decode import Kind, header, open_image, stored_values
+from linvit.data.transforms.decode import header, open_image, stored_values
 from linvit.errors import UserError, quote_first
 from linvit.ignore_index import IGNORE_INDEX
-from linvit.rasters import Georeference, georeference, write_tiff
+from linvit.rasters import georeference, write_tiff
 
 MODES = ("1", "L", "P", "RGB", "I;16")
 """PIL's modes of masks that a PNG has as they are."""
@@ -54,14 +54,6 @@ def find_areas(images: Path, masks: Path, suffix: str, val: Collection[str], tes
     return areas
 
 
-def read_picture(path: str) -> tuple[np.ndarray, Kind, Georeference | None]:
-    """The values (bands, H, W) of a picture as they are stored, its kind, and where it lies."""
-    with readable_source(path):
-        data = LARGE.load({"bytes": None, "path": path})
-        kind = header(data)
-        return stored_values(data, kind, False, path), kind, georeference(path)
-
-
 def read_mask(path: str) -> Image.Image:
     """A mask as it is stored: numbers of 8 or 16 bits, a palette, or colours."""
     with readable_source(path):
@@ -86,7 +78,10 @@ def cut(area: Area, mask: Image.Image, size: int, stride: int, output: Path) -> 
     The last training tiles of a row or column are shifted inwards; those of validation and test do not overlap. Tiles
     are PNG, or GeoTIFF where the picture has a georeference, or bands that a PNG does not have.
     """
-    values, kind, place = read_picture(area.image)
+    with readable_source(area.image):
+        data = LARGE.load({"bytes": None, "path": area.image})
+        kind, place = header(data), georeference(area.image)
+        values = stored_values(data, kind, False, area.image)
     if mask.size != (values.shape[2], values.shape[1]):
         raise UserError(
             f"'{area.mask}' has {mask.width} x {mask.height} pixels, but '{area.image}' "
