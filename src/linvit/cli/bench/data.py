@@ -107,7 +107,6 @@ def _timm_loader(data: ClassificationData, given: Any) -> Any:
         batch_size=data.batch_size,
         is_training=True,
         scale=given.crop_scale,
-        ratio=given.crop_ratio,
         hflip=given.hflip,
         color_jitter=given.color_jitter,
         auto_augment=policy,

@@ -27,7 +27,11 @@ def prefix_tokens(subject: AttentionSubject) -> str:
     for grid in WITH_PREFIX:
         mechanism = subject.build(grid)
         check_output(mechanism, grid)
-        effects = _prefix_effects(mechanism, grid)
+        prefix, patches = slice(grid.num_prefix), slice(grid.num_prefix, None)
+        pairs = {f"of prefix token {i} on patches": (slice(i, i + 1), patches) for i in range(grid.num_prefix)}
+        pairs["of the patches on a prefix token"] = (patches, prefix)
+        given = inputs(mechanism, grid)
+        effects = {name: float(_change(mechanism, given, moved)[seen].min()) for name, (moved, seen) in pairs.items()}
         name = min(effects, key=lambda name: effects[name])
         require(effects[name] > SEEN, f"the effect {name} is {effects[name]:.0e} at {sized(grid)}")
         least[sized(grid)] = effects[name]
@@ -117,22 +121,7 @@ def attention_layer(subject: AttentionSubject) -> str:
     return f"{tuple(x.shape)}, projections '{layer.mechanism.projections}', out_dim {layer.mechanism.out_dim}"
 
 
-def _prefix_effects(mechanism: Attention, grid: Grid) -> dict[str, float]:
-    """Returns the least effect of each prefix token on a patch, and the effect of the patches on each prefix token."""
-    prefix = grid.num_prefix
-    given = inputs(mechanism, grid)
-    before = given(mechanism)
-    effects = {}
-    for token in range(prefix):
-        moved = _change(mechanism, given, before, grid, slice(token, token + 1))
-        effects[f"of prefix token {token} on patches"] = float(moved[prefix:].min())
-    on_prefix = _change(mechanism, given, before, grid, slice(prefix, None))
-    for token in range(prefix):
-        effects[f"of the patches on prefix token {token}"] = float(on_prefix[token])
-    return effects
-
-
-def _change(mechanism: Attention, given: Inputs, before: Tensor, grid: Grid, tokens: slice) -> Tensor:
+def _change(mechanism: Attention, given: Inputs, tokens: slice) -> Tensor:
     """Returns by how much each token's output changes, relative to the largest, when some tokens are replaced, (N,)."""
 
     def exchange(tensor: Tensor) -> Tensor:
@@ -142,5 +131,5 @@ def _change(mechanism: Attention, given: Inputs, before: Tensor, grid: Grid, tok
         view[:, tokens] = normal(*view[:, tokens].shape, seed=7).to(tensor.dtype)
         return tensor
 
-    after = given.map(exchange)(mechanism)
+    before, after = given(mechanism), given.map(exchange)(mechanism)
     return (after - before).abs().amax((0, 1, 3)) / before.abs().max()
