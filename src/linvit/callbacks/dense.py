@@ -208,10 +208,7 @@ SHOWN = {"0.50": slice(1), "0.75": slice(5, 6), "0.50:0.95": slice(None)}  # IoU
 
 
 def curves_picture(precision: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Draws the mean over classes of the precision, as COCO interpolates it, a panel per kind: (H, W, 3), uint8.
-
-    By "box" or "mask" there is (10, 101, K) of IoU threshold, recall and class; -1 for a class without an object.
-    """
+    """Draws the mean over classes of COCO's precision (10, 101, K), -1 for those without objects, a panel per kind."""
     from matplotlib.figure import Figure  # here, since it takes half a second
 
     figure = Figure(figsize=(5 * len(precision), 4.2), dpi=100, layout="constrained")
@@ -265,10 +262,7 @@ FONT = 12  # pixels
 
 
 def draw(picture: Image.Image, objects: Any, colours: np.ndarray, names: Sequence[str], threshold: float = 0.0) -> None:
-    """Draws objects over a picture of any size, the surest last; those of lower scores than the threshold are left out.
-
-    The objects have `size` (H, W) of the image, `boxes` in its pixels, `labels`, `rles`, and detected ones `scores`.
-    """
+    """Draws objects (`size`, `boxes`, `labels`, `rles`, `scores`) over a picture of any size, the surest last."""
     scale = np.tile([picture.width / objects.size[1], picture.height / objects.size[0]], 2)
     scores = np.ones(len(objects.labels)) if objects.scores is None else objects.scores
     rles = objects.rles or [None] * len(scores)

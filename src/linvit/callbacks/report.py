@@ -121,11 +121,7 @@ def rendered(figure: Any) -> np.ndarray:
 def confusion_picture(
     labels: np.ndarray, predicted: np.ndarray, names: Sequence[str], counts: np.ndarray | int = 1, most: int = MOST
 ) -> np.ndarray:
-    """Draws a confusion matrix, a row per label, of all classes or of the most confused ones: (H, W, 3), uint8.
-
-    Colours are fractions of all images, or pixels, with a label. Most confused are the classes with the most errors,
-    with that label or with that prediction. Labels and predictions (n,) may be of pairs, which come `counts` times.
-    """
+    """Draws a confusion matrix of all classes or the `most` confused, (H, W, 3), uint8; pairs come `counts` times."""
     from matplotlib.figure import Figure
 
     classes, weights = len(names), np.broadcast_to(counts, labels.shape)

@@ -204,10 +204,7 @@ class Mixup:
         self.cutmix_alpha = cutmix_alpha
 
     def __call__(self, images: Tensor, labels: Tensor, num_classes: int, seed: int) -> tuple[Tensor, Tensor]:
-        """Mixes a batch (B, 3, H, W) with labels (B,); all random numbers follow from the seed.
-
-        Returns mixed images, and target probabilities (B, K) before label smoothing.
-        """
+        """Mixes images (B, 3, H, W), and labels (B,) to probabilities (B, K); what is drawn follows from the seed."""
         rng = np.random.default_rng((seed, STREAM))
         target = F.one_hot(labels, num_classes).to(images.dtype)
         _, drawn = rng.random(2)  # the first was whether to mix at all, which the seeds' numbers keep

@@ -55,11 +55,7 @@ def freeze_parameters(network: nn.Module, patterns: Sequence[str]) -> list[nn.Mo
 
 
 def enable_grad_checkpointing(network: nn.Module) -> None:
-    """Lets a network compute activations again in the backward pass instead of keeping them.
-
-    If the network has no `set_grad_checkpointing` of its own, that of its direct parts is called, such as a backbone's
-    below a dense head.
-    """
+    """Lets a network, or its direct parts such as a backbone, compute activations again in the backward pass."""
     candidates = [network] if hasattr(network, "set_grad_checkpointing") else network.children()
     parts = [part for part in candidates if hasattr(part, "set_grad_checkpointing")]
     try:

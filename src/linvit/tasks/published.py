@@ -21,11 +21,7 @@ class PublishedScores:
 def published_top1(
     backbone: Spec, attention: Any, num_classes: int, img_size: int | Sequence[int]
 ) -> PublishedScores | None:
-    """The top-1 accuracy on ImageNet-1K in [0, 1] that the authors of a backbone published.
-
-    None unless the model is theirs: the backbone as named, its options the published ones, with its own attention, at
-    the image size of the number, with 1000 classes. The arguments are those of a `Task`.
-    """
+    """The top-1 accuracy on ImageNet-1K in [0, 1] that its authors published for this very model; else None."""
     name, options = backbones.parse(backbone)
     facts = model_info().get(name)
     if facts is None or facts.top1 is None or attention is not None or num_classes != 1000:

@@ -62,10 +62,7 @@ def opened(source: Any, resumed: bool = False) -> Iterator[Path]:
 
 
 def check_content(content: Any, source: Any, resumed: bool = False) -> dict[str, Any]:
-    """The content of a file, if it holds options and weights of a task, and names nothing that is to be called.
-
-    If it is to be `resumed`, it must hold the states of a training run, too.
-    """
+    """The content of a file with a task's options and weights (`resumed`: states) that names nothing to be called."""
     if not isinstance(content, dict) or not {"hyper_parameters", "state_dict"} <= content.keys():
         holds = ", ".join(map(str, content)) if isinstance(content, dict) else type(content).__name__
         raise UserError(
@@ -136,10 +133,7 @@ def not_plain(value: Any, text: bool = False, depth: int = 0) -> str | None:
 
 @contextmanager
 def no_larger_than(weights: Mapping[str, Any], source: Any) -> Iterator[None]:
-    """While a checkpoint's model is built, refuses one that is much larger than the weights in the file.
-
-    Twice is allowed, since a backbone may replace the attention of a model that it has built.
-    """
+    """While a model is built, refuses one more than twice as large as a file's weights (attention may be replaced)."""
     tensors = [tensor for tensor in weights.values() if isinstance(tensor, Tensor)]
     count, numbers = 2 * len(tensors), 2 * sum(tensor.numel() for tensor in tensors)
 

@@ -72,15 +72,12 @@ class EpochProgress(NamedTuple):
 
 
 class TrainOrder:
-    """The order of training samples, of a sampler or a stream, which can be continued in the middle of an epoch.
-
-    `progress` is where the epoch continues that this process resumes; None starts every epoch at its beginning.
-    """
+    """The order of training samples, of a sampler or a stream, which can be continued in the middle of an epoch."""
 
     epoch: Any
     total: int
     topology: WorkerTopology
-    progress: EpochProgress | None = None
+    progress: EpochProgress | None = None  # where the epoch continues that this process resumes; None is no such
 
     @property
     def identity(self) -> dict[str, int]:

@@ -81,10 +81,7 @@ def check_fields(entry: Any, fields: Mapping[str, Field]) -> None:
 
 
 class AnnotationFile:
-    """What a JSON file of COCO says: images as they stand there, names of categories by id, and annotations.
-
-    With `masks`, these are read, too. Annotations that are `malformed` are in no row of the table.
-    """
+    """What a JSON file of COCO says, with or without `masks`; annotations that are `malformed` are in no row."""
 
     def __init__(self, path: Path, masks: bool) -> None:
         self.path, self.masks = path, masks

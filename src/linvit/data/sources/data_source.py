@@ -28,10 +28,7 @@ class SplitRows(NamedTuple):
 
 
 class DataSource:
-    """The splits of a data source, read row by row or as streams.
-
-    `prepare` brings targets into the form that training needs, `load` finds the tables; for the others see `ImageData`.
-    """
+    """The splits of a data source: `load` finds the tables, `prepare` gives targets the form that training needs."""
 
     options: Any = None
     """Of generated data: what its samples follow from."""

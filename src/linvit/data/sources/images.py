@@ -138,10 +138,7 @@ class NotTransferred:
 def collate(
     samples: Sequence[Sample], list_keys: Collection[str] = (), cpu_keys: Collection[str] = ()
 ) -> dict[str, Any]:
-    """Makes a batch: tensors of one shape are stacked; training adds `device_ops` and `seed`, the first sample's.
-
-    For the keys see `ImageData`; those of `cpu_keys` are in `not_transferred`, a `NotTransferred`.
-    """
+    """Makes a batch: what has one shape is stacked, `cpu_keys` are in `not_transferred`; training has a `seed`."""
     shapes = {name: {getattr(sample[name], "shape", None) for sample in samples} for name in samples[0]}
     lists = {*list_keys, *(name for name, own in shapes.items() if len(own) > 1)} - {"device_ops", *cpu_keys}
     apart = {"device_ops", *lists, *cpu_keys}

@@ -165,10 +165,7 @@ def check_trained_classes(splits: dict[str, datasets.Dataset], label: str, class
 
 
 def places_of(names: Sequence[str], classes: Sequence[str], source: str) -> list[int]:
-    """The number, among the classes of a network, of each class of a data source.
-
-    They are found by name. ImageNet-V2's folders have the numbers of the classes as their names.
-    """
+    """The number of each class among those of a network, found by its name or, as in ImageNet-V2, its number."""
     known = {name: index for index, name in enumerate(classes)}
     if known.keys().isdisjoint(names):
         known |= {str(index): index for index in range(len(classes))}

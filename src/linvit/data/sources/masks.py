@@ -34,10 +34,7 @@ class MaskValueError(BadImageError):
 
 
 class MaskReader:
-    """Reads masks of numbers (8 or 16 bits, palettes) or of colours as classes; for arguments see `SegmentationData`.
-
-    `values` None counts from 0, or from 1 with `reduce_zero_label`; `ignored` stand for no class, as 255 does.
-    """
+    """Reads masks of numbers or colours as classes; see `SegmentationData`. `ignored` stand for none, as does 255."""
 
     def __init__(
         self,

@@ -105,10 +105,7 @@ def pairs(folders: Folders, suffix: str, split: str) -> datasets.Dataset:
 
 
 def by_stem(folder: Path, suffix: str = "", pattern: str = "(.*)") -> dict[str, str]:
-    """Image files below a folder by their path within it, without extension and suffix, or a part of it; sorted.
-
-    The part is the group of a pattern that is searched for. If some files have the suffix, the others are left out.
-    """
+    """Image files below a folder by stem (of those with the suffix, if any) or by a pattern's group in it; sorted."""
     found: dict[str, str] = {}
     stems = {path: path[len(str(folder.absolute())) + 1 :].rpartition(".")[0] for path in files_below(folder)}
     for path in [path for path, stem in stems.items() if stem.endswith(suffix)] or stems:

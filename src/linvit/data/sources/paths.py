@@ -83,10 +83,7 @@ def beside(layout: Layout) -> float:
 
 
 def dots(paths: list[np.ndarray], layout: Layout) -> list[list[complex]] | None:
-    """Where the dots may lie, by label: at ends of both paths, or of one; None if no two choices are alike.
-
-    In both they are as far from each other, so that their distance does not tell the label.
-    """
+    """Where the dots may lie by label, at ends of both paths or of one, equally far apart; None if nowhere."""
     ends = [
         [end for end in (path[0, 0], path[-1, 1]) if (squared(end - other.mean(1)) > beside(layout)).all()]
         for path, other in (paths, paths[::-1])

@@ -72,10 +72,7 @@ class Diagnostic(Generated):
 
 
 def recall(rng: np.random.Generator, given: Diagnostic, size: Size) -> Board:
-    """Pairs (key, value), and for each a query (key); its answer is the value of the pair with its key.
-
-    Further pairs, `distractors`, are not asked for, which is to be seen from nothing but the queries.
-    """
+    """Pairs (key, value), and for each a query (key), whose answer is the value; `distractors` are not asked for."""
     pairs = given.pairs + given.distractors
     values = rng.integers(VALUES, size=pairs)
     asked, none = slice(given.pairs), np.full(given.pairs, -1)
@@ -93,10 +90,7 @@ def counting(rng: np.random.Generator, given: Diagnostic, size: Size) -> Board:
 
 
 def nearest(rng: np.random.Generator, given: Diagnostic, size: Size) -> Board:
-    """Pairs, of which up to 4 share a key, and as many queries: the value of the nearest pair with the query's key.
-
-    Distances are Euclidean; a query between two pairs at the same distance whose values differ has no answer.
-    """
+    """Pairs, of which up to 4 share a key, and queries: the value of the nearest such pair, if it is the only value."""
     kinds = np.arange(given.pairs) // SAME_KIND
     none = np.full(given.pairs, -1)
     value = rng.integers(VALUES, size=given.pairs)
@@ -113,10 +107,7 @@ def nearest(rng: np.random.Generator, given: Diagnostic, size: Size) -> Board:
 
 
 def copy(rng: np.random.Generator, given: Diagnostic, size: Size) -> Board:
-    """Tokens with a value and no key; the answer is the value of the token `distance` columns to the left.
-
-    At a distance of 1 a convolution alone solves it.
-    """
+    """Tokens with a value and no key; the answer is the value of the token `distance` columns to the left."""
     value = rng.integers(VALUES, size=size)
     answer = np.full(size, -1)
     answer[:, given.distance :] = value[:, : -given.distance]

@@ -65,10 +65,7 @@ class Augmentation:
 
 
 class TrainTransform:
-    """Crops an image to `size` (H, W), flips and changes it at random, which follows from the sample's seed alone.
-
-    RandAugment moves the mean colour in from outside.
-    """
+    """Crops an image to `size` (H, W), flips and changes it by its seed alone; RandAugment moves the mean colour in."""
 
     def __init__(self, size: tuple[int, int], augmentation: Augmentation, mean: Sequence[float]) -> None:
         self.size = size
