@@ -121,6 +121,16 @@ def lock(folder: Path) -> None:
     _locked[folder] = file
 
 
+def is_locked(folder: Path) -> bool:
+    """Whether another process has reserved a folder."""
+    try:
+        lock(folder)
+    except UserError:
+        return True
+    unlock(folder)
+    return False
+
+
 def unlock(folder: Path) -> None:
     """Gives a folder back."""
     file = _locked.pop(folder.resolve(), None)

@@ -6,12 +6,14 @@ They stand for those of a shell, of torchrun, or of Lightning, which starts all 
 import atexit
 import faulthandler
 import logging
+import multiprocessing.util
 import os
 import signal
 import socket
 import sys
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -40,6 +42,11 @@ class Forked:
     def _run(function: Callable[[], int], folder: Path, output: Path, env: dict[str, str]) -> None:
         code = 1
         try:
+            # as multiprocessing does: what the parent is to do at its end, such as to remove its folders, is not ours
+            atexit._clear()
+            atexit.register(multiprocessing.util._exit_function)
+            weakref.finalize._registry.clear()
+            weakref.finalize._registered_with_atexit = False
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
                 signal.signal(number, signal.SIG_DFL)  # a job in the background ignores SIGINT
             os.chdir(folder)

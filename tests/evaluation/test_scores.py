@@ -8,8 +8,11 @@ from torch.nn import functional as F
 from torchmetrics.functional.classification import multiclass_calibration_error
 
 from linvit.evaluation.corruptions import ALEXNET, OF_THE_MCE
-from linvit.evaluation.scores import corruption_errors, is_imagenet, outcomes, summary
+from linvit.evaluation.model import EvaluatedModel
+from linvit.evaluation.report import corruption_tables
+from linvit.evaluation.scores import Score, corruption_errors, is_imagenet, outcomes, summary
 from linvit.evaluation.sets import ImageSet
+from linvit.inference.preprocessing import Preprocessing
 
 
 def of(classes):
@@ -58,3 +61,9 @@ def test_alexnet_is_for_imagenet_alone():
     assert is_imagenet(names, (224, 224))
     assert not is_imagenet(names, (64, 64))
     assert not is_imagenet([*map(str, range(1000))], (224, 224))
+    model = EvaluatedModel(lambda images: images, names, Preprocessing([0], [1]))
+    own = ["fog", "spatter"], range(1, 6)
+    scores = [Score(k, (224, 224), 9, 1000, 0.5, 0, 0, [], corruption=k, severity=i) for k in own[0] for i in own[1]]
+    found = corruption_tables(scores, model)
+    assert "mCE" in found["fog"][1]
+    assert "not over AlexNet's" in found["spatter"][1]  # whose errors nobody published

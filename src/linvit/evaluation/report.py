@@ -8,7 +8,7 @@ from pathlib import Path
 from PIL import Image
 
 from linvit.callbacks.report import write_table
-from linvit.evaluation.corruptions import corrupt
+from linvit.evaluation.corruptions import ALEXNET, corrupt
 from linvit.evaluation.model import EvaluatedModel
 from linvit.evaluation.scores import Score, corruption_errors, is_imagenet
 from linvit.evaluation.sets import ImageSet
@@ -62,7 +62,7 @@ def corruption_tables(scores: Iterable[Score], model: EvaluatedModel) -> dict[st
     for name, group in groupby((score for score in scores if score.corruption), lambda score: score.set):
         own = [*group]
         top1 = {(str(score.corruption), score.severity or 0): score.top1 for score in own}
-        published = is_imagenet(model.classes, own[0].size) and name == "c"
+        published = is_imagenet(model.classes, own[0].size) and ALEXNET.keys() >= {kind for kind, _ in top1}
         errors = corruption_errors(top1, published)
         rows: Table = [("corruption", *map(str, range(1, 6)), "CE" if published else "mean")]
         rows += [(n, *(f"{1 - top1[n, each]:.4f}" for each in range(1, 6)), f"{own:.4f}") for n, own in errors.items()]

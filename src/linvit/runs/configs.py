@@ -20,6 +20,7 @@ EPOCHS: dict[str, dict[str, Any]] = {"3x": {"trainer.max_epochs": 36, "model.dec
 FIELD = re.compile(r"^# (\w+):\s+(.*)$", re.MULTILINE)
 
 
+@functools.cache
 def names() -> list[str]:
     """Names of the configurations that come with linvit, such as `quickstart` and `imagenet/swin_tiny`, sorted."""
     files = (path.relative_to(CONFIGS).with_suffix("").as_posix() for path in CONFIGS.rglob("*.yaml"))

@@ -118,7 +118,8 @@ class Run:
     @property
     def config(self) -> dict[str, Any]:
         """The complete configuration, as `--print_config` prints it."""
-        config: dict[str, Any] = yaml_text.load(self.parser.dump(self.settings, skip_unset=False), "the configuration")
+        text = self.parser.dump(self.settings, skip_unset=False, skip_validation=True)  # they were checked when read
+        config: dict[str, Any] = yaml_text.load(text, "the configuration")
         return config
 
     @cached_property

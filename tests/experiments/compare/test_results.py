@@ -302,11 +302,12 @@ def test_intervals_over_images_are_those_of_the_scored_evaluation_and_paired(tmp
 def test_what_evaluate_has_found_of_runs_are_columns(folder):
     for seed, top1 in enumerate((0.5, 0.7)):
         run = RunFolder(folder / f"softmax-seed{seed}/version_0")
-        result.write(run.folder / "result.json", result.derive(run) | {"evaluation": {"v2": top1}})
+        result.write(run.folder / "result.json", result.derive(run) | {"evaluation": {"v2": top1, "v2 64x64": 0.9}})
     found = results(folder)
-    assert "| top-1 on v2 |" in tables.markdown(found)
-    assert "| 0.6000 ± 0.1414 |" in tables.markdown(found)
-    assert [row["top1_v2"] for row in csv_rows(found, folder)] == ["", "0.6"]
+    assert "| top-1 on v2 | top-1 on v2 64x64 |" in tables.markdown(found)
+    assert "| 0.6000 ± 0.1414 | 0.9000 ± 0.0000 |" in tables.markdown(found)
+    rows = csv_rows(found, folder)
+    assert [(row["top1_v2"], row["top1_v2 64x64"]) for row in rows] == [("", ""), ("0.6", "0.9")]
 
 
 def test_parts_of_an_option_are_shown_as_one(tmp_path):

@@ -54,6 +54,18 @@ def test_a_run_without_a_score_has_failed_and_the_best_is_of_those_that_have_one
     assert [*Experiment.of(tmp_path).grid.variants] == ["a-trial1"]
 
 
+def test_all_variants_begin_with_the_same_values_and_none_is_drawn_twice(tmp_path):
+    sweep = Sweep(variants={"a": {}, "b": {}}, tune={"model.lr": ["1e-4..1e-2"]}, search="optuna", trials=4)
+    drawn = {"a": [], "b": []}
+    for _ in range(4):  # each time as a process of its own would, which a kill has ended before
+        for name, settings in Search(tmp_path, sweep).ask(1).variants.items():
+            drawn[name[0]].append(settings["model.lr"])
+            number = int(name.rpartition("-trial")[2])
+            open_study(tmp_path, name[0], None)[0].tell(number, 0.5 if name[0] == "a" else 0.7)
+    assert drawn["a"] == drawn["b"]
+    assert len({*drawn["a"]}) == 4
+
+
 def test_ranges_of_more_than_a_decade_are_logarithmic_and_whole_numbers_stay_whole(tmp_path):
     tune = {"model.lr": ["1e-4..1e-2"], "model.weight_decay": ["0.0..0.2"], "model.backbone.depth": ["1..4"],
             "model.head": [{"name": "a"}, {"name": "b"}]}  # fmt: skip

@@ -10,10 +10,11 @@ import time
 import pytest
 
 from linvit import UserError
-from linvit.experiments.compare.engines import run_here, run_on_ray, run_on_slurm, slots
+from linvit.experiments.compare.engines import run_here, run_on_ray, run_on_slurm, say_how_it_ended, slots
 from linvit.experiments.compare.experiment import Experiment, SweepRun
 from linvit.experiments.compare.grid import Sweep
 from linvit.experiments.compare.process import ProcessJob
+from linvit.runs.folder import TUNING
 from linvit.signals import STOP
 from tests.experiments.compare.runs import write_run
 
@@ -104,8 +105,34 @@ def _signal_when(path):
     os.kill(os.getpid(), signal.SIGTERM)
 
 
+LEFT = """
+import pathlib, sys, time
+from linvit.files import lock
+folder = pathlib.Path(sys.argv[1])
+lock(folder / "checkpoints")
+(folder / "begun").touch()
+time.sleep(0.5)
+(folder / "saved").touch()
+"""
+
+
+def test_a_run_that_a_killed_command_has_left_saves_before_it_is_started_again(experiment, program):
+    experiment.prepare(configs(**BOTH))
+    run_, *_ = experiment.runs
+    folder = write_run(run_.folder / "version_0")
+    left = subprocess.Popen([sys.executable, "-c", LEFT, str(folder)])
+    _wait_for(folder / "begun")
+    program(softmax="assert (folder / 'version_0/saved').exists()")
+    with STOP.caught():
+        assert run_here([run_], slots(1, [], 1), lambda run: None)
+    STOP.release()
+    left.wait()
+    assert run_.state == "finished"
+
+
 SAVES = """
 import pathlib, sys, time
+from linvit.runs.folder import TUNING
 from linvit.signals import STOP
 with STOP.caught():
     STOP.deferred = True
@@ -164,6 +191,15 @@ def test_a_run_that_ended_well_without_its_last_evaluation_is_run_again(experime
     write_run(folder, scores=(0.5, 0.0, 0.75), epochs=3)
     assert run.state == "finished"
     assert experiment.results().variants[0].scores(None) == {0: (0.75, 29, 3)}
+
+
+def test_a_run_that_tunes_and_ends_before_its_last_epoch_was_pruned(tmp_path, capsys):
+    run = SweepRun(tmp_path / TUNING, "a-trial0", 1000)
+    write_run(run.folder / "version_0", scores=(0.5,), epochs=3)
+    run.ended(0, 4.0)
+    say_how_it_ended([run], run)
+    said = "a-trial0-seed1000 pruned after 0:00:04, val/score 0.5000 of epoch 1; 1 of 1 runs\n"
+    assert capsys.readouterr().out == said
 
 
 def test_devices_and_threads_are_shared_out(monkeypatch):

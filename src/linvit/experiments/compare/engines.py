@@ -47,7 +47,9 @@ def say_how_it_ended(runs: Sequence[SweepRun], run: SweepRun) -> None:
         how += f": {run.last_words()} ({run.log})"
     elif begun is not None and score is not None:
         how += f", {begun.score_tag()} {score.value:.4f} of epoch {score.epoch}"
-    print(f"{run.name} {how}; {sum(one.state == 'finished' for one in runs)} of {len(runs)} runs", flush=True)
+    print(
+        f"{run.name} {how}; {sum(one.state in ('finished', 'pruned') for one in runs)} of {len(runs)} runs", flush=True
+    )
 
 
 def run_jobs(jobs: Mapping[SweepRun, Job], watch: Watch) -> bool:
@@ -85,7 +87,7 @@ class _LocalJob:
 
     def done(self) -> bool:
         if self._process is None:
-            if self._slots and not self._cancelled:
+            if self._slots and not self._cancelled and not self._run.busy:
                 self._slot, self._begun = self._slots.pop(0), time.monotonic()
                 self._process = start(self._run.command, str(self._run.log), self._slot)
                 STOP.children.append(self._process)

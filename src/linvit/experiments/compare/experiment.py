@@ -13,14 +13,14 @@ import yaml
 from linvit.errors import UserError
 from linvit.experiments.compare.grid import UNSAFE, Sweep, value_label
 from linvit.experiments.compare.results import Results, Variant, differing, with_teachers
-from linvit.files import lock, replacing
-from linvit.runs.folder import OUTCOME, RunFolder, flat, newest, read_yaml
+from linvit.files import is_locked, lock, replacing
+from linvit.runs.folder import CHECKPOINTS, OUTCOME, TUNING, RunFolder, flat, newest, read_yaml
 from linvit.signals import STOP
 
 FILE = "compare.yaml"
 """The grid of an experiment, in its folder."""
 
-State = Literal["waiting", "stopped", "failed", "finished"]
+State = Literal["waiting", "stopped", "failed", "pruned", "finished"]
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,20 @@ class SweepRun:
 
     @property
     def state(self) -> State:
-        """How its last process ended; "waiting" if none has, "stopped" if the last evaluation is not on disk."""
+        """How its last process ended; "waiting" if none has, "stopped" if the last evaluation is not on disk.
+
+        "pruned" is a run that tunes and has ended by itself before its last epoch.
+        """
         state: State = self._outcome().get("state", "waiting")
-        return "stopped" if state == "finished" and (begun := self.newest) is not None and not begun.complete else state
+        if state == "finished" and (begun := self.newest) is not None and not begun.complete:
+            return "pruned" if self.root.name == TUNING else "stopped"
+        return state
+
+    @property
+    def busy(self) -> bool:
+        """Whether a process of it that a killed command has left still saves."""
+        checkpoints = None if self.newest is None else self.newest.folder / CHECKPOINTS
+        return checkpoints is not None and checkpoints.is_dir() and is_locked(checkpoints)
 
     @property
     def seconds(self) -> float:

@@ -146,7 +146,7 @@ CONTRACT = Contract(
         Check("channel matrix", matrix.channel_matrix),
         Check("rank", matrix.rank_bound),
         *map(_numerics, precision.PRECISIONS),
-        Check("numerics on a GPU", precision.numerics_on_a_gpu),
+        Check("numerics, kept in bfloat16", precision.kept_in_bfloat16),
         Check("growth of work", growth_of_work, refusable=True),
         *behaviour.COMPILER,
         behaviour.ONNX,
