@@ -17,7 +17,7 @@ from linvit import UserError, cli
 from linvit.cli.training import command_line
 from linvit.cli.training.command_line import LOGGER, OF_SEED, hide_library_messages
 from linvit.data.sources.read import name_of
-from linvit.plain_text import CsvWriter, PrintableStream, printable
+from linvit.plain_text import PrintableStream, printable, write_csv
 from linvit.weights.load import Report
 
 ESCAPES = "\x1b]0;title\x07\x1b[2J\x9b31m\u202egpj.exe\r"
@@ -137,7 +137,7 @@ def test_what_an_encoding_lacks_is_written_out():
 )
 def test_no_cell_is_a_formula(text, cell):
     file = io.StringIO()
-    CsvWriter(file).writerows([(text, -1.5, 3)])
+    write_csv(file, [(text, -1.5, 3)])
     assert list(csv.reader(io.StringIO(file.getvalue()))) == [[cell, "-1.5", "3"]]
 
 

@@ -60,10 +60,7 @@ def check_number(
     whole: bool = False,
     note: str = "",
 ) -> None:
-    """Raises a `UserError` unless `given` is a finite number within the bounds; a bool is not one.
-
-    `note` says what the bounds are for, in the message: ", or Newton diverges".
-    """
+    """Raises a `UserError` unless `given` is a finite number, no bool, within bounds; `note` says what for."""
     fits = isinstance(given, Integral if whole else Real) and not isinstance(given, bool) and math.isfinite(given)
     if fits and at_least <= given <= at_most and above < given < below:  # type: ignore[operator]
         return

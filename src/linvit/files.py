@@ -48,6 +48,12 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         prepared.unlink(missing_ok=True)
 
 
+def write_text(path: Path, text: str) -> None:
+    """Writes a text whole or not at all."""
+    with replacing(path) as file:
+        file.write(text.encode("utf-8", errors="backslashreplace"))
+
+
 @contextmanager
 def rewriting(path: Path) -> Iterator[Path]:
     """Where to write what will replace `path` when the block ends. It has one name, so what a kill leaves is reused."""

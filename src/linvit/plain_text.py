@@ -58,27 +58,13 @@ def markdown_table(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([head, f"|---{'|---:' * (len(rows[0]) - 1)}|", *lines])
 
 
-class CsvWriter:
-    """Writes rows to a CSV file: one line each, and no cell that a spreadsheet would take for a formula.
-
-    Such a cell gets an apostrophe before it, as a spreadsheet marks text. Numbers stay.
-    """
-
-    def __init__(self, file: IO[str]) -> None:
-        self._writer = csv.writer(file)
-
-    def writerow(self, cells: Iterable[object]) -> None:
-        """Writes a row."""
-        self._writer.writerow([cell_of(cell) if isinstance(cell, str) else cell for cell in cells])
-
-    def writerows(self, rows: Iterable[Iterable[object]]) -> None:
-        """Writes several rows."""
-        for row in rows:
-            self.writerow(row)
+def write_csv(file: IO[str], rows: Iterable[Iterable[object]]) -> None:
+    """Writes rows to a CSV file: one line each, and no cell that a spreadsheet would take for a formula."""
+    csv.writer(file).writerows([cell_of(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
 
 
 def cell_of(text: str) -> str:
-    """How a text stands in a cell."""
+    """How a text stands in a cell; an apostrophe before a formula marks it as text, as in a spreadsheet."""
     if text.startswith(FORMULA) and not _is_number(text):
         text = f"'{text}"
     return printable(text, lines=False)

@@ -82,11 +82,7 @@ class Registry:
         return [name for name in self.entries() if fnmatchcase(name, pattern)]
 
     def get(self, name: str) -> Callable[..., Any]:
-        """Returns the constructor of a registered name, or of a class path `package.module:Class`.
-
-        Raises:
-            UserError: If the name is unknown, has two owners, or its package is broken.
-        """
+        """Returns the constructor of a registered name, or of a class path `package.module:Class`; or a `UserError`."""
         owners = [by_path(self.kind, name, self.entries())] if ":" in name else self.entries().get(name, [])
         if not owners:
             raise UserError(self._unknown(name))
@@ -103,11 +99,9 @@ class Registry:
         return constructor
 
     def create(self, spec: Spec, **context: Any) -> Any:
-        """Builds what a spec describes, with arguments that the caller (a layer, a task) supplies, such as `dim`.
+        """Builds what a spec describes, with what the caller (a layer, a task) supplies, such as `dim`.
 
-        Raises:
-            UserError: If the spec has no name or an unknown one, or an option that the constructor does not take, or if
-                the constructor does not take what every attention layer, or network, supplies.
+        A `UserError` says what the spec lacks, or what the constructor does not take of either.
         """
         name, options = self.parse(spec)
         constructor = self.get(name)
@@ -115,9 +109,8 @@ class Registry:
         supplied = [argument for argument in self.supplied if argument in context]
         lacking = [argument for argument in supplied if argument not in parameters]
         if lacking:
-            raise UserError(
-                f"{self.kind} '{name}': its constructor must take {', '.join(supplied)}; it lacks {', '.join(lacking)}"
-            )
+            must = f"its constructor must take {', '.join(supplied)}"
+            raise UserError(f"{self.kind} '{name}': {must}; it lacks {', '.join(lacking)}")
         for option, value in {**context, **options}.items():
             own = option in options
             if not (takes_any or option in parameters) or (own and option in context):
@@ -176,16 +169,7 @@ class Registry:
         )
 
 
-attentions = Registry(
-    "attention",
-    "linvit.attentions",
-    base="linvit.attention.base:Attention",
-    supplied=("dim", "num_heads", "grid", "key_dim"),
-)
+SUPPLIED = ("dim", "num_heads", "grid", "key_dim")
+attentions = Registry("attention", "linvit.attentions", "linvit.attention.base:Attention", SUPPLIED)
 backbones = Registry("backbone", "linvit.backbones")
-heads = Registry(
-    "head",
-    "linvit.heads",
-    base="linvit.heads.base:Head",
-    supplied=("channels", "reductions", "num_classes"),
-)
+heads = Registry("head", "linvit.heads", "linvit.heads.base:Head", ("channels", "reductions", "num_classes"))

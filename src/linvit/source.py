@@ -1,7 +1,6 @@
 """What the source of a registered name says, read without importing it: `linvit list` must survive any plug-in.
 
-A target is `package.module:Class`, as in `linvit.entries.Entry`. Its file is found along the dotted path without
-importing a parent package, and parsed. Whether the import works is found out by `linvit doctor`.
+A target is `package.module:Class`. Its file is found along the dotted path, and parsed.
 """
 
 import ast

@@ -34,25 +34,20 @@ def naive(matrix: Tensor, grid: Grid, top: int) -> dict[str, float]:
         row, column = divmod(key - grid.num_prefix, key_columns)
         return (row + 0.5) * rows / key_rows, (column + 0.5) * columns / key_columns
 
-    centroids, distances = [], []
+    distances = []
     for query in range(grid.num_prefix, grid.num_queries):
         row, column = divmod(query - grid.num_prefix, columns)
         own = (row + 0.5, column + 0.5)
         keys = range(grid.num_prefix, grid.num_keys)
         total = sum(weights[query][key] for key in keys)
         if not total:
-            centroids.append(0.0)
             distances.append(0.0)
             continue
         share = {key: weights[query][key] / total for key in keys}
-        centre = [sum(share[key] * where(key)[axis] for key in keys) for axis in (0, 1)]
-        centroids.append(math.dist(centre, own))
         distances.append(sum(share[key] * math.dist(where(key), own) for key in keys))
     each = {
         "entropy": [-sum(w * math.log(w) for w in row if w) for row in weights],
         "top_share": [sum(sorted(row)[-top:]) for row in weights],
-        "uniform_distance": [sum(abs(w - 1 / len(row)) for w in row) / 2 if any(row) else 0 for row in weights],
-        "centroid_distance": centroids,
         "attention_distance": distances,
         "negative_share": [sum(-e for e in row if e < 0) / s for row, s in zip(matrix.tolist(), sums, strict=True)],
     }

@@ -87,8 +87,7 @@ def attention_statistics(
         - `effective_rank`: `exp(entropy(s / sum s))` of the singular values s (Roy & Vetterli 2007);
         - `stable_rank`: `||A||_F^2 / ||A||_2^2` (Rudelson & Vershynin 2007);
         - `spectral_norm`: the largest singular value;
-        - those of `row_statistics`: `entropy`, `top_share`, `uniform_distance`, `centroid_distance`,
-          `attention_distance` and `negative_share`.
+        - those of `row_statistics`: `entropy`, `top_share`, `attention_distance` and `negative_share`.
     """
     rtol = rank_tolerance(grid.num_queries, grid.num_keys) if rtol is None else rtol
     queries = torch.arange(grid.num_queries, device=q.device)
@@ -119,7 +118,7 @@ def channel_statistics(matrix: Tensor, rtol: float | None = None) -> dict[str, T
     rows = row_statistics(matrix, torch.arange(channels, device=matrix.device), Grid((1, channels)))
     nowhere = torch.full(matrix.shape[:-2], torch.nan, dtype=matrix.dtype, device=matrix.device)
     found = spectral_statistics(singular_values(matrix), rtol) | rows
-    return found | {"centroid_distance": nowhere, "attention_distance": nowhere}
+    return found | {"attention_distance": nowhere}
 
 
 def layer_statistics(
@@ -127,9 +126,8 @@ def layer_statistics(
 ) -> dict[str, dict[str, Tensor]]:
     """Statistics of the whole matrix under the name "", and of each part; see `attention_statistics`.
 
-    Of a mechanism that mixes channels and no tokens there are those of its channel matrix alone, under the name
-    `CHANNELS`. Of each image's call the first window is measured. Returns (images, h) by part and name, on the CPU, or
-    (images, h, d).
+    Of a mechanism that mixes channels and no tokens they are those of its channel matrix, under the name `CHANNELS`.
+    Of each call the first window is measured. Returns (images, h[, d]) by part and name, on the CPU.
     """
     found: dict[str, dict[str, list[Tensor]]] = {}
     for call in (call.first() for call in calls):

@@ -103,10 +103,7 @@ def _place(call: Call, query: Query) -> tuple[int, int, bool]:
 
 @torch.enable_grad()
 def _rows(call: Call, window: int, index: int) -> Tensor:
-    """The query's rows of the matrices of all heads and channels, (h, M, d); (h', M, 1) where there are other heads.
-
-    The output is linear in the values, so a row is the gradient of the query's output with respect to them.
-    """
+    """The query's rows of all matrices, (h, M, d), or (h', M, 1): gradients of its output, linear in values."""
     q, k, v = (x[window : window + 1].double() for x in (call.q, call.k, call.v))
     given = {"bias": call.bias, "x": call.x}
     extra = {

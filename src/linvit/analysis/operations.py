@@ -153,11 +153,7 @@ def count_on_meta(module: nn.Module, *inputs: Any, **options: Any) -> Operations
 
 
 def kept_for_backward(work: Callable[[], Any], *modules: nn.Module) -> int:
-    """Bytes of the tensors that autograd keeps from a forward pass until its backward pass.
-
-    `work` is the forward pass, whose result keeps its graph alive. Each storage counts once, however many operators
-    keep it or a part of it; inputs count where they are kept, the modules' parameters and buffers do not.
-    """
+    """Bytes that autograd keeps from a forward pass, `work`, until its backward pass, but for the modules' own."""
     own = {
         tensor.untyped_storage().data_ptr()
         for module in modules

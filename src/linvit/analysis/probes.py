@@ -20,20 +20,10 @@ MOMENTUM = 0.9
 def pooled_features(
     network: Any, images: Tensor, levels: Sequence[int] | None = None
 ) -> dict[tuple[int, str, str], Tensor]:
-    """Pools the features of each level of a backbone, a block of a plain transformer or a stage of a pyramid.
+    """Pools the features of images (B, C, H, W) at each level of a backbone: blocks or stages, negative from the end.
 
-    They have the norms that belong to them, in a plain transformer the final norm, as in DINO's evaluation.
-
-    Args:
-        network: A backbone of linvit or timm, or a network that has one (`backbone`).
-        images: (B, C, H, W).
-        levels: Positions of the levels, negative ones from the end; None takes all.
-
-    Returns:
-        (B, C) by position, name of the level, and what it is: the "mean" of patches, or the "class token".
-
-    Raises:
-        UserError: If the network has no such levels.
+    They have the norms that belong to them, in a plain transformer the final norm, as in DINO's evaluation. Returns
+    (B, C) by position, name of the level, and what it is: the "mean" of patches, or the "class token".
     """
     network = getattr(network, "backbone", network)
     names = [str(level["module"]) for level in getattr(network, "feature_info", [])]
@@ -60,8 +50,7 @@ def nearest_neighbours(features: Tensor, labels: Tensor, queries: Tensor, counts
     """Classes (len(counts), Q) by a vote of the nearest features, weighted by exp(cosine similarity / 0.07).
 
     Wu et al. 2018, "Unsupervised feature learning via non-parametric instance discrimination", Section 3.4, as DINO
-    evaluates (k 10 and 20, this temperature). Features (N, C) with labels (N,) vote on queries (Q, C); several numbers
-    of neighbours cost little more than one.
+    evaluates (k 10 and 20, this temperature). Features (N, C) with labels (N,) vote on queries (Q, C).
     """
     for count in counts:
         check_number("the number of neighbours", count, at_least=1, at_most=len(features), whole=True)

@@ -163,15 +163,8 @@ def mechanisms(model: nn.Module) -> dict[str, Attention]:
 def observable(network: nn.Module, img_size: int | Sequence[int]) -> nn.Module:
     """A copy to record from: in evaluation mode, not compiled, without hooks of others, with the network's own weights.
 
-    Parameters and buffers are shared and not copied. Where the network has no mechanism of linvit, the attention of its
-    timm model is replaced by linvit's softmax, which computes the same from the same projections.
-
-    Args:
-        network: A backbone, ours or timm's, or a network with a `backbone`.
-        img_size: Side, or (H, W), of the images.
-
-    Raises:
-        UserError: If the network has neither; it names what mixes the tokens there.
+    Where the network has no mechanism of linvit, the attention of its timm model is replaced by linvit's softmax, which
+    computes the same from the same projections; a `UserError` names what mixes the tokens where there is none.
     """
     memo: dict[int, object] = {id(tensor): tensor for tensor in chain(network.parameters(), network.buffers())}
     for module in network.modules():
@@ -189,11 +182,7 @@ def observable(network: nn.Module, img_size: int | Sequence[int]) -> nn.Module:
 
 @torch.no_grad()
 def observe(network: nn.Module, image: Tensor) -> dict[str, Call]:
-    """What each attention layer receives for one image (1, 3, H, W), by the layer's name.
-
-    Raises:
-        UserError: As `observable`.
-    """
+    """What each attention layer receives for one image (1, 3, H, W), by the layer's name; see `observable`."""
     copied = observable(network, tuple(image.shape[-2:]))
     with Recorder(copied, samples=None) as recorder:
         copied(image)

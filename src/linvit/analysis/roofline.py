@@ -1,8 +1,7 @@
 """How long GPUs need at least for a module's operators, by their data sheets: a prediction, not a measurement.
 
-Of each operator are counted the bytes of the tensors that it reads and writes, of which a cache may save a part, and
-the floating-point operations of its products. It takes at least as long as either does at the peak of the GPU, and
-operators follow one another (Williams et al. 2009, "Roofline"). What starting them costs the host is left out.
+An operator takes at least as long as the bytes that it reads and writes, or the floating-point operations of its
+products, at the peak of the GPU (Williams et al. 2009, "Roofline"). What starting it costs the host is left out.
 """
 
 from collections.abc import Sequence

@@ -14,7 +14,7 @@ from torchmetrics.classification import MulticlassConfusionMatrix
 
 from linvit.callbacks.common import add_picture, class_names, gather
 from linvit.files import rewriting
-from linvit.plain_text import CsvWriter
+from linvit.plain_text import write_csv
 
 MOST = 50  # classes in a picture
 WITH_TEXT = 20  # classes up to which the fractions are written
@@ -100,7 +100,7 @@ def training_on(trainer: Trainer) -> Iterator[None]:
 def write_table(path: Path, rows: Iterable[Sequence[Any]]) -> None:
     """Writes rows as CSV, the names of the columns first."""
     with rewriting(path) as part, part.open("w", encoding="utf-8", newline="") as file:
-        CsvWriter(file).writerows(rows)
+        write_csv(file, rows)
 
 
 def write_picture(path: Path, picture: Image.Image) -> None:

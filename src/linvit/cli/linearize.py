@@ -1,5 +1,6 @@
 """`linvit linearize`: trains a copy of a trained network with another attention, and says what it cost and gained."""
 
+import gc
 import json
 import os
 import shutil
@@ -34,13 +35,10 @@ in a list keeps a block's softmax. What is matched, and how much it counts:
   --model.teacher.logit_weight=0          the logits
   --model.teacher.task_weight=1           the task's own loss; 0 needs no labels
 Stages (stages: in a configuration) are runs that start from one another's last
-weights, all but the last in folders stage_1, stage_2, ...; each is a mapping of
-options, such as
+weights; each is a mapping of options, such as
   {trainer.max_epochs: 4, model.teacher.attention_inputs: teacher,
    model.teacher.task_weight: 0}
-and --resume=auto continues the stage that was interrupted. A model of timm
-without --config is learned from images alone, of any folder. The run's folder
-gets a page, linearize.html.
+A model of timm without --config is learned from images alone, of any folder.
 """
 OF_A_RUN = "base/linearize"
 ALONE = "linearize/features"  # of a teacher that is no run, and no data: its features, of images without labels
@@ -100,6 +98,7 @@ def main(argv: list[str]) -> int:
                 before = {"source": f"{folders[-1]}/checkpoints/{LAST}", "ema": averaged}
                 here += [f"--model.pretrained={json.dumps(before)}", "--model.teacher.copied=nothing"]
             run = Run.read(["fit", *of_stage(stage, options), *here])
+            gc.collect()  # a trainer and its network, of the stage before, refer to one another
             run.start()
             folders.append(Path(str(run.trainer.log_dir)))  # which all ranks ask for
             if not run.finished:

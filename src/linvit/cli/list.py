@@ -164,10 +164,7 @@ def _configurations(pattern: str) -> list[str]:
 
 
 def _configuration(name: str, output: Path | None) -> str:
-    """A configuration with all that its bases say; with `output` its text is written there.
-
-    Where there are bases, a comment behind each value says which file it is from, if not from the configuration itself.
-    """
+    """A configuration with all that its bases say, each value with its file; its own text goes to `output`."""
     path = shipped(name) or config_file(name)
     text = configs.text(path)
     lines = list(_with_expected(path, text))

@@ -18,7 +18,7 @@ from linvit.data.base import ImageData
 from linvit.errors import UserError, check_number
 from linvit.experiments.page import Page
 from linvit.experiments.plots import Axis, Series, line_plot
-from linvit.files import replacing
+from linvit.files import write_text
 from linvit.plain_text import markdown_table
 from linvit.runs.folder import check_writable, run_config, run_of_checkpoint, shown
 from linvit.runs.run import Run
@@ -33,11 +33,8 @@ EPILOG = """examples:
   linvit probe --config mine.yaml --model.pretrained=FILE
                               a backbone with weights of a file
 
-Options of linvit validate say which images (--data.source=FOLDER) and how they
-are prepared; what they leave open, the configuration of a run says, or timm of
-its models. The run's folder, or ./probe, gets index.html, with the scores over
-depth, probe.md and probe.csv. All features are kept in memory; --layers=-1 are
-those of the last layer alone.
+Options of linvit validate say which images, and how they are prepared. All
+features are kept in memory; --layers=-1 are those of the last layer alone.
 """
 ABOUT = (
     "Features are those of the training split, frozen and without augmentation: the mean of the patches, and the class "
@@ -110,8 +107,7 @@ def main(argv: list[str]) -> int:
     print(reflow(about))
     command = shlex.join(["linvit", "probe", *argv])
     folder.mkdir(parents=True, exist_ok=True)
-    with replacing(folder / "probe.md") as file:
-        file.write("\n\n".join([f"`{command}`", about, markdown_table(rows), ""]).encode())
+    write_text(folder / "probe.md", "\n\n".join([f"`{command}`", about, markdown_table(rows), ""]))
     write_table(folder / "probe.csv", rows)
     page = Page("Probes")
     page.code(command)

@@ -32,7 +32,7 @@ from linvit.data.sources.splits import SCENES as DIGIT_SCENES
 from linvit.data.transforms.detection import DetectionAugmentation, EvalTransform, TrainTransform
 from linvit.data.transforms.segmentation import check_resize_limits
 from linvit.errors import UserError
-from linvit.plain_text import CsvWriter
+from linvit.plain_text import write_csv
 
 TABLE = 100  # classes of which the log has the table
 
@@ -204,7 +204,7 @@ class DetectionData(ImageData):
             path = folder / "bad_annotations.csv"
             folder.mkdir(parents=True, exist_ok=True)
             with path.open("w", newline="", encoding="utf-8") as file:
-                CsvWriter(file).writerows([("split", "annotation", "reason", "detail"), *self.skipped])
+                write_csv(file, [("split", "annotation", "reason", "detail"), *self.skipped])
 
     @classmethod
     def recognises(cls, source: str) -> bool:

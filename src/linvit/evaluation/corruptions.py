@@ -163,16 +163,11 @@ CORRUPTIONS: dict[str, tuple[Callable[[Pixels, Any, np.random.Generator], Pixels
 # fmt: on
 """What changes pixels, and the strength of each severity for large and for small images."""
 OF_THE_MCE = [*CORRUPTIONS][:15]
-ALEXNET = dict(
-    zip(
-        OF_THE_MCE,
-        [
-            *(0.886428, 0.894468, 0.92264, 0.81988, 0.826268, 0.785948, 0.79836, 0.866816),
-            *(0.826572, 0.819324, 0.564592, 0.853204, 0.646056, 0.71784, 0.6065),
-        ],
-        strict=True,
-    )
+_ERRORS = (
+    *(0.886428, 0.894468, 0.92264, 0.81988, 0.826268, 0.785948, 0.79836, 0.866816),
+    *(0.826572, 0.819324, 0.564592, 0.853204, 0.646056, 0.71784, 0.6065),
 )
+ALEXNET = dict(zip(OF_THE_MCE, _ERRORS, strict=True))
 """AlexNet's published errors on ImageNet-C, the mean over the severities."""
 
 

@@ -36,10 +36,7 @@ class EvaluatedModel(NamedTuple):
 
 
 def read_model(name: str, device: torch.device) -> EvaluatedModel:
-    """Reads a run, a checkpoint, what `linvit push` or `linvit export` wrote, or `timm:NAME`.
-
-    A `.pt2` is a program, which is run: it is to be trusted like one.
-    """
+    """Reads a run, a checkpoint, what `linvit push` or `linvit export` wrote, `.pt2` programs too, or `timm:NAME`."""
     if name.startswith(TIMM):
         return _of_timm(name.removeprefix(TIMM), device)
     exported, takes_pixels = Path(name).suffix in SUFFIXES, False

@@ -15,7 +15,7 @@ from linvit.evaluation.sets import ImageSet
 from linvit.experiments.compare.statistics import wilson
 from linvit.experiments.page import Page
 from linvit.experiments.plots import Axis, Series, line_plot
-from linvit.files import replacing
+from linvit.files import write_text
 from linvit.plain_text import markdown_table
 from linvit.runs.conditions import conditions
 
@@ -78,8 +78,7 @@ def write(
     folder.mkdir(parents=True, exist_ok=True)
     columns = [each for each in Score._fields if each != "bins"]
     write_table(folder / "evaluation.csv", [columns, *([getattr(s, each) for each in columns] for s in scores)])
-    with replacing(folder / "evaluation.json") as file:
-        file.write(json.dumps([{"model": name, **s._asdict()} for s in scores], indent=1).encode())
+    write_text(folder / "evaluation.json", json.dumps([{"model": name, **s._asdict()} for s in scores], indent=1))
     rows, measured = table_of(scores, model), ", ".join(f"{key}: {value}" for key, value in conditions().items())
     page, text = Page(f"Evaluation of {name}"), [f"`{command}`", markdown_table(rows), ABOUT, measured]
     page.code(command)
@@ -105,7 +104,6 @@ def write(
         changed = {"as it is": image} | {row[0]: corrupt(image, row[0], SHOWN, 0) for row in errors[1:]}
         pictures = [(Image.fromarray(x.permute(1, 2, 0).numpy()), kind) for kind, x in changed.items()]
         page.pictures(pictures, width=min(160, 4 * image.shape[2]))
-    with replacing(folder / "evaluation.md") as file:
-        file.write("\n\n".join([*text, ""]).encode())
+    write_text(folder / "evaluation.md", "\n\n".join([*text, ""]))
     page.write(folder / "index.html")
     return folder / "index.html"

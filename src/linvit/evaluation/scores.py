@@ -53,10 +53,7 @@ class Evaluator:
         self.batch_size, self.num_workers = batch_size, num_workers
 
     def __call__(self, clean: Sequence[ImageSet], others: Sequence[ImageSet], sizes: Sequence[int]) -> list[Score]:
-        """The scores of all sets, one of each corruption and severity.
-
-        Those of `clean` have the same images, with other answers; the first is scored at further sizes, too.
-        """
+        """The scores of all sets; `clean` are the same images with other answers, the first at further sizes, too."""
         nominal: Any = tuple(self.model.preprocessing.size or ())
         costs = {size: self.cost(size) for size in dict.fromkeys([nominal, *((side, side) for side in sizes)])}
         some = [each for each in others if clean and {*each.classes} < {*clean[0].classes}]
@@ -95,10 +92,7 @@ class Evaluator:
 
     @torch.inference_mode()
     def cost(self, size: Any) -> dict[str, Any]:
-        """Images per second and peak memory in bytes, where torch sees it, of a full batch, without loading.
-
-        A `UserError` says if the network does not take images of the size.
-        """
+        """Images per second and peak memory in bytes, where torch sees it, of a full batch, without loading."""
         prepared, device = self.model.preprocessing, self.fabric.device
         dtype = torch.float32 if prepared.value_range else torch.uint8
         images = torch.zeros(self.batch_size, prepared.reader.bands.channels, *size, dtype=dtype, device=device)

@@ -110,10 +110,7 @@ def read_photos(data: ImageData, count: int, device: torch.device, *, spread: bo
 
 @torch.no_grad()
 def analyze(subject: AnalysedModel, photos: Sequence[Photo], query: Query, max_tokens: int = MOST_TOKENS) -> Analysis:
-    """Measures and draws a model's attention on images.
-
-    No matrix is formed of more than `max_tokens`; see `attention_statistics` and `rollout`.
-    """
+    """Measures and draws a model's attention on images; no matrix is formed of more than `max_tokens`."""
     subject.network.to(photos[0].batch["image"].device)
     calls = [observe(subject.network, photo.batch["image"][0][None]) for photo in photos]
     rows, left_out = [], {}
@@ -149,17 +146,11 @@ def analyze(subject: AnalysedModel, photos: Sequence[Photo], query: Query, max_t
 
 def galleries(one: Analysis) -> list[tuple[tuple[Image.Image, Image.Image], str]]:
     """The maps of a model, on light and on dark paper, with their kinds."""
-    return [
-        (
-            (
-                _with_legend(gallery(one.maps, kind, LIGHT), one, LIGHT),
-                _with_legend(gallery(one.maps, kind, DARK), one, DARK),
-            ),
-            kind,
-        )
-        for kind in KINDS
-        if kind in one.maps[0].maps
-    ]
+    found = []
+    for kind in (kind for kind in KINDS if kind in one.maps[0].maps):
+        light, dark = (_with_legend(gallery(one.maps, kind, paper), one, paper) for paper in (LIGHT, DARK))
+        found.append(((light, dark), kind))
+    return found
 
 
 def _with_legend(picture: Image.Image, one: Analysis, paper: Paper) -> Image.Image:

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 from linvit.callbacks.report import write_table
 from linvit.errors import UserError
-from linvit.experiments.compare.results import differing, option_text, outermost
+from linvit.experiments.compare.options import differing, option_text, outermost
 from linvit.experiments.compare.statistics import spread
 from linvit.experiments.page import Page
 from linvit.experiments.plots import Axis, Series, line_plot
-from linvit.files import replacing
+from linvit.files import write_text
 from linvit.plain_text import markdown_table, printable
 from linvit.runs import result
 from linvit.runs.folder import CONFIG, COSTS, CURVES, RESULT, RunFolder, files, shown
@@ -118,8 +118,7 @@ def write(board: Leaderboard, folder: Path) -> str:
     columns = list(dict.fromkeys(name for row in cells for name in row))
     write_table(folder / f"{NAME}.csv", [columns, *([row.get(name) for name in columns] for row in cells)])
     page.write(folder / f"{NAME}.html")
-    with replacing(folder / f"{NAME}.md") as file:
-        file.write("\n\n".join([*parts, ""]).encode())
+    write_text(folder / f"{NAME}.md", "\n\n".join([*parts, ""]))
     return "\n\n".join(parts[1:])
 
 

@@ -53,10 +53,9 @@ def interleaved(
 ) -> dict[str, Timing]:
     """Times callables in turns, so that other work of the machine slows all of them.
 
-    After one or two calls to warm up, each of at most 100 rounds takes a sample of every callable, the mean of as many
-    calls as take 2 ms, with a CUDA device synchronised before and after. A callable that has had its share of the
-    budget, and its `least` samples, leaves the rounds. `times` is filled as samples come, so that an interruption does
-    not lose them; `on_sample` is told an estimate of the seconds that are left.
+    Each of at most 100 rounds takes a sample of every callable, the mean of as many calls as take 2 ms. A callable that
+    has had its share of the budget (seconds), and its `least` samples, leaves the rounds. `times` is filled as samples
+    come; `on_sample` is told an estimate of the seconds that are left.
     """
     cuda = torch.device(device).type == "cuda"
     times = {} if times is None else times

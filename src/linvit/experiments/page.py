@@ -10,7 +10,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from linvit.files import replacing
+from linvit.files import write_text
 from linvit.plain_text import printable
 
 Picture = Path | Image.Image | str
@@ -60,16 +60,8 @@ pre {{ background: var(--stripe); padding: .7rem .9rem; overflow-x: auto; border
 class Page:
     """An HTML page that is written part by part; all that it is given is text, and is escaped.
 
-    It follows the reader's choice of light or dark, fits narrow screens (a table or a line of code that is too wide
-    scrolls within itself), and loads and runs nothing: pictures are part of the file. Of a page with a script, a
-    browser runs that text alone.
-
-    The title is its first heading, too; the script runs when the page has been read.
-
-    Example:
-        >>> page = Page("Ranks")
-        >>> page.table(["layer", "rank"], [["blocks.0.attn", "54"]])
-        >>> page.write(Path("ranks.html"))
+    It follows the reader's choice of light or dark, fits narrow screens, and loads nothing. Of a page with a script,
+    which runs when it has been read, a browser runs that text alone.
     """
 
     def __init__(self, title: str, script: str = "") -> None:
@@ -107,10 +99,7 @@ class Page:
         )
 
     def pictures(self, pictures: Iterable[tuple[Picture | Either, str]], width: int | None = None) -> None:
-        """Pictures beside one another, as many as the screen is wide, each with its caption beneath.
-
-        The width is in CSS pixels; None is a picture's own. Where the screen is narrower, so are pictures.
-        """
+        """Pictures beside one another, with captions; the width is in CSS pixels, None a picture's own."""
         size = "" if width is None else f' width="{width}"'
 
         def dark(picture: Picture | Either) -> str:
@@ -133,8 +122,7 @@ class Page:
 
     def write(self, path: Path) -> None:
         """Writes the page as it is so far; a kill leaves the whole file or the one before."""
-        with replacing(path) as file:
-            file.write("".join([*self._parts, self._end, "</html>\n"]).encode("utf-8", errors="backslashreplace"))
+        write_text(path, "".join([*self._parts, self._end, "</html>\n"]))
 
 
 def _text(text: str, lines: bool = False) -> str:

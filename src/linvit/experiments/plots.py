@@ -104,10 +104,7 @@ def line_plot(title: str, series: Sequence[Series], x: Axis, y: Axis, note: str 
 def small_multiples(
     title: str, series: Sequence[Series], x: Axis, y: Axis, note: str = "", levels: Sequence[Series] = ()
 ) -> str:
-    """Draws curves, `PANEL` of them in each of several panels with the same axes and a legend of its own.
-
-    The levels are grey lines in every panel.
-    """
+    """Draws curves, `PANEL` of them in each of several panels with the same axes; levels are grey lines in all."""
     parts = [series[start : start + PANEL] for start in range(0, len(series), PANEL)]
     columns = min(len(parts), 3)
     rows = -(-len(parts) // columns)
@@ -131,10 +128,7 @@ def small_multiples(
 
 
 def bar_plot(title: str, bars: Sequence[tuple[str, float, float]], label: str, note: str = "") -> Figure:
-    """Draws a horizontal bar per name, the largest above, with its value beside it; small, as for TensorBoard's cards.
-
-    Bars are names, values, and their spreads; NaN draws none.
-    """
+    """Draws a horizontal bar per name, value and spread, the largest above; small, as for TensorBoard's cards."""
     bars = sorted((bar for bar in bars if math.isfinite(bar[1])), key=lambda bar: bar[1])
     with mpl.rc_context({**STYLE, "font.size": 9}):
         figure, axes = _axes(title, Axis(label), Axis(""), "")

@@ -66,10 +66,7 @@ class ModelDescription:
 
 
 def read_trained(source: str | Path, weights: Weights | None = None) -> tuple[ModelDescription, dict[str, Tensor]]:
-    """The description of a trained network, and its weights under the network's own names; see `linvit.load`.
-
-    Nothing in the file is executed. A `UserError` says that there is none, or that it does not say enough.
-    """
+    """The description of a trained network, and its weights under the network's own names; nothing is executed."""
     path = download(source) if isinstance(source, str) and source.startswith(HUB) else Path(source)
     if (path / HUB_FILES[0]).is_file():
         path /= HUB_FILES[0]
@@ -125,8 +122,7 @@ def build_task(
 ) -> Task:
     """The task with its network and the weights, in evaluation mode; `task.network` is plain torch.
 
-    Nothing is imported that is neither registered nor in `allow`. `options` are those that a network does not decide. A
-    `UserError` about `source` says what is not registered, or that options and weights do not fit each other.
+    Nothing is imported that is neither registered nor in `allow`. `options` are those that a network does not decide.
     """
     try:
         found = task_class(description.task, allow)

@@ -49,10 +49,7 @@ class Case(NamedTuple):
 
 
 class ExportedNetwork(nn.Module):
-    """What a file computes: images to logits, or to the `OUTPUTS` of a detector, in float32.
-
-    With `normalise`, mean and deviation of each channel, it takes pixels from 0 to 255.
-    """
+    """What a file computes: images (pixels with `normalise`, mean and std) to logits, or a detector's `OUTPUTS`."""
 
     def __init__(
         self, network: nn.Module, normalise: tuple[Sequence[float], Sequence[float]] | None, dtype: Dtype = "float32"
@@ -81,8 +78,7 @@ class ExportedNetwork(nn.Module):
 class Export:
     """A network, in evaluation mode and float32, to be exported so that it computes in `dtype`.
 
-    `with_preprocessing` the file takes pixels from 0 to 255 and normalises them. It never resizes: PIL's filters on 8
-    bits have no counterpart in ONNX.
+    The file never resizes images: PIL's filters on 8 bits have no counterpart in ONNX.
     """
 
     network: nn.Module
@@ -197,11 +193,7 @@ class Export:
 
     @torch.no_grad()
     def compare(self, run: RunFile) -> list[Case]:
-        """Returns the largest relative error of a file's logits against torch's in float32, in each of the cases.
-
-        Of a detector it is what no detection of the same class of the other side is nearer than, in any side of the box
-        over the image's and in the score, and the part of the pixels of masks that differ.
-        """
+        """Returns the largest relative error of a file's logits, or of detections, against torch's in each case."""
         found = []
         for batch, size in self.cases:
             images = self.images(batch, size)
@@ -229,7 +221,7 @@ class Export:
 
 
 def _apart(found: Sequence[Tensor], want: Detections, size: tuple[int, int]) -> float:
-    """How far a file's `OUTPUTS` for an image (H, W) are from detections."""
+    """The distance of detections of an image (H, W) to the nearest of the same class: box, score, pixels of masks."""
     count = int(found[0])
     if count != len(want["scores"]):
         return math.inf

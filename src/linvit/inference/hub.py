@@ -208,10 +208,7 @@ def write_folder(run: RunFolder, folder: Path, licence: str, place: Mapping[str,
 
 
 def timm_config(network: nn.Module, description: ModelDescription, licence: str) -> dict[str, Any]:
-    """What timm's config.json says of a network; empty for one that timm's registry cannot build.
-
-    `num_classes` stands beside the arguments of the model, not among them: transformers takes it from there alone.
-    """
+    """What timm's config.json says of a network; empty for one that timm's registry cannot build."""
     own = getattr(network, "pretrained_cfg", None)
     if own is None:
         return {}
@@ -223,7 +220,7 @@ def timm_config(network: nn.Module, description: ModelDescription, licence: str)
     config |= {"license": licence, "custom_load": False}
     return {
         "architecture": config.pop("architecture"),
-        "num_classes": network.num_classes,
+        "num_classes": network.num_classes,  # not in model_args: transformers takes it from here alone
         "num_features": network.num_features,
         "label_names": description.class_names,
         "model_args": {name: value for name, value in get_model_args(network).items() if name != "num_classes"},

@@ -33,10 +33,7 @@ class Quantised(NamedTuple):
 
 
 def quantise_file(path: Path, export: Export, run: RunFile, task: Task, data: ImageData) -> Quantised:
-    """Replaces the ONNX file of an export by one in 8 bits, calibrated on training images of a run, and scores both.
-
-    `run` runs the file; task and data are those of the run.
-    """
+    """Replaces the ONNX file of an export, which `run` runs, by one in 8 bits, and scores both on the data."""
     given = path.read_bytes()
     content = quantise(given, calibration_images(export, data), export.exported)
     with replacing(path) as file:
@@ -47,10 +44,7 @@ def quantise_file(path: Path, export: Export, run: RunFile, task: Task, data: Im
 
 
 def quantise(content: bytes, images: Iterable[Tensor], network: nn.Module) -> bytes:
-    """Returns an ONNX file with 8-bit weights and activations (QDQ: pairs of nodes that round and restore).
-
-    The least and greatest values that images, batches as the file takes them, cause in the network set the scales.
-    """
+    """Returns an ONNX file with 8-bit weights and activations (QDQ), whose scales follow from batches of images."""
     tools, shapes, onnx = require("onnxruntime.quantization", "onnxruntime.quantization.shape_inference", "onnx")
     with tempfile.TemporaryDirectory(prefix="linvit-quantise-") as folder:
         given, prepared, made = (str(Path(folder, f"{name}.onnx")) for name in ("given", "prepared", "made"))

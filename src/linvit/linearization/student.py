@@ -38,11 +38,9 @@ def linearize(
 
 
 class Conversions:
-    """A copy of a trained network in which chosen blocks have another attention, and the others that of the teacher.
+    """A copy of a trained network in which chosen blocks have another attention, with the same new parameters always.
 
-    New parameters have initial values, and the same ones whichever blocks are chosen. The teacher is put into
-    evaluation mode. `layers` are the names of the attention layers, in the order of an attention list with one spec per
-    block; `blocks` are the numbers of those that the attention would change.
+    `layers` are the names of all attention layers; `blocks` are the numbers of those that the attention would change.
     """
 
     def __init__(self, teacher: nn.Module, attention: Spec, img_size: int | Sequence[int] = 224) -> None:
@@ -70,8 +68,7 @@ class Conversions:
 def greedy_order(blocks: Collection[int], error: Callable[[Collection[int]], float]) -> Iterator[int]:
     """Yields blocks in the order of their conversion: next is the one with the least error given those before it.
 
-    Of n blocks the error of the network with some of them converted is asked n (n + 1) / 2 times. JetViT (2026)
-    searches without training, too.
+    JetViT (2026) searches without training, too.
     """
     order: list[int] = []
     while left := [block for block in blocks if block not in order]:

@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from linvit.data.base import ImageData
 from linvit.data.sources.splits import HUB
 from linvit.errors import UserError
-from linvit.files import replacing
+from linvit.files import write_text
 from linvit.image_size import image_size
 from linvit.runs.folder import EVALUATED, RESULT, RunFolder
 
@@ -101,8 +101,7 @@ def data_facts(data: ImageData) -> dict[str, Any]:
 
 def write(path: Path, record: Mapping[str, Any]) -> None:
     """Writes a record; a kill leaves the whole file or the one before."""
-    with replacing(path) as file:
-        file.write((json.dumps(record, indent=1, allow_nan=False) + "\n").encode())
+    write_text(path, json.dumps(record, indent=1, allow_nan=False) + "\n")
 
 
 def add_test(folder: Path, data: ImageData, scores: Mapping[str, float], images: int) -> None:

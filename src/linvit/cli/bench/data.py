@@ -25,9 +25,8 @@ EPILOG = """examples:
   linvit bench data path/to/folder --config imagenet/swin_tiny
                                       with the augmentation of a configuration
 
-"images/s per core" is the number of images divided by the CPU seconds of one
-thread that decodes, augments and collates them to 8-bit batches. Whether
-training waits for its images says data_wait in the curves of a run.
+"images/s per core": by the CPU seconds of one thread that decodes, augments and
+collates. Whether training waits for images says data_wait in a run's curves.
 """
 
 

@@ -25,17 +25,16 @@ from linvit.experiments.compare import report as written
 from linvit.experiments.compare.engines import Watch, run_here, run_on_ray, run_on_slurm, say_how_it_ended, slots
 from linvit.experiments.compare.experiment import FILE, Experiment, SweepRun
 from linvit.experiments.compare.grid import Sweep, place
+from linvit.experiments.compare.options import differing, references
 from linvit.experiments.compare.results import (
     Results,
     check_comparable,
-    differing,
     group,
-    references,
     with_published,
     with_teachers,
 )
 from linvit.experiments.compare.search import Search
-from linvit.files import replacing
+from linvit.files import write_text
 from linvit.runs.folder import TUNING, check_writable, find, flat, shown
 from linvit.runs.parser import build_task
 from linvit.runs.run import Run
@@ -96,8 +95,7 @@ def _budgeted(grid: Sweep, configs: dict[str, Config], root: Path) -> Sweep:
         gpu = torch.cuda.is_available() and any(one["trainer"]["accelerator"] in GPU for one in configs.values())
         known |= costs.of_a_step(missing, kind, BUDGET * len(missing), "cuda" if gpu else "cpu")
         root.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as file:
-            file.write(json.dumps({kind: known}).encode())
+        write_text(path, json.dumps({kind: known}))
     options = {name: flat(config) for name, config in configs.items()}
     baseline = grid.baseline if grid.baseline in options else next(iter(options))
     return grid.budgeted(configs, known, references(options, options, baseline, grid.keys))

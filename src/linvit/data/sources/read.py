@@ -19,7 +19,7 @@ from torch.utils.data import get_worker_info
 from linvit.data.loading.sampler import sample_seed
 from linvit.data.transforms.decode import Bands, Kind, decode, header, stored_values
 from linvit.errors import UserError, check_choice
-from linvit.plain_text import CsvWriter, cell_of, printable
+from linvit.plain_text import cell_of, printable, write_csv
 
 MAX_ASPECT = 200  # a strip that is thinner would fill the memory when its short side is resized
 MAX_PIXELS = 89_478_485  # from here on PIL warns of decompression bombs: a quarter of a gigabyte as RGB
@@ -236,7 +236,7 @@ class BadImages:
             file.seek(0)
             known = {line[0] for line in csv.reader(file) if line}
             if cell_of(bad.name) not in known:
-                CsvWriter(file).writerows(([] if known else [("image", "reason")]) + [(bad.name, bad.reason)])
+                write_csv(file, ([] if known else [("image", "reason")]) + [(bad.name, bad.reason)])
 
 
 def _process() -> int:

@@ -111,10 +111,7 @@ def backbone_label(spec: Spec) -> str:
 
 
 def record_kernels(costs: Sequence[Cost], specs: Sequence[Spec], settings: Settings) -> str:
-    """Has `attention_kernel: auto` choose on such a card by these costs, the least favourable size of each mechanism.
-
-    Returns a line that says what was found. On a CPU, where an interpreter runs the kernels, nothing is recorded.
-    """
+    """Has `attention_kernel: auto` choose on such a GPU by these costs, at the worst size; says what was found."""
     at = {(cost.name, cost.mode, cost.size): cost.seconds.get(settings.passes[-1]) for cost in costs}
     ratios: dict[str, float] = {}
     for spec in specs:
@@ -131,10 +128,9 @@ def record_kernels(costs: Sequence[Cost], specs: Sequence[Spec], settings: Setti
 
 
 def roofline(builders: Mapping[str, Build], grids: Sequence[tuple[int, int]], settings: Settings) -> list[list[str]]:
-    """Counts the operators of mechanisms and of torch's SDPA on a CUDA device, and predicts their least times.
+    """Counts the operators of mechanisms and of torch's SDPA, forward + backward, and predicts their least times.
 
-    A row each, below a head; forward + backward, the second time that they run. A GPU chooses other operators than a
-    CPU, so there is no counting without one.
+    A GPU chooses other operators than a CPU, so there is no counting without one.
     """
     if torch.device(settings.device).type != "cuda":
         raise UserError("--roofline counts the operators that torch chooses for a GPU: add --device cuda")
@@ -173,11 +169,7 @@ def costs_record(report: CostReport, specs: Sequence[Spec], attention: Any) -> d
 
 
 def accuracy_plot(report: CostReport) -> dict[str, str]:
-    """Accuracies as their authors published them over the time of a forward pass per image: Figure 7 of FLatten.
-
-    By the name of the file, SVG; {} if none is known. A backbone that was measured at several sizes stands at its
-    published one, or the smallest.
-    """
+    """Published accuracies over the time of a forward pass at their size, or the smallest: Figure 7 of FLatten."""
     series, info = [], model_info()
     for name in report.names:
         timed = [cost for cost in report.costs if cost.name == name and "forward" in cost.seconds]

@@ -77,11 +77,7 @@ def costs_over_sizes(
     budget: float,
     **measuring: Any,
 ) -> tuple[list[Cost], bool]:
-    """Measures modules by their names at every size (H, W), the small ones first; see `measure_costs`.
-
-    Sizes follow one another, so that not all weights are in memory at once. Those that are `skipped` have no attention
-    of linvit's own, whose modes could differ.
-    """
+    """`measure_costs` of modules at every size (H, W), the small ones first; modes of attention are not `skipped`'s."""
     costs: list[Cost] = []
     for size in sorted(sizes, key=math.prod):
         candidates = [
@@ -105,11 +101,9 @@ def measure_costs(
     clock: Callable[[], float] = time.perf_counter,
     report: Callable[[str], None] = lambda progress: None,
 ) -> tuple[list[Cost], bool]:
-    """Measures operations and memory of each candidate, and then the time of all in turns.
+    """Measures operations and memory of each candidate, then the time of all in turns; whether Ctrl-C has ended that.
 
-    A pass for which the memory does not suffice (on a CPU 80 % of what is free), or that fails, is left out, and the
-    cost's note says why. The budget is that of `interleaved`; `report` is told how far it is, in words. Returns the
-    costs in the order of the candidates, and whether Ctrl-C ended the measurement: they have what was measured by then.
+    A pass that fails, or for which the memory does not suffice (on a CPU 80 % of what is free), has a note.
     """
     costs = [Cost(one.name, one.size, one.mode) for one in candidates]
     times: dict[str, list[float]] = {}
@@ -166,11 +160,7 @@ def _timed(cost: Cost, name: str, work: Callable[[], Any]) -> None:
 
 
 def costs_by_size(networks: Mapping[str, nn.Module], image: Tensor, device: torch.device, seconds: float) -> list[Cost]:
-    """Time and memory of a forward pass of one image (C, H, W), and of multiples of its size, by the width in pixels.
-
-    The seconds are for the timing of all sizes. One that would take `LONGEST` times as long alone is left out, and
-    those above it, as is what does not fit into memory or what a network refuses.
-    """
+    """Time and memory of a forward pass of one image (C, H, W), and of multiples of it that fit memory and time."""
     found: list[Cost] = []
     for times in TIMES:
         images = image[None].repeat(1, 1, times, times).to(device)
@@ -196,11 +186,7 @@ def times_of(costs: Iterable[Cost], name: str) -> dict[float, float]:
 
 
 def growth_exponent(costs: Mapping[float, float]) -> float | None:
-    """Fits `cost = a * size^b` by least squares of the logarithms, to the upper half of the sizes on a log axis.
-
-    At the lower end what a call costs at any size flattens the curve. Costs that are not positive or finite are left
-    out. None if fewer than two are left.
-    """
+    """Fits `cost = a * size^b` by least squares of the logarithms, to the upper half of the sizes on a log axis."""
     known = {math.log(size): math.log(cost) for size, cost in costs.items() if 0 < cost < math.inf}
     middle = (min(known) + max(known)) / 2 - 1e-9 if len(known) > 2 else -math.inf
     upper = {x: y for x, y in known.items() if x >= middle}

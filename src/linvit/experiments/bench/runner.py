@@ -58,10 +58,7 @@ class Candidate(NamedTuple):
 
 
 class Runner:
-    """A module with its inputs, ready to run: forward in evaluation mode, all else in training mode.
-
-    The inputs are on the device; the module is moved there.
-    """
+    """A module with its inputs on the device, ready to run: forward in evaluation mode, all else in training mode."""
 
     def __init__(
         self,

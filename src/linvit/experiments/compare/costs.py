@@ -71,10 +71,7 @@ def measure(
     imports: bool = True,
     teachers: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Costs | str]:
-    """The costs of the network of each run, with random weights and images, and of `teachers` by students, or why not.
-
-    `imports` allows to import classes that the runs' configurations name by their paths. The budget is in seconds.
-    """
+    """The costs of each run's network with random weights, and of `teachers` by students, or why there are none."""
     found: dict[str, Costs | str] = {}
     built: dict[str, _Built] = {}
     for name, run in runs.items():

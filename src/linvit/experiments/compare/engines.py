@@ -53,10 +53,7 @@ def say_how_it_ended(runs: Sequence[SweepRun], run: SweepRun) -> None:
 
 
 def run_jobs(jobs: Mapping[SweepRun, Job], watch: Watch) -> bool:
-    """Waits for runs, and writes down how each has ended; one that dies stops no other, a signal cancels all.
-
-    Returns whether all have been run; otherwise `STOP.received` is the signal that ended them.
-    """
+    """Waits for runs, and writes down how each has ended; returns whether all were run, and no signal ended them."""
     running, cancelled = dict(jobs), False
     while running:
         if STOP.received is not None and not cancelled:
@@ -116,10 +113,7 @@ def run_here(runs: Sequence[SweepRun], slots: Sequence[Environment], watch: Watc
 
 
 def slots(jobs: int, devices: Sequence[str], per_run: int) -> list[Environment]:
-    """What runs at one time are given: a share of the threads, and their CUDA devices, none on a CPU.
-
-    If there are fewer devices than all runs need (`per_run` of each), runs share them.
-    """
+    """What runs at one time are given: a share of the threads, and CUDA devices, shared if there are too few."""
     threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, int(machine.cpus() / jobs))))}
     groups = [devices[start : start + per_run] for start in range(0, len(devices) - per_run + 1, per_run)]
     if not groups:
@@ -145,11 +139,7 @@ class _RayJob(NamedTuple):
 
 
 def run_on_ray(runs: Sequence[SweepRun], address: str | None, cpus: int, gpus: int, watch: Watch) -> bool:
-    """Starts runs as tasks of Ray, which decides where and how many at a time; see `run_jobs`.
-
-    The address is that of a cluster, "auto" for the one that this machine belongs to; None starts Ray on this machine.
-    Each run gets processors, as many threads, and devices, if the cluster has any.
-    """
+    """Starts runs as tasks of Ray, which decides where and how many at a time; None starts Ray on this machine."""
     try:
         import ray
     except ImportError as error:
@@ -170,10 +160,9 @@ def run_on_ray(runs: Sequence[SweepRun], address: str | None, cpus: int, gpus: i
 def run_on_slurm(
     runs: Sequence[SweepRun], watch: Watch, cluster: str = "slurm", cpus_per_task: int = 1, **demands: Any
 ) -> bool:
-    """Starts runs as an array of jobs, which SLURM starts as it sees fit; see `run_jobs`.
+    """Starts runs as an array of jobs by submitit, of which `cluster` is the executor and `demands` are parameters.
 
-    `cluster` is the executor of submitit, `demands` what else each job asks for, as its parameters. A run that is not
-    finished within `timeout_min` saves, and its job is queued again.
+    A run that is not finished within `timeout_min` saves, and its job is queued again.
     """
     os.environ["SUBMITIT_PREEMPT_SIGNAL"] = SIGNAL  # which jobs read
     try:

@@ -4,7 +4,7 @@ import json
 import signal
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,8 +12,9 @@ import yaml
 
 from linvit.errors import UserError
 from linvit.experiments.compare.grid import UNSAFE, Sweep, value_label
-from linvit.experiments.compare.results import Results, Variant, differing, with_teachers
-from linvit.files import is_locked, lock, replacing
+from linvit.experiments.compare.options import differing
+from linvit.experiments.compare.results import Results, Variant, with_teachers
+from linvit.files import is_locked, lock, write_text
 from linvit.runs.folder import CHECKPOINTS, OUTCOME, TUNING, RunFolder, flat, newest, read_yaml
 from linvit.signals import STOP
 
@@ -100,16 +101,14 @@ class SweepRun:
                 )
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        with replacing(self.config) as file:
-            file.write(yaml.safe_dump(config, sort_keys=False).encode())
+        write_text(self.config, yaml.safe_dump(config, sort_keys=False))
 
     def ended(self, code: int, seconds: float) -> State:
         """Writes down with which exit code a process has ended, and how many seconds it has taken."""
         stopped = STOP.received is not None or STOP.is_exit_code(code)
         state: State = "finished" if code == 0 else "stopped" if stopped else "failed"
         outcome = {"state": state, "exit_code": code, "seconds": round(self.seconds + seconds, 1)}
-        with replacing(self.folder / OUTCOME) as file:
-            file.write(json.dumps(outcome).encode())
+        write_text(self.folder / OUTCOME, json.dumps(outcome))
         return state
 
     def last_words(self) -> str:
@@ -167,9 +166,8 @@ class Experiment:
 
     def save(self) -> None:
         """Writes the grid."""
-        with replacing(self.root / FILE) as file:
-            content = {key: value for key, value in asdict(self.grid).items() if value not in (None, {})}
-            file.write(yaml.safe_dump(content, sort_keys=False).encode())
+        content = {key: value for key, value in asdict(self.grid).items() if value not in (None, {})}
+        write_text(self.root / FILE, yaml.safe_dump(content, sort_keys=False))
 
     def results(self) -> Results:
         """What the runs that have been run amount to."""
@@ -187,13 +185,6 @@ class Experiment:
                 elif state != "finished":
                     variant.trouble[seed] = "it has not begun" if begun is None else begun.progress
         grid, source = self.grid, str(published.get("source", ""))
-        given = Results(self.root.name, variants, grid.baseline or "", grid.score, grid.keys, source)
-        return with_teachers(
-            replace(
-                given,
-                tuned=grid.tune,
-                budget=grid.budget,
-                level=grid.level,
-                trials=grid.trials if grid.search == "optuna" else None,
-            )
-        )
+        trials = grid.trials if grid.search == "optuna" else None
+        given = (grid.baseline or "", grid.score, grid.keys, source, grid.tune, trials, grid.budget, grid.level)
+        return with_teachers(Results(self.root.name, variants, *given))

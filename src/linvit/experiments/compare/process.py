@@ -13,10 +13,7 @@ POLL = 0.5  # seconds
 
 
 def start(command: Sequence[str], log: str, environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
-    """Starts a process whose output is appended to a file, with more variables than this one has.
-
-    It saves and ends when this process ends, however that comes about: the pipe that is its standard input ends then.
-    """
+    """Starts a process whose output is appended to a file; it saves and ends when this one, and so its stdin, ends."""
     given = {**os.environ, **environment, END_WITH_STDIN: "1"}
     with open(log, "ab") as file:
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=file, stderr=file, env=given)

@@ -15,11 +15,12 @@ from linvit.callbacks.report import write_table
 from linvit.experiments.compare import tables
 from linvit.experiments.compare.costs import Costs
 from linvit.experiments.compare.grid import LONGEST, UNSAFE
-from linvit.experiments.compare.results import Results, Variant, differing, is_rank, option_text, outermost
+from linvit.experiments.compare.options import differing, option_text, outermost
+from linvit.experiments.compare.results import Results, Variant, is_rank
 from linvit.experiments.compare.statistics import spread as deviation
 from linvit.experiments.page import Page
 from linvit.experiments.plots import Axis, Series, bar_plot, heat_map, line_plot, small_multiples, svg
-from linvit.files import replacing
+from linvit.files import write_text
 from linvit.runs import result
 from linvit.runs.conditions import conditions
 from linvit.runs.folder import COSTS
@@ -37,19 +38,11 @@ def write(results: Results, folder: Path, device: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     known = conditions(device)
     where = "{machine}; {date}".format(**known)
-    plots = {
-        **difficulty_plots(results, where),
-        **costs_plots(results, where),
-        **curve_plots(results, where),
-    }
-    texts = {
-        "table.md": tables.markdown(results),
-        "table.tex": tables.latex(results),
-        **{f"{name}.svg": plot for name, plot in plots.items()},
-    }
+    plots = difficulty_plots(results, where) | costs_plots(results, where) | curve_plots(results, where)
+    texts = {"table.md": tables.markdown(results), "table.tex": tables.latex(results)}
+    texts |= {f"{name}.svg": plot for name, plot in plots.items()}
     for name, text in texts.items():
-        with replacing(folder / name) as file:
-            file.write(text.encode())
+        write_text(folder / name, text)
     write_table(folder / "table.csv", tables.numbers(results))
     measured = {
         result.configuration(results.firsts[variant.name])["configuration"]: variant.costs.numbers
@@ -77,8 +70,7 @@ def write(results: Results, folder: Path, device: str) -> Path:
 def difficulty_plots(results: Results, where: str) -> dict[str, str]:
     """Score over the one option that is a number, of runs that differ in others, too; the best curves come first.
 
-    Where the score is the fraction of right pixels, as in diagnostic tasks, chance and ceiling are drawn. Chance is
-    always the most frequent class of the validation set.
+    In diagnostic tasks chance, that of the most frequent class, and ceiling are drawn.
     """
     runs = results.firsts
     options = {name: run.options() for name, run in runs.items()}
@@ -146,7 +138,8 @@ def _wide(series: Sequence[Series], factor: float = 10) -> bool:
 def curve_plots(results: Results, where: str) -> dict[str, str]:
     """Score, loss and rank over the steps, mean over seeds."""
     plots = {}
-    for name, tag in (("score", None), ("loss", "train/loss"), ("rank", "rank")):
+    labels = {"score": (None, results.tag), "loss": ("train/loss", "train/loss")}
+    for name, (tag, label) in (labels | {"rank": ("rank", "rank of the attention, mean over layers")}).items():
         series = [_series(variant, results, tag) for variant in results.variants]
         steps = [step for one in series for step, _ in one.points]
         if steps:
@@ -154,13 +147,8 @@ def curve_plots(results: Results, where: str) -> dict[str, str]:
                 scores = {variant.name: results.summary(variant)[0] for variant in results.variants if variant.known}
                 ends = {name: ((min(steps), score), (max(steps), score)) for name, score in scores.items()}
                 series = [Series(one.name, ends[one.name]) if one.name in ends else one for one in series]
-            label = {"score": results.tag, "loss": "train/loss", "rank": "rank of the attention, mean over layers"}[
-                name
-            ]
-            how = "mean over seeds" + ", bars: one standard deviation" * any(one.spread for one in series)
-            plots[f"{name}_curves"] = line_plot(
-                f"{results.title}: {name}", series, Axis("step"), Axis(label), f"{how}\n{where}"
-            )
+            note = f"mean over seeds{', bars: one standard deviation' * any(one.spread for one in series)}\n{where}"
+            plots[f"{name}_curves"] = line_plot(f"{results.title}: {name}", series, Axis("step"), Axis(label), note)
     return plots
 
 
@@ -173,10 +161,7 @@ def _series(variant: Variant, results: Results, tag: str | None) -> Series:
 
 
 def mean_curve(variant: Variant, results: Results, tag: str | None) -> tuple[tuple[float, float, float], ...]:
-    """Steps, means and standard deviations over a variant's seeds of a curve, at most `MOST_POINTS` of them.
-
-    The tag None is that of the score, "rank" stands for the ranks of all layers.
-    """
+    """At most `MOST_POINTS` steps, means and deviations of a curve; None is the score, "rank" that of all layers."""
     values: dict[int, list[float]] = {}
     for run in variant.runs.values():
         wanted = tag or run.score_tag(results.score)
@@ -259,10 +244,7 @@ def _list(names: Iterable[str]) -> str:
 
 
 def write_summary(results: Results, folder: Path, device: str) -> None:
-    """Writes runs beside those of the runs: `summary/VARIANT` with the mean score over seeds, and the scores as bars.
-
-    A summary that is there is replaced.
-    """
+    """Writes curves for TensorBoard: `summary/VARIANT` with the mean score over seeds, and the scores as bars."""
     shutil.rmtree(folder / SUMMARY, ignore_errors=True)
     note = "{machine}; {date}".format(**conditions(device))
     bars = [(variant.name, *results.summary(variant)[:2]) for variant in results.variants]

@@ -13,6 +13,7 @@ import numpy as np
 from linvit.errors import UserError
 from linvit.experiments.compare.costs import Costs
 from linvit.experiments.compare.grid import BUDGETS, LENGTHS, TEACHER
+from linvit.experiments.compare.options import covered, differing, option_text, outermost, references
 from linvit.experiments.compare.statistics import Difference, bootstrap, paired_differences, spread, wilson
 from linvit.plain_text import printable
 from linvit.runs import result
@@ -180,17 +181,11 @@ class Results:
         return found
 
     def summary(self, variant: Variant, tag: str | None = None) -> tuple[float, float, int]:
-        """Mean and standard deviation of the scores over seeds, or of another curve, and the number of seeds.
-
-        Of a teacher there is one number, without a deviation.
-        """
+        """Mean and standard deviation (of a teacher NaN) of the scores over seeds, or of another curve, and seeds."""
         found = {} if variant.known and tag else variant.scores(tag or self.score)
         scores = [score.value for score in found.values()]
-        return (
-            (statistics.fmean(scores) if scores else math.nan),
-            math.nan if variant.known else spread(scores),
-            len(scores),
-        )
+        mean = statistics.fmean(scores) if scores else math.nan
+        return mean, math.nan if variant.known else spread(scores), len(scores)
 
     @property
     def caption(self) -> str:
@@ -227,45 +222,11 @@ class Results:
             return value, False
 
     def controls(self) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
-        """The options that differ between the runs: those of the experiment, and others, with each run's value.
-
-        The experiment is controlled if there are no others.
-        """
+        """The options that differ between runs, with all values: the experiment's; others, without which it is fair."""
         options = [run.options() for variant in self.variants for run in variant.runs.values()]
         values, lengths = differing(options), LENGTHS if self.budget in ("cpu_time", "macs") else ()
         own = {name: found for name, found in values.items() if covered(name, [*self.keys, *self.tuned, *lengths])}
         return own, {name: found for name, found in values.items() if name not in own}
-
-
-def references(
-    names: Iterable[str], options: Mapping[str, Mapping[str, Any]], baseline: str, keys: Sequence[str]
-) -> dict[str, str]:
-    """What each variant is compared with, which none of these has itself.
-
-    Where attentions differ and other options, too, such as a task's difficulty, that is the variant with the
-    baseline's attention and otherwise its own options; without different attentions, the one with the baseline's
-    model on its own data. A variant of which there is none such is compared with the baseline.
-    """
-    others = [name for name in names if name != baseline]
-    if baseline not in options:  # a teacher
-        return dict.fromkeys(others, baseline)
-    keys = outermost(key for key in differing(options.values()) if covered(key, keys))
-    compared = [key for key in keys if covered(key, ["model.attention"])]
-    compared = compared or [key for key in keys if not key.startswith("data.")] or keys
-
-    def values(name: str, *, matched: bool) -> str:
-        return str([option_text(options.get(name, {}), key) for key in keys if (key not in compared) == matched])
-
-    own = values(baseline, matched=False)
-    like = {values(name, matched=True): name for name in options if values(name, matched=False) == own}
-    like[values(baseline, matched=True)] = baseline
-    found = {name: like.get(values(name, matched=True), baseline) for name in others}
-    used = {reference for name, reference in found.items() if reference != name}
-    return {
-        name: reference if name != reference else baseline
-        for name, reference in found.items()
-        if name != reference or name not in used
-    }
 
 
 def with_published(results: Results) -> Results:
@@ -342,34 +303,6 @@ def group(runs: Iterable[RunFolder]) -> list[Variant]:
             if not run.complete
         }
     return list(found.values())
-
-
-def differing(options: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """The options in which configurations differ, with the value of each configuration; `None` where it has none."""
-    every = list(options)
-    names = dict.fromkeys(name for one in every for name in one)
-    values = {name: [one.get(name) for one in every] for name in names}
-    return {name: found for name, found in values.items() if any(value != found[0] for value in found)}
-
-
-def covered(name: str, keys: Iterable[str]) -> bool:
-    """Whether an option is one of `keys`, or a part of one, or has one as a part."""
-    return any(name == key or name.startswith(f"{key}.") or key.startswith(f"{name}.") for key in keys)
-
-
-def outermost(names: Iterable[str]) -> list[str]:
-    """Names of options without those that are a part of another one: `model.attention`, not `model.attention.name`."""
-    every = list(dict.fromkeys(names))
-    return [name for name in every if not any(name.startswith(f"{other}.") for other in every)]
-
-
-def option_text(options: Mapping[str, Any], name: str) -> str:
-    """The value of an option, or its parts, such as `focused, dwc=False`; "-" if there is none."""
-    parts = {key[len(name) + 1 :]: value for key, value in options.items() if key.startswith(f"{name}.")}
-    own = [str(parts.pop("name"))] if "name" in parts else []
-    return ", ".join([*own, *(f"{part}={value}" for part, value in parts.items())]) or (
-        "-" if options.get(name) is None else str(options[name])
-    )
 
 
 def check_comparable(variants: Sequence[Variant]) -> None:

@@ -87,13 +87,7 @@ class Search:
 class PruneTrial(Callback):
     """Tells a study the score of each epoch, and ends the run if the study's pruner finds it not worth another.
 
-    The study lies in `optuna.log` in `trainer.default_root_dir`; without that file, as in a stage before the last, this
-    does nothing.
-
-    Args:
-        study: Its name.
-        trial: The number of the trial that this run is.
-        score: The score's name; null is that of the weights that the task predicts with.
+    The study lies in `trainer.default_root_dir`; without one, as in a stage before the last, this does nothing.
     """
 
     def __init__(self, study: str, trial: int, score: str | None = None) -> None:

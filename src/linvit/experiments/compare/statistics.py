@@ -52,10 +52,7 @@ def spread(scores: Sequence[float]) -> float:
 
 
 def paired_differences(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> list[Difference]:
-    """The differences of several variants from a baseline; at least three seeds whose differences vary are tested.
-
-    Of each variant there are its scores, one per seed, and the baseline's of the same seeds in the same order.
-    """
+    """Differences of several variants from their baselines, by scores of the same seeds; three or more are tested."""
     found = [_alone(ours, baseline) for ours, baseline in pairs]
     family = [number for number, one in enumerate(found) if one.pairs >= LEAST]
     tested = sorted((number for number in family if found[number].p == found[number].p), key=lambda n: found[n].p)
