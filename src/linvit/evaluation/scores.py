@@ -20,8 +20,7 @@ from linvit.evaluation.sets import Answers, ImageSet, Kind, Variants
 from linvit.experiments.measure import interleaved, peak_memory
 
 BINS = 15
-IMAGENET = ("n01440764", "tench, Tinca tinca")
-"""What the first of ImageNet's 1,000 classes is called."""
+IMAGENET = ("n01440764", "tench, Tinca tinca")  # names of the first of its 1,000 classes
 
 
 class Score(NamedTuple):

@@ -21,10 +21,8 @@ from linvit.data.sources.read import BadImages
 from linvit.errors import UserError
 from linvit.evaluation.corruptions import corrupt
 
-BORDER = {"objectnet": 2}
-"""Pixels that are cut off on each side: ObjectNet's images have a red frame."""
-Kind = tuple[str, int] | None
-"""A corruption and its severity, or none."""
+BORDER = {"objectnet": 2}  # pixels that are cut off on each side: the images have a red frame
+Kind = tuple[str, int] | None  # a corruption and its severity
 Answers = Sequence[Sequence[int]]
 """The classes that are right, by image; an image without any is left out."""
 

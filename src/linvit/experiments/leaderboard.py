@@ -22,8 +22,7 @@ from linvit.runs import result
 from linvit.runs.folder import CONFIG, COSTS, CURVES, RESULT, RunFolder, files, shown
 
 NAME = "leaderboard"
-SCRIPT = Path(__file__).with_suffix(".js")
-"""Sorts a table by the column whose title is clicked, and hides rows that lack a word of the box at the top."""
+SCRIPT = Path(__file__).with_suffix(".js")  # sorts a table by the title that is clicked, and filters rows by words
 WHEN = "measured {date}, load {load}"
 FRONTS, SCORES = "on the front of", ("score", "±", "best", "test", "top-1 on ")
 NAMED = ("model.backbone", "model.head", "model.attention")

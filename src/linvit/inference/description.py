@@ -70,14 +70,18 @@ def read_trained(source: str | Path, weights: Weights | None = None) -> tuple[Mo
     path = download(source) if isinstance(source, str) and source.startswith(HUB) else Path(source)
     if (path / HUB_FILES[0]).is_file():
         path /= HUB_FILES[0]
-    if path.is_dir() and not (path / CHECKPOINTS).is_dir():
-        run = newest(path)
-        if run is None:
-            raise UserError(f"'{path}' is not the folder of a run: it has no {CHECKPOINTS}, nor runs version_N in it")
-        path = run.folder
-    if (path / CHECKPOINTS).is_dir():
-        path = checkpoint_in(path, RunFolder(path).best, "source")
+    if path.is_dir():
+        run = run_in(path)
+        path = checkpoint_in(run.folder, run.best, "source")
     return _of_safetensors(path) if path.suffix == ".safetensors" else _of_checkpoint(path, weights)
+
+
+def run_in(folder: Path) -> RunFolder:
+    """The run whose folder this is, or the newest of several in it."""
+    run = RunFolder(folder) if (folder / CHECKPOINTS).is_dir() else newest(folder)
+    if run is None:
+        raise UserError(f"'{folder}' is not the folder of a run: it has no {CHECKPOINTS}, nor runs version_N in it")
+    return run
 
 
 def _of_safetensors(path: Path) -> tuple[ModelDescription, dict[str, Tensor]]:

@@ -27,16 +27,13 @@ Dtype = Literal["float32", "float16"]
 TOLERANCE = {"float32": 1e-5, "float16": 2e-2}
 """The largest relative error of a file against the network in float32; half precision has 11 bits."""
 SUFFIXES = (".onnx", ".pt2")
-DESCRIPTION = "description.json"
-"""Where a file of `torch.export` has what an ONNX file has in its metadata."""
-
+DESCRIPTION = "description.json"  # where a file of `torch.export` has what an ONNX file has in its metadata
 OUTPUTS = ("num_detections", "boxes", "labels", "scores", "masks")
 """Of a detector's file: (B,), (B, n, 4), (B, n), (B, n) and, of a head with masks, (B, n, 28, 28). Behind the number of
 an image's detections there are zeros. Boxes are x1, y1, x2, y2 in pixels of the images that the file takes. Masks are
 probabilities of the pixels of each box, which `linvit.heads.detection.masks.paste_masks` puts into the image."""
 
-RunFile = Callable[[Tensor], Any]
-"""Images to logits, or to a list of a detector's outputs."""
+RunFile = Callable[[Tensor], Any]  # images to logits, or to a list of a detector's outputs
 
 
 class Case(NamedTuple):

@@ -16,10 +16,10 @@ from torch import nn
 
 from linvit import source
 from linvit.errors import UserError
-from linvit.inference.description import ModelDescription, build_task, read_trained, write_trained
+from linvit.inference.description import ModelDescription, build_task, read_trained, run_in, write_trained
 from linvit.plain_text import printable
 from linvit.registry import Registry, attentions, backbones, heads
-from linvit.runs.folder import CHECKPOINTS, EVALUATED, RunFolder, newest
+from linvit.runs.folder import EVALUATED, RunFolder
 from linvit.weights.read import HUB, HUB_FILES, REPOSITORY
 
 TASKS = {
@@ -169,16 +169,14 @@ def _papers(names: Mapping[Registry, Sequence[str]]) -> list[str]:
 
 
 WEIGHTS, CONFIG, CARD = HUB_FILES[0], "config.json", "README.md"
+# what timm notes of weights that a model began with
 OF_OTHER_WEIGHTS = ("url", "file", "hf_hub_id", "hf_hub_filename", "source", "state_dict", "tag", "label_offset")
-"""What timm notes of weights that a model began with."""
 LICENCE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
 
 
 def finished_run(source: Path) -> RunFolder:
     """The run in a folder, or the newest of several in it; a `UserError` if there is none, or it has not ended."""
-    run = RunFolder(source) if (source / CHECKPOINTS).is_dir() else newest(source)
-    if run is None:
-        raise UserError(f"'{source}' is not the folder of a run: it has no {CHECKPOINTS}, nor runs version_N in it")
+    run = run_in(source)
     if not run.complete:
         raise UserError(f"the run '{run.folder}' is not finished: {run.progress}. Continue it with\n  {run.command}")
     return run

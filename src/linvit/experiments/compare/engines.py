@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 from linvit import machine
 from linvit.errors import UserError
 from linvit.experiments.compare.experiment import SweepRun
-from linvit.experiments.compare.process import ProcessJob, run_process, start
+from linvit.experiments.compare.process import ProcessJob, start
 from linvit.signals import STOP
 
 POLL = 0.2  # seconds
@@ -150,7 +150,7 @@ def run_on_ray(runs: Sequence[SweepRun], address: str | None, cpus: int, gpus: i
         raise UserError(f"there is no Ray cluster at --address={address}: {error}") from error
     try:
         gpus = gpus if ray.cluster_resources().get("GPU") else 0
-        task = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=0)(run_process)
+        task = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=0)(lambda *given: ProcessJob()(*given))
         threads = {"OMP_NUM_THREADS": str(cpus)}
         return run_jobs({run: _RayJob(ray, task.remote(run.command, str(run.log), threads)) for run in runs}, watch)
     finally:

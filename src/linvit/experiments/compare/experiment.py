@@ -18,8 +18,7 @@ from linvit.files import is_locked, lock, write_text
 from linvit.runs.folder import CHECKPOINTS, OUTCOME, TUNING, RunFolder, flat, newest, read_yaml
 from linvit.signals import STOP
 
-FILE = "compare.yaml"
-"""The grid of an experiment, in its folder."""
+FILE = "compare.yaml"  # the grid, in the folder of an experiment
 
 State = Literal["waiting", "stopped", "failed", "pruned", "finished"]
 

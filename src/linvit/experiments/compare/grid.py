@@ -20,14 +20,12 @@ UNSAFE = re.compile(r"[^\w.+-]+")
 REGISTRIES = {"attention": attentions, "backbone": backbones, "head": heads}
 CONVOLUTIONS = {"dwc": False, "dwc_kernel": 0, "lepe_kernel": 0, "residual_kernel": 0, "conv_size": 0, "scales": []}
 """Options of mechanisms that have a convolution, and the values that leave it out."""
-TEACHER = "teacher"
-"""The name of a row of the table: the teacher of the runs, whose score they have logged."""
+TEACHER = "teacher"  # the name of a row of the table: the teacher of the runs, whose score they have logged
 TUNING_SEED = 1000
 BUDGETS = {"epochs": "equal epochs", "cpu_time": "equal processor time", "macs": "equal multiply-accumulates"}
 """What is equal of all variants that are compared, in words."""
 SEARCHES = ("grid", "optuna")
-LENGTHS = ("trainer.max_epochs", "trainer.max_steps")
-"""The options by which a budget sets how long a variant is trained."""
+LENGTHS = ("trainer.max_epochs", "trainer.max_steps")  # by which a budget sets how long a variant is trained
 LONGEST = 80  # characters of a variant's name, which names folders
 
 

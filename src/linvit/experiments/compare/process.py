@@ -19,18 +19,13 @@ def start(command: Sequence[str], log: str, environment: Mapping[str, str]) -> "
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=file, stderr=file, env=given)
 
 
-def run_process(command: Sequence[str], log: str, environment: Mapping[str, str]) -> tuple[int, float]:
-    """Runs a process; a KeyboardInterrupt, by which Ray cancels, lets it save. Returns its exit code and seconds."""
-    return ProcessJob()(command, log, environment)
-
-
 class ProcessJob:
-    """`run_process` as a job of submitit."""
+    """The process of a run as a job of submitit or task of Ray, whose KeyboardInterrupt lets it save."""
 
     process: "subprocess.Popen[bytes] | None" = None
 
     def __call__(self, command: Sequence[str], log: str, environment: Mapping[str, str]) -> tuple[int, float]:
-        """Runs the process of a run to its end."""
+        """Runs the process to its end; returns its exit code and seconds."""
         begun = time.monotonic()
         with start(command, log, environment) as self.process:
             while self.process.poll() is None:

@@ -29,8 +29,7 @@ MOST_MAPS = 12  # pictures of a run
 MOST_POINTS = 60  # of a curve; more are averaged
 PAGE, RANKS = "report.html", "ranks.png"
 SUMMARY = "summary"
-GROUP = "compare"
-"""TensorBoard sorts groups by name, and runs have none before it."""
+GROUP = "compare"  # TensorBoard sorts groups by name, and runs have none before it
 
 
 def write(results: Results, folder: Path, device: str) -> Path:

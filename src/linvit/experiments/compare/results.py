@@ -21,8 +21,7 @@ from linvit.runs.folder import RESULT, RunFolder, Score, flat
 from linvit.tasks.teacher import DISTANCE
 from linvit.tasks.teacher import TEACHER as OF_TEACHER
 
-AVERAGED = "val/ema_"
-"""How curves of a moving average's scores begin."""
+AVERAGED = "val/ema_"  # how curves of a moving average's scores begin
 MOST_UNTRAINED = 0.1
 EXACT = 1e-6  # scores are logged in float32
 

@@ -16,8 +16,7 @@ from linvit.experiments.compare.results import Results
 if TYPE_CHECKING:
     import optuna
 
-FILE = "optuna.log"
-"""The studies of a comparison, in the folder of the runs that tune."""
+FILE = "optuna.log"  # the studies of a comparison, in the folder of the runs that tune
 DECADE = 10  # a range of positive numbers that spans more is searched on a logarithmic scale
 WARM_UP = 4  # no trial is pruned in the first quarter of its epochs
 

@@ -59,10 +59,9 @@ def notes(results: Results) -> list[str]:
     ]
     if any(results.right.values()):
         found.append(
-            "Over images: the 95 % confidence interval of the score if other images of the same kind were drawn, by "
-            "10,000 bootstrap samples of the images, of which each has its mean over seeds (Wilson's of one seed, or "
-            "where all agree on each image). Of the difference from the same row, over the seeds that both have: by "
-            "paired samples. The networks are given: the spread over seeds is not in it."
+            "Over images: the 95 % confidence interval of the score by 10,000 bootstrap samples of the images, each "
+            "its mean over seeds (Wilson's of one seed, or where all agree on each image); of the difference by paired "
+            "samples. The networks are given: the spread over seeds is not in it."
         )
     if any(variant.evaluations for variant in results.variants):
         found.append(
@@ -102,19 +101,17 @@ def notes(results: Results) -> list[str]:
         found.append(
             "Latency: median of a forward pass per image, in batches of two, all variants in turns. MACs: of one "
             "image. Memory: the most that a forward and a backward pass of two images allocate, beyond the weights. "
-            "State: what attention keeps of all keys and values of an image, in float32, sum over layers: the sums of "
-            "features and values that its thin factors allow, or else the keys and values, which is an upper bound."
+            "State: what attention keeps of all keys and values of an image, in float32, sum over layers: sums of "
+            "features and values where it has thin factors, or else the keys and values, an upper bound."
         )
     if results.teachers:
         found.append(
-            "A teacher is the trained network that runs are copies of; each has scored it on its own data. As a "
-            "baseline it is one number, so intervals show the spread of its students alone. Before any step: the score "
-            "of a student with its teacher's weights; of several stages, before the last. Distance: mean squared error "
-            "of attention's outputs over the mean square of the teacher's, mean over layers and seeds, on the first "
-            "batch of the validation split, before any step and of the trained weights at the end; 0 is the same, 1 as "
-            "far off as zeros would be. "
-            "Faster from: the side from which on a student's forward pass of one image takes less time than its "
-            "teacher's; always or never among those that were measured, multiples of the runs' own."
+            "A teacher is the trained network that runs are copies of. As a baseline it is one number: intervals show "
+            "the spread of its students alone. Before any step: the score of a student with its teacher's weights; of "
+            "several stages, before the last. Distance: mean squared error of attention's outputs over the mean square "
+            "of the teacher's, mean over layers and seeds, on the first batch of the validation split; 1 is as far off "
+            "as zeros would be. Faster from: the side of the image from which on a student's forward pass takes less "
+            "time than its teacher's, among those that were measured."
         )
     if any(variant.rank() is not None for variant in results.variants):
         found.append(
