@@ -1,11 +1,13 @@
 """`linvit linearize`: from a run to a student with its page, and what is refused."""
 
+import gc
 import subprocess
 import sys
 
 import pytest
 import torch
 import yaml
+from lightning.pytorch import Trainer
 
 from linvit import UserError
 from linvit.cli.linearize import of_teacher, train_teacher
@@ -96,8 +98,15 @@ STAGES = """[{trainer.max_epochs: 1, model.teacher.attention_inputs: teacher, mo
 {trainer.max_epochs: 2, model.teacher.attention_weight: 0, model.teacher.feature_weight: 1}]"""
 
 
-def test_stages_are_runs_that_start_from_the_one_before_and_resume(folder):
+def test_stages_are_runs_that_start_from_the_one_before_and_resume(folder, monkeypatch):
     root, _ = folder
+    trainers = []
+
+    def start(run, start=Run.start):
+        trainers.append(sum(type(each) is Trainer for each in gc.get_objects()))
+        start(run)
+
+    monkeypatch.setattr(Run, "start", start)
     given = [
         "--teacher=checkpoints/quickstart/version_0",
         "--model.attention=focused",
@@ -108,7 +117,10 @@ def test_stages_are_runs_that_start_from_the_one_before_and_resume(folder):
     def weights(run):
         return torch.load(root / run / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
 
+    gc.disable()  # which would free what a stage has left at some time, or not
     assert linvit("linearize", *given, "--trainer.max_epochs=1", cwd=root).code == 0
+    gc.enable()
+    assert trainers[1] == trainers[0]
     first, second = "new/stage_1/quickstart/version_0", "new/quickstart/version_0"
     before, after = weights(first), weights(second)
     assert any(not torch.equal(before[name], after[name]) for name in before)
