@@ -69,7 +69,6 @@ def restrict_imports_to(options: object) -> Iterator[None]:
 
 
 def _texts(value: object) -> Iterator[str]:
-    """All texts within mappings and lists."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping | list | tuple):

@@ -107,8 +107,7 @@ def sweep(folder: Path) -> list[Path]:
 def lock(folder: Path) -> None:
     """Reserves a folder for this process, until it ends, however that comes about; once more does no harm.
 
-    The lock is the operating system's, on an empty file in the folder: it needs no clearing up after a kill, and a
-    child process does not inherit it. Where a file system has no locks, nothing is reserved.
+    The lock is the operating system's: it needs no clearing up after a kill, and a child process does not inherit it.
     """
     folder = folder.resolve()
     if folder in _locked:

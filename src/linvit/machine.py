@@ -84,7 +84,6 @@ def _groups() -> Iterator[Path]:
 
 
 def _read(path: Path) -> str:
-    """The text of a file, or nothing."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:

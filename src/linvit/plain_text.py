@@ -22,8 +22,7 @@ def printable(text: str, lines: bool = True) -> str:
 class PrintableStream:
     """A stream for a terminal, on which no text, wherever it is from, does more than to be read.
 
-    What moves the cursor is written out, but as a progress bar writes it: a carriage return at the start or the end of
-    a text, and line feeds with as many steps back up. So is what the stream's encoding lacks.
+    What moves the cursor is written out, but as a progress bar writes it; so is what the stream's encoding lacks.
     """
 
     def __init__(self, stream: Any) -> None:

@@ -1,8 +1,7 @@
 """Names of attention mechanisms, backbones and heads, and how a spec becomes an object.
 
-A name comes from an entry point (`linvit.attentions`, `linvit.backbones`, `linvit.heads`) or from a decorator in the
-running program. linvit's own names are entry points like anybody else's. Nothing is imported before it is used, so
-listing names imports no torch.
+A name comes from an entry point, linvit's own ones, too, or from a decorator in the running program. Nothing is
+imported before it is used, so listing names imports no torch.
 """
 
 import functools

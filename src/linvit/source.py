@@ -85,7 +85,6 @@ def _find(name: str) -> ModuleSpec | None:
 
 
 def _tree(spec: ModuleSpec | None) -> ast.Module | None:
-    """The syntax tree of a module; None if it has no source that can be parsed."""
     if spec is None or spec.origin is None or not isinstance(spec.loader, SourceFileLoader):
         return None
     return _parse(spec.origin)
@@ -93,7 +92,6 @@ def _tree(spec: ModuleSpec | None) -> ast.Module | None:
 
 @functools.cache
 def _parse(path: str) -> ast.Module | None:
-    """The syntax tree of a file; None if it cannot be parsed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # somebody else's invalid escape sequences
         try:
@@ -103,7 +101,6 @@ def _parse(path: str) -> ast.Module | None:
 
 
 def _docstrings(target: str) -> tuple[str, str]:
-    """Docstrings of the module that defines a target, and of its class or function."""
     module, definition = _definition(target)
     own = definition and ast.get_docstring(definition)
     return (module and ast.get_docstring(module)) or "", own or ""

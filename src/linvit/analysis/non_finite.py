@@ -27,9 +27,8 @@ class _FoundError(Exception):
 def find_non_finite(network: nn.Module, loss: Callable[[], Tensor], batch_size: int) -> NonFinite | None:
     """Computes a loss (a scalar) and its gradient; finds the first layer whose output or gradient is not finite.
 
-    Layers within layers come first. A layer's gradient is that with respect to its input and its weights; it counts if
-    the gradient that the layer received is finite. The gradients of the weights (`grad`) stay as they are. Hooks do not
-    reach into a compiled network: call this under `torch.compiler.set_stance("force_eager")`.
+    A layer's gradient, with respect to its input and weights, counts if the one that the layer received is finite.
+    Hooks do not reach into a compiled network: call this under `torch.compiler.set_stance("force_eager")`.
     """
     owners: dict[Node, str] = {}  # operations of the backward pass, and the layer that each belongs to
 

@@ -51,10 +51,7 @@ class Call(NamedTuple):
         return attention_matrix(self.mechanism, self.q, self.k, self.grid, v=values, bias=self.bias, x=self.x)[0]
 
     def factors(self) -> tuple[Tensor, Tensor] | None:
-        """Thin factors of the matrix in float64 if the mechanism has them.
-
-        (h, N, r) and (h, M, r), or (h, d, N, r) and (h, d, M, r) if the mechanism is channelwise.
-        """
+        """Thin factors of the matrix in float64, (h[, d], N, r) and (h[, d], M, r), if the mechanism has them."""
         found = attention_factors(self.mechanism, self.q, self.k, self.grid, bias=self.bias)
         return None if found is None else (found[0][0], found[1][0])
 

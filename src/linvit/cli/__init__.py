@@ -109,9 +109,8 @@ def _names_a_network(argv: list[str]) -> bool:
 def _prepare() -> None:
     """Sets what torch reads when it is imported, unless the user has set it; makes local modules known.
 
-    OpenMP's threads spin for some microseconds while they wait, and then sleep. By default GCC's spin for so long that
-    two processes on the same cores spend most of their time on waiting. Loader processes inherit the setting. Of the
-    messages of torch's C++ code only errors are shown: a rank that has ended causes a hundred lines of warnings.
+    OpenMP's threads spin while they wait, and by default GCC's for so long that two processes on the same cores spend
+    most of their time on it. Of torch's C++ code only errors are shown: a rank's end causes a hundred warnings.
     """
     if not any(name in os.environ for name in WAITING):
         os.environ |= {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "10000"}  # GCC's OpenMP goes by the second alone

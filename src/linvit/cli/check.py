@@ -80,7 +80,6 @@ def _check_all(quick: bool, timeout: float) -> int:
 
 
 def _table(report: Report) -> str:
-    """The report as `str` gives it, but within the terminal; checks of a second or more have their time."""
     title = reflow(str(report).partition("\n")[0])
     rows = [
         (f"  {name}", verdict.value, f"{note} ({seconds:.0f} s)".strip() if seconds >= 1 else note)

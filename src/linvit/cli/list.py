@@ -110,7 +110,6 @@ def _remark(owners: list[Entry]) -> str:
 
 
 def _one(kind: str, name: str) -> Iterator[str]:
-    """Everything about one name. Imports it."""
     registry = REGISTRIES[kind]
     constructor = registry.get(name)
     parameters, inherited = parameters_of(constructor), descriptions(constructor)

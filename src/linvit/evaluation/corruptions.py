@@ -190,7 +190,6 @@ def _in_hsv(x: Pixels, scale: float, saturation: float, value: float) -> Pixels:
 
 
 def _gaussian(x: np.ndarray, sigma: float, truncate: float = 4, mode: Any = "edge") -> np.ndarray:
-    """Blurs (H, W, C)."""
     reach = int(truncate * sigma + 0.5)
     weights = np.exp(-(np.arange(-reach, reach + 1) ** 2) / (2 * max(sigma, 1e-9) ** 2))
     for axis in (0, 1):

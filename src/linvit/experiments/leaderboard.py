@@ -153,7 +153,6 @@ def _order(one: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _machine(one: Mapping[str, Any]) -> str:
-    """The machine, and what else times depend on."""
     return printable("{machine} / {device} / {threads} threads / {versions}".format(**one["conditions"]), lines=False)
 
 
@@ -229,8 +228,6 @@ def _name(options: Mapping[str, Any], keys: Sequence[str]) -> str:
 
 
 def _texts(titles: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Cells as they are read."""
-
     def text(title: str, cell: Any) -> str:
         if cell is None or isinstance(cell, str):
             return cell or "-"

@@ -94,8 +94,7 @@ def interleaved(
 def peak_memory(work: Work, device: str | torch.device = "cpu") -> int:
     """The most bytes that a call has allocated at one time, beyond what was allocated before it, by torch's allocator.
 
-    Call it before, so that what is allocated only the first time is not counted. On the CPU torch's profiler tells,
-    which sees what fused operators and compiled code allocate, but not a library such as oneDNN, and is slow.
+    On the CPU torch's profiler tells, which is slow, and does not see what a library such as oneDNN allocates.
     """
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)

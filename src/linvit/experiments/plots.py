@@ -67,9 +67,8 @@ LEGEND_ROWS = 18  # that fit beside a plot; more entries stand in further column
 def line_plot(title: str, series: Sequence[Series], x: Axis, y: Axis, note: str = "", *, front: bool = False) -> str:
     """Draws a curve per series as the text of an SVG file; the legend has them in the order of their right ends.
 
-    Series at the same place of the list look the same in every plot. The note, such as the machine, is below the title.
-    With `front` points stand alone, in the order of the series, and a grey line joins those that no other one beats
-    (the Pareto front): the smaller `x` and the larger `y`, the better. Hollow ones are not in it.
+    With `front` points stand alone, and a grey line joins those that no other one beats (the Pareto front): the smaller
+    `x` and the larger `y`, the better. Hollow ones are not in it.
     """
     with mpl.rc_context(STYLE):
         figure, axes = _axes(title, x, y, note)

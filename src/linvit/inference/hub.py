@@ -155,7 +155,6 @@ def write_card(
 
 
 def _names(spec: Any) -> list[str]:
-    """The names in a spec, or in a list of them."""
     every = spec if isinstance(spec, list | tuple) else [spec]
     found = (one.get("name") if isinstance(one, Mapping) else one for one in every)
     return list(dict.fromkeys(str(name) for name in found if name is not None))

@@ -101,7 +101,6 @@ class Preprocessing:
             raise BadImageError(name, reason) from error
 
     def _read_values(self, values: np.ndarray) -> Tensor:
-        """Values (bands, H, W) as an image."""
         bands = self.reader.bands
         if values.ndim != 3 or 0 in values.shape:
             raise ValueError(f"it has the shape {values.shape}, and must be (H, W), or have three dimensions")

@@ -199,7 +199,6 @@ class Distillation:
 
     @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
     def _start(self, student: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Runs the teacher on what the student is about to get."""
         if student is not self.student:
             return  # one of DataParallel's
         for kept in (self._of_teacher, self._of_student, self._inputs):
@@ -218,7 +217,6 @@ class Distillation:
                 self.teacher.feature_maps(args[0])  # type: ignore[operator]
 
     def _pair(self, name: str) -> list[Any]:
-        """The modules of this name in the teacher and in the student."""
         return [network.get_submodule(name) for network in (self.teacher, self.student)]
 
     def _watch(self, part: str, name: str) -> None:

@@ -211,7 +211,6 @@ def parse_sizes(option: str, text: str) -> list[tuple[int, int]]:
 
 
 def _finish(report: CostReport, output: Path | None, plots: Mapping[str, str] | None = None) -> int:
-    """Prints the tables, writes the files, `plots` besides, and returns the exit code."""
     interrupted = INTERRUPTED in report.conditions
     if not interrupted and not any(cost.peak for cost in report.costs):
         raise UserError("nothing could be measured:\n  " + "\n  ".join(report.notes()))

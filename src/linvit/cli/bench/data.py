@@ -52,7 +52,6 @@ def main(argv: list[str]) -> int:
 
 
 def _measure(args: argparse.Namespace) -> None:
-    """Times the loaders in this process, whose CPU seconds are counted."""
     data: Any = ClassificationData(args.source or "", augmentation=RECIPE)
     if args.config is not None:  # a set that takes the place of the configuration's has classes of its own
         given = [] if args.source is None else [f"--data.source={args.source}", "--data.num_classes=null"]

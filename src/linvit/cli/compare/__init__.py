@@ -187,7 +187,6 @@ def _spec(args: argparse.Namespace, options: Sequence[str]) -> tuple[Sweep, str]
 
 
 def _options(options: Sequence[str]) -> dict[str, list[Any]]:
-    """Options of `linvit fit`, each with all of its values."""
     found: dict[str, list[Any]] = {}
     for option in options:
         key, _, text = option.removeprefix("--").partition("=")

@@ -133,7 +133,6 @@ def _complete(experiment: Experiment, configs: dict[str, Config], args: argparse
 
 
 def _stopped(experiment: Experiment, command: str) -> int:
-    """Says how a signal has ended an experiment; returns the exit code."""
     assert STOP.received is not None
     runs = experiment.runs
     how = f"ended by {signal_name(STOP.received)}: {sum(run.state == 'finished' for run in runs)} of {len(runs)} runs"
@@ -190,7 +189,6 @@ def finish(results: Results, root: Path, args: argparse.Namespace, command: str)
 
 
 def _run(runs: Sequence[SweepRun], configs: dict[str, Config], args: argparse.Namespace, watch: Watch) -> bool:
-    """Starts runs by the engine that was asked for; returns whether all have been run."""
     accelerators = {config["trainer"]["accelerator"] for config in configs.values()}
     if args.engine == "ray":
         gpus = args.gpus_per_run if accelerators & {*GPU} else 0

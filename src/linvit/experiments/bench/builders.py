@@ -76,7 +76,6 @@ def _mechanism(spec: Spec, dim: int, num_heads: int, settings: Settings, size: t
 
 
 def _layer(spec: Spec, dim: int, num_heads: int, settings: Settings, size: tuple[int, int]) -> Built:
-    """An attention layer with tokens (B, N, C)."""
     grid = Grid(size)
     x = torch.randn(settings.batch, grid.num_queries, dim).to(settings.device, settings.weights)
     return AttentionLayer(dim, num_heads, grid, attention=spec), (x.requires_grad_(), grid), {}
@@ -90,7 +89,6 @@ def backbone_builders(
 
 
 def _backbone(spec: Spec, attention: Spec | Sequence[Spec] | None, settings: Settings, size: tuple[int, int]) -> Built:
-    """A backbone with images (B, 3, H, W)."""
     images = torch.randn(settings.batch, 3, *size).to(settings.device, settings.weights)
     return create_backbone(spec, attention, img_size=list(size)), (images,), {}
 

@@ -194,10 +194,9 @@ def growth_exponent(costs: Mapping[float, float]) -> float | None:
 
 
 def crossover(costs: Mapping[float, float], baseline: Mapping[float, float]) -> float | None:
-    """From which size on a cost stays at or below that of a baseline, up to the largest size that was measured.
+    """From which size on a cost stays at or below that of a baseline: 0 at all sizes, infinity at none, None unknown.
 
-    Between two sizes the ratio is a straight line on log axes, which passes 1 there. 0 is at all sizes, infinity at
-    none; None if no size has both. A cost of infinity stands for what could not run.
+    Between two sizes the ratio is a straight line on log axes. A cost of infinity stands for what could not run.
     """
     both = costs.keys() & baseline.keys()
     sizes = sorted(size for size in both if 0 < min(costs[size], baseline[size]) < math.inf)

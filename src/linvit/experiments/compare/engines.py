@@ -122,8 +122,6 @@ def slots(jobs: int, devices: Sequence[str], per_run: int) -> list[Environment]:
 
 
 class _RayJob(NamedTuple):
-    """A task of Ray."""
-
     ray: Any
     reference: Any
 

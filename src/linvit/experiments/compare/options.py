@@ -35,11 +35,9 @@ def option_text(options: Mapping[str, Any], name: str) -> str:
 def references(
     names: Iterable[str], options: Mapping[str, Mapping[str, Any]], baseline: str, keys: Sequence[str]
 ) -> dict[str, str]:
-    """What each variant is compared with, which none of these has itself.
+    """What each variant is compared with: the one with the baseline's attention and otherwise its own options.
 
-    Where attentions differ and other options, too, such as a task's difficulty, that is the variant with the
-    baseline's attention and otherwise its own options; without different attentions, the one with the baseline's
-    model on its own data. A variant of which there is none such is compared with the baseline.
+    Without different attentions that is the one with the baseline's model on its own data; else the baseline.
     """
     others = [name for name in names if name != baseline]
     if baseline not in options:  # a teacher

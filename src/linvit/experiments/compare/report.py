@@ -204,7 +204,6 @@ def _controls(page: Page, results: Results) -> None:
 
 
 def _ranks(page: Page, results: Results, folder: Path, where: str) -> None:
-    """Each layer's rank at the end."""
     last = {variant.name: variant.ranks() for variant in results.variants if not variant.known}
     layers = list(dict.fromkeys(layer for ranks in last.values() for layer in ranks))
     if not layers:
@@ -217,7 +216,6 @@ def _ranks(page: Page, results: Results, folder: Path, where: str) -> None:
 
 
 def _pictures(page: Page, results: Results) -> None:
-    """The pictures in the first run of each variant: of the last validation, and of `AttentionMaps`."""
     runs = {name: run.folder for name, run in results.firsts.items()}
     validation = {name: sorted(folder.glob("val_*.png")) for name, folder in runs.items()}
     of_maps = {name: sorted((folder / maps.FOLDER).rglob("*.png"))[-MOST_MAPS:] for name, folder in runs.items()}

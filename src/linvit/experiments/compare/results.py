@@ -259,7 +259,6 @@ def with_teachers(results: Results) -> Results:
 
 
 def _teacher(run: RunFolder) -> str:
-    """The source of the teacher of a run."""
     option = run.model.get("teacher")
     return str(option.get("source") if isinstance(option, dict) else option)
 
