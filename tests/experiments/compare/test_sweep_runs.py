@@ -116,7 +116,7 @@ time.sleep(0.5)
 """
 
 
-def test_a_run_that_a_killed_command_has_left_saves_before_it_is_started_again(experiment, program):
+def test_a_run_that_a_killed_command_has_left_saves_before_it_is_started_again(experiment, program, capsys):
     experiment.prepare(configs(**BOTH))
     run_, *_ = experiment.runs
     folder = write_run(run_.folder / "version_0")
@@ -128,6 +128,7 @@ def test_a_run_that_a_killed_command_has_left_saves_before_it_is_started_again(e
     STOP.release()
     left.wait()
     assert run_.state == "finished"
+    assert capsys.readouterr().out == "softmax-seed0 waits for the process that a killed command has left\n"
 
 
 SAVES = """

@@ -79,12 +79,16 @@ class _LocalJob:
     """A process of this machine, which starts when one of the slots is free."""
 
     def __init__(self, run: SweepRun, slots: list[Environment]) -> None:
-        self._run, self._slots, self._cancelled = run, slots, False
+        self._run, self._slots, self._cancelled, self._told = run, slots, False, False
         self._process: subprocess.Popen[bytes] | None = None
 
     def done(self) -> bool:
         if self._process is None:
-            if self._slots and not self._cancelled and not self._run.busy:
+            busy = bool(self._slots) and self._run.busy
+            if busy and not self._told:
+                self._told = True
+                print(f"{self._run.name} waits for the process that a killed command has left", flush=True)
+            if self._slots and not self._cancelled and not busy:
                 self._slot, self._begun = self._slots.pop(0), time.monotonic()
                 self._process = start(self._run.command, str(self._run.log), self._slot)
                 STOP.children.append(self._process)
