@@ -39,10 +39,11 @@ if TUTORIALS == "changed":  # by the last commit
         changed = {ROOT / line for line in said.stdout.splitlines()}
         nb_execution_excludepatterns = [str(page) for page in DOCS.rglob("*.md") if page not in changed]
 nb_execution_cache_path = str(DOCS / "_build" / "cells")
-nb_execution_timeout = 300
+nb_execution_timeout = 900  # seconds of a cell; a minute on a machine with nothing else to do
 nb_execution_raise_on_error = True
 nb_execution_in_temp = True
 nb_merge_streams = True
+nb_render_markdown_format = "myst"  # tables, in outputs too
 
 # Docstrings: single backticks are code, types stand in the signatures.
 default_role = "code"

@@ -32,15 +32,10 @@ WRITTEN = [
     "docs/index.md",
     "docs/questions.md",
 ]
-FOLDERS = [ROOT / "docs" / name for name in ("guides", "tutorials", "explanation", "results")]
-PAGES = {
-    page: (ROOT / page).read_text(encoding="utf-8")
-    for page in [
-        *WRITTEN,
-        *sorted(f"docs/{path.relative_to(ROOT / 'docs')}" for one in FOLDERS for path in one.glob("*.md")),
-    ]
-}
+FOLDERS = [ROOT / "docs" / name for name in ("guides", "tutorials", "explanation", "results", "reference")]
 GENERATED = (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()
+FOUND = sorted(f"docs/{path.relative_to(ROOT / 'docs')}" for one in FOLDERS for path in one.glob("*.md"))
+PAGES = {page: (ROOT / page).read_text(encoding="utf-8") for page in [*WRITTEN, *FOUND] if page not in GENERATED}
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 

@@ -259,7 +259,7 @@ def picture(name: str) -> str:
     if over_channels is None:
         axes[2].plot(4, 4, "k+")
     PICTURES.mkdir(parents=True, exist_ok=True)
-    figure.savefig(PICTURES / f"{name}.png", dpi=110)
+    figure.savefig(PICTURES / f"{name}.png", dpi=110, bbox_inches="tight")
     plt.close(figure)
     where = f"in the first layer of an untrained `deit_nano` for a digit, rank {highest:.0f} of {len(matrix)}"
     colours = "Bright is much" if matrix.min() >= 0 else "Red is positive, blue negative"
