@@ -44,7 +44,7 @@ def load_script(app: "Sphinx", page: str, template: str, context: dict[str, Any]
     """Has a page load the script, and tell it the page's version and the way up."""
     up = "../" * (page.count("/") + 1)
     data = f'data-version="{app.config.version}" data-up="{up}"'
-    context["metatags"] += f'<script defer src="{up}versions.js" {data}></script>'
+    context["metatags"] = context.get("metatags", "") + f'<script defer src="{up}versions.js" {data}></script>'
 
 
 def write_versions(app: "Sphinx", error: Exception | None) -> None:
