@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.null_cuda.device import build, missing, run
+from tests.null_cuda.layers import DOCS, with_counts
 from tests.null_cuda.rehearse import DETECTION_BATCH
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=missing() or "")
@@ -88,6 +89,14 @@ def test_ranks_do_not_wait_for_the_device(library, tmp_path, steps, strategy):
     once = {"on_device.py", "execution.py"}  # what the first step sets up
     assert not [line for line in training[0]["waits"] if line.partition(":")[0] not in once]
     assert not any(step["waits"] for step in training[1:])
+
+
+def test_the_table_of_docs_is_what_is_counted(library, tmp_path):
+    """`python -m tests.null_cuda.layers --write` makes it."""
+    names = ["linear", "hedgehog", "pola"]
+    said = run(library, tmp_path / "calls", ["-m", "tests.null_cuda.layers", *names])
+    counted = with_counts(table := DOCS.read_text(encoding="utf-8"), said.stdout)
+    assert [line for line in counted.splitlines() if line not in table] == [], said.stderr[-2000:]
 
 
 def test_a_roofline_of_attention(library, tmp_path):

@@ -4,12 +4,17 @@ A layer (64, 3136, 96) with 3 heads runs under bfloat16 autocast, forward and ba
 the CUDA runtime and of cuBLAS; bytes are those of the tensors that each of its operators reads and writes, of which a
 cache may save a part. Nothing here is a time.
 
+`--write` makes the table of docs/gpu.md again, but for what stands before its changes.
+
 Example:
     $ python -m tests.null_cuda.layers linear focused
+    $ python -m tests.null_cuda.layers --write
 """
 
 import argparse
 import os
+import re
+import statistics
 import sys
 import tempfile
 from collections.abc import Callable
@@ -23,10 +28,16 @@ from torch.utils._pytree import tree_leaves
 from linvit import AttentionLayer, Grid, list_attentions
 from linvit.analysis.roofline import Operators, touched
 from linvit.tasks.execution import keep_attention_features
+from linvit.testing.attention import precision
+from linvit.testing.attention.inputs import AttentionSubject
 from tests.null_cuda.device import HERE, Calls, build, missing, run
 
 BATCH, SIDE, DIM, HEADS = 64, 56, 96, 3
 KERNELS = {"linear_attention", "linear_attention_backward"}  # whose programs are counted one by one
+DOCS = HERE.parents[1] / "docs" / "gpu.md"
+ROW = re.compile(r"\| (`?)([a-z_0-9 ]+)\1 \| (\d+) \+ (\d+) \| \d+ \+ \d+ \| ([\d.]+) \+ ([\d.]+) \|.*")
+RATIOS = re.compile(r"^\| `\w+` \| .* \| ([\d.]+) / ([\d.]+) \| [\d. /]*\|$", re.MULTILINE)
+MEDIAN = re.compile(r"The median of the \d+ is [\d.]+ of the launches and [\d.]+ of the bytes\.")
 
 
 class Programs:
@@ -90,6 +101,43 @@ def count(names: list[str], shown: bool, recompute: bool, kernel: bool) -> None:
         print(row(name, lambda layer=ours: layer(x, grid), shown), flush=True)
 
 
+def errors(name: str) -> tuple[float, float]:
+    """Relative errors of output and worst gradient against float64 in what a GPU leaves in bfloat16, here on a CPU."""
+    run_at = precision.run_at(AttentionSubject(name, DIM, HEADS, True), precision.PRECISIONS[3], 28, torch.clone)
+    return precision._root_mean_square(run_at)
+
+
+def with_counts(text: str, counted: str) -> str:
+    """The text of docs/gpu.md with the rows of its table that were counted, and with their errors."""
+    figures = r"(\w+) \| (\d+) \| (\d+) \| ([\d.]+) \| ([\d.]+)"
+    rows = {name: found for name, *found in re.findall(figures, counted)}
+    with precision._bfloat16_stays():
+        kernel = errors("softmax")
+
+    def replaced(row: re.Match[str]) -> str:
+        """One row."""
+        tick, name, *before = row.groups()
+        if (last := name.split(" ")[-1]) not in rows:
+            return row[0]
+        up, down, there, back = rows[last]
+        old = [float(x) for x in before]
+        launches, moved = (int(up) + int(down)) / sum(old[:2]), (float(there) + float(back)) / sum(old[2:])
+        error = ""
+        if tick and name != "softmax":
+            with precision._bfloat16_stays():
+                own = errors(name)
+            if own != errors(name):  # without bfloat16
+                error = " / ".join(f"{a / b:.1f}" for a, b in zip(own, kernel, strict=True))
+        counts = f"{before[0]} + {before[1]} | {up} + {down} | {before[2]} + {before[3]} | {there} + {back}"
+        return f"| {tick}{name}{tick} | {counts} | {launches:.2f} / {moved:.2f} | {error} |"
+
+    text = ROW.sub(replaced, text)
+    ratios = [tuple(map(float, pair)) for pair in RATIOS.findall(text)]
+    launches, moved = (statistics.median(column) for column in zip(*ratios, strict=True))
+    median = f"{launches:.2f} of the launches and {moved:.2f} of the bytes."
+    return MEDIAN.sub(f"The median of the {len(ratios)} is {median}", text)
+
+
 def main() -> int:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -97,6 +145,7 @@ def main() -> int:
     parser.add_argument("--operators", action="store_true", help="show each operator with its bytes, too")
     parser.add_argument("--recompute", action="store_true", help="count with `recompute_attention: true`")
     parser.add_argument("--kernel", action="store_true", help="count with `attention_kernel: triton`")
+    parser.add_argument("--write", action="store_true", help="write the table of docs/gpu.md")
     given = parser.parse_args()
     if "CALLS" in os.environ:
         names = given.names or [*list_attentions(), "authors"]
@@ -114,6 +163,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         done = run(build(Path(folder)), Path(os.devnull), ["-m", "tests.null_cuda.layers", *sys.argv[1:]])
     print(done.stdout, done.stderr[-2000:] if done.returncode else "")
+    if given.write and not done.returncode:
+        DOCS.write_text(with_counts(DOCS.read_text(encoding="utf-8"), done.stdout), encoding="utf-8")
     return done.returncode
 
 

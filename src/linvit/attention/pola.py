@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from linvit.attention.base import Gate, Grid
 from linvit.attention.focused import FocusedAttention
 from linvit.attention.ops.activations import by_sign
-from linvit.attention.ops.decorators import full_precision, recomputed
+from linvit.attention.ops.decorators import mixed_precision, recomputed
 from linvit.attention.ops.linear import key_sums, linear_factors
 from linvit.errors import check_number
 
@@ -72,16 +72,16 @@ class PolaAttention(FocusedAttention):
         self.power = nn.Parameter(torch.zeros(1, num_heads, 1, self.key_dim))
 
     @recomputed
-    @full_precision
+    @mixed_precision
     def kernel(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
-        """The linear attention of both halves of the values, (B, h, N, d)."""
+        """The linear attention of both halves of the values, (B, h, N, d), in at least float32 from the features on."""
         q, k = self.features(q, k, grid)
-        context, total = key_sums(k, v, mean=True)  # (B, h, 2 dk, d), (B, h, 2 dk, 1)
+        context, total = key_sums(k, v.to(k.dtype), mean=True)  # (B, h, 2 dk, d), (B, h, 2 dk, 1)
         half = self._first_half
         differing = self._exchanged(torch.cat([context[..., half:], total], dim=-1))
         product = q @ torch.cat([context[..., :half], total, differing], dim=-1)  # of each half the denominator last
-        halves = product.split([half + 1, self.head_dim - half + 1], dim=-1)
-        return torch.cat([x[..., :-1] * (x[..., -1:] + self.eps).reciprocal() for x in halves], dim=-1)
+        parts = product.split([half, 1, self.head_dim - half, 1], dim=-1)
+        return torch.cat([x * (y + self.eps).reciprocal() for x, y in (parts[:2], parts[2:])], dim=-1)
 
     def _phi(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """The features [x+, x-] (..., h, N, 2 dk) of tokens (..., N, h dk)."""
