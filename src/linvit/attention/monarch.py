@@ -17,6 +17,7 @@ and a block whose keys are all masked keeps a share of the weights; neither is s
 
 from typing import Literal
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -65,28 +66,30 @@ class MonarchAttention(Attention):
         """(B, h, N, dk), (B, h, N, dk), (B, h, N, d) -> (B, h, N, d); tokens outside `mask` (B, N) take no part."""
         tokens, block = q.shape[2], self.block or grid.size[1]
         rest = -tokens % block
+        whole = not torch.compiler.is_exporting() and rest == 0  # a program may have any number of tokens
         before, behind = (rest, 0) if self.pad == "pre" else (0, rest)
 
         def blocks(x: Tensor) -> Tensor:
             """(..., N, C) -> (..., B, b, C)."""
-            cut: Tensor = F.pad(x, (0, 0, before, behind)).unflatten(-2, (-1, block))
+            cut: Tensor = (x if whole else F.pad(x, (0, 0, before, behind))).unflatten(-2, (-1, block))
             return cut
 
-        kept = q.new_ones(1, 1, tokens, 1) if mask is None else mask[:, None, :, None].to(q.dtype)
-        kept = blocks(kept)  # (1 or B, 1, B, b, 1)
+        kept = None  # (1 or B, 1, B, b, 1), all
+        if mask is not None or not whole:
+            kept = blocks(q.new_ones(1, 1, tokens, 1) if mask is None else mask[:, None, :, None].to(q.dtype))
         q, k, v = blocks(q), blocks(k), blocks(v)
         scaled = k * k.shape[-1] ** -0.5
         places = q.transpose(2, 3)  # (B, h, b, B, dk)
         sums = q  # a over c
         for step in range(self.steps):
             logits = sums @ scaled.mT  # (B, h, B, b, b)
-            masked = logits.masked_fill(kept.mT == 0, FAR)
+            masked = logits if kept is None else logits.masked_fill(kept.mT == 0, FAR)
             inside = masked.softmax(-1)
             entropy = masked.logsumexp(-1) - (inside * logits).sum(-1)  # (B, h, B, b)
             means = (inside @ scaled).transpose(2, 3)  # (B, h, b, B, dk)
             across = (places @ means.mT + entropy.mT.unsqueeze(-2)).softmax(-1)  # (B, h, b, B, B)
             if step < self.steps - 1:
-                shares = (across * kept.transpose(2, 3)).mT  # (B, h, b, B keys, B queries)
+                shares = (across if kept is None else across * kept.transpose(2, 3)).mT  # (B, h, b, B keys, B queries)
                 sums = (shares @ places / (shares.sum(-1, keepdim=True) + 1e-12)).transpose(2, 3)
         out: Tensor = (across @ (inside @ v).transpose(2, 3)).transpose(2, 3).flatten(2, 3)
         return out[:, :, before : before + tokens]
