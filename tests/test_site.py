@@ -127,7 +127,7 @@ def test_versions(monkeypatch, tmp_path):
     listed = re.findall(r'href="(.*?)/index.html"', (tmp_path / "versions.html").read_text())
     assert listed == ["0.10", "0.9", "0.11rc1"]
     assert 'versions = ["0.10", "0.9", "0.11rc1"]' in (tmp_path / "versions.js").read_text()
-    context = {"metatags": ""}
+    context = {}  # as of the page of searches
     linvit_versions.load_script(app, "reference/attentions/linear", "", context)
     assert 'src="../../../versions.js" data-version="0.9" data-up="../../../"' in context["metatags"]
 
