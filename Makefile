@@ -64,7 +64,8 @@ gallery: .venv/installed ## train all attentions on the digits, and write docs/g
 diagnostics: .venv/installed ## recall of all attentions, each at its best rate of three: docs/results/recall.md (an hour with JOBS=2)
 	pairs=$(PAIRS); $(BIN)/linvit compare diagnostics/recall --model.attention='*' \
 	  --data.pairs=$$pairs --baseline=softmax-pairs$${pairs%%,*} \
-	  --tune model.lr=1e-3,2e-3,4e-3 --seeds $(SEEDS) --jobs $(JOBS) --name diagnostics
+	  --tune model.lr=1e-3,2e-3,4e-3 --seeds $(SEEDS) --jobs $(JOBS) --name diagnostics \
+	  --trainer.check_val_every_n_epoch=6
 	{ printf '# What attentions recall\n\n`make diagnostics PAIRS=$(PAIRS) SEEDS=$(SEEDS)`, of pairs of a key and a value.\n\n'; \
 	  cat checkpoints/compare/diagnostics/table.md; } > docs/results/recall.md
 

@@ -34,6 +34,9 @@ EPILOG = """examples:
                               several side by side, on the same images
   linvit analyze --backbone deit_tiny --attention focused --images FOLDER
                               a model without a run, trained or not
+
+It writes index.html, which needs no other file and no network; statistics.csv,
+with each head of each layer; predictions.csv; and the pictures.
 """
 
 

@@ -22,7 +22,9 @@ EPILOG = """examples:
   linvit check --backbone swin_tiny --attention focused --img_size 32 --quick
   linvit check --head upernet --quick        a head
 
-exit code: 0 if nothing failed, 1 if something did
+exit code: 0 if nothing failed, 1 if something did. What a mechanism does not
+declare does not fail. In Python: linvit.testing.check_attention("focused"),
+check_backbone("swin_tiny", attention="focused"), check_head("upernet")
 """
 KINDS: dict[str, tuple[Registry, Callable[..., Report], tuple[str, ...]]] = {  # with the options of each
     "backbone": (backbones, check_backbone, ("attention", "img_size")),

@@ -47,9 +47,11 @@ TILE = """examples:
   linvit data tile potsdam --images 2_Ortho_RGB --masks 5_Labels_all \\
       --output data/potsdam --size 512 --stride 256
 
-The output is a folder of images and masks for --data.source. Masks of the ISPRS
-sets become the classes of --data.class_names=isprs. Tiles of validation and
-test do not overlap. linvit predict takes whole pictures: --model.window=512.
+The output is a folder of images and masks for --data.source. Pictures keep
+their bands, bits and georeference; masks of a folder keep their numbers or
+colours (--data.mask_values), those of the ISPRS sets become the classes of
+--data.class_names=isprs. Tiles of validation and test do not overlap, so each
+pixel counts once. linvit predict takes whole pictures: --model.window=512.
 """
 SHOWN = 20  # bad images and copies that are printed
 TASKS: list[type[ImageData]] = [getattr(linvit.data, name) for name in linvit.data.__all__ if name.endswith("Data")]

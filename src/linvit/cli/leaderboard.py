@@ -9,9 +9,11 @@ EPILOG = """examples:
   linvit leaderboard checkpoints/compare/flatten_table_4 from_the_gpu_machine
   linvit leaderboard a/result.json b/result.json --output docs/leaderboard
 
-A finished run has a result.json, and linvit compare and bench backbone write
-costs.json (docs/results.md). Both can be copied from other machines. To measure
-runs on this one: linvit compare --report DIR.
+A finished run has a file result.json (docs/results.md describes it), and linvit
+compare writes what it has measured of its variants to costs.json, as linvit
+bench backbone does over the sizes of images. All can be copied from other
+machines, alone or with their folders. To measure runs on this machine:
+linvit compare --report DIR.
 """
 
 

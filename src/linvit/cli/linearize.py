@@ -35,10 +35,13 @@ in a list keeps a block's softmax. What is matched, and how much it counts:
   --model.teacher.logit_weight=0          the logits
   --model.teacher.task_weight=1           the task's own loss; 0 needs no labels
 Stages (stages: in a configuration) are runs that start from one another's last
-weights; each is a mapping of options, such as
+weights, all but the last in folders stage_1, stage_2, ...; each is a mapping of
+options, such as
   {trainer.max_epochs: 4, model.teacher.attention_inputs: teacher,
    model.teacher.task_weight: 0}
-A model of timm without --config is learned from images alone, of any folder.
+and --resume=auto continues the stage that was interrupted. A model of timm
+without --config is learned from images alone, of any folder. The run's folder
+gets a page, linearize.html.
 """
 OF_A_RUN = "base/linearize"
 ALONE = "linearize/features"  # of a teacher that is no run, and no data: its features, of images without labels

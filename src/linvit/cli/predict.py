@@ -24,9 +24,10 @@ EPILOG = """examples:
   linvit predict --model RUN/checkpoints/best.ckpt a.jpg b.png --device cuda
   linvit predict --model RUN huge.tif --model.window=512
 
---model.NAME=VALUE sets options of the task that change no weights, --data.NAME=VALUE
-how images are prepared. linvit predict --config RUN/config.yaml --ckpt_path RUN
-predicts the images of a data source, with all options of a run.
+--model.NAME=VALUE sets options of the task that change no weights, such as the
+window of segmentation; --data.NAME=VALUE how images are prepared, such as
+--data.max_pixels. linvit predict --config RUN/config.yaml --ckpt_path RUN, with
+all options of a run, predicts the images of a data source.
 """
 
 

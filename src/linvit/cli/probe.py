@@ -33,8 +33,11 @@ EPILOG = """examples:
   linvit probe --config mine.yaml --model.pretrained=FILE
                               a backbone with weights of a file
 
-Options of linvit validate say which images, and how they are prepared. All
-features are kept in memory; --layers=-1 are those of the last layer alone.
+Options of linvit validate say which images (--data.source=FOLDER) and how they
+are prepared; what they leave open, the configuration of a run says, or timm of
+its models. The run's folder, or ./probe, gets index.html, with the scores over
+depth, probe.md and probe.csv. All features are kept in memory; --layers=-1 are
+those of the last layer alone.
 """
 ABOUT = (
     "Features are those of the training split, frozen and without augmentation: the mean of the patches, and the class "

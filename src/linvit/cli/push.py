@@ -14,8 +14,9 @@ then:
   timm.create_model("hf-hub:me/digits", pretrained=True), or local-dir:folder,
   after `import linvit.backbones`
 
-The card, README.md, has the run's configuration without paths of this machine:
-read it. A repository that does not exist is made public.
+It writes model.safetensors, config.json and a card, README.md, with the run's
+configuration without paths of this machine: read it. A repository that does not
+exist is made public; make it yourself to keep it private.
 """
 
 

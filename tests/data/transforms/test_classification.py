@@ -168,6 +168,7 @@ def test_turns_shifts_and_zooms_stay_in_their_ranges_and_reach_the_ends(options,
         ({"zoom": 2}, "zoom must be a number at least 0 and below 1; got 2"),
         ({"rotate": -10}, "-10"),
         ({"zoom": 1.0}, "1.0"),  # a scale of 0
+        ({"crop_ratio": (2.0, 1.0)}, "crop_ratio must be [low, high] with 0 < low <= high; got [2.0, 1.0]"),
         ({"interpolation": "cubic"}, "interpolation must be one of bicubic, bilinear, random; got 'cubic'"),
         ({"augment_on": "gpu"}, "augment_on must be one of worker, device; got 'gpu'"),
         ({"random_erasing": -0.25}, "random_erasing must be a number at least 0 and at most 1; got -0.25"),

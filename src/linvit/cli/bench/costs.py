@@ -61,9 +61,15 @@ ATTENTION = """examples:
                                              recomputing in backward: what does
                                              it save, and what does it cost?
 
-Crossover: from which number of tokens on a mechanism costs less than torch's
-scaled_dot_product_attention ("torch's SDPA") and a naive softmax. Exponent: how
-its costs grow with that number. Ctrl-C keeps what is measured.
+Beside the mechanisms are measured torch's scaled_dot_product_attention
+("torch's SDPA") and a naive softmax. Printed are the medians, from which
+number of tokens on a mechanism costs less than these (the crossover), and how
+its costs grow with the number of tokens (the exponent). Tables (Markdown, and
+CSV with quartiles) and plots (SVG) are written.
+
+At each size modules take turns, in at least three rounds. Memory is what a call
+allocates beyond its inputs and weights. The tables say what could not be
+measured, and why. Ctrl-C keeps what is measured.
 """
 BACKBONE = """examples:
   linvit bench backbone                      DeiT, PVT and Swin, with their own
@@ -73,8 +79,10 @@ BACKBONE = """examples:
   linvit bench backbone my_package.my_module:MyBackbone --attention hydra
   linvit bench backbone deit_tiny --device cuda --batch 64 --compile
 
-A training step is forward, cross entropy, backward and AdamW; the crossover is
-with the first backbone. accuracy.svg: published top-1 over the time.
+A training step is forward, cross entropy, backward and AdamW. Tables and plots
+are those of linvit bench attention, over the image size; the crossover is with
+the first backbone. accuracy.svg shows ImageNet-1K top-1 as published by the
+authors (linvit measured none of it) over the time measured here.
 """
 PREDICTION = (
     "Forward + backward. Operators: of most, torch launches one kernel. GB: of the tensors that they read and write. "

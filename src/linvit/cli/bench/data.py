@@ -25,8 +25,9 @@ EPILOG = """examples:
   linvit bench data path/to/folder --config imagenet/swin_tiny
                                       with the augmentation of a configuration
 
-"images/s per core": by the CPU seconds of one thread that decodes, augments and
-collates. Whether training waits for images says data_wait in a run's curves.
+"images/s per core" is the number of images divided by the CPU seconds of one
+thread that decodes, augments and collates them to 8-bit batches. Whether
+training waits for its images says data_wait in the curves of a run.
 """
 
 
@@ -105,6 +106,7 @@ def _timm_loader(data: ClassificationData, given: Any) -> Any:
         batch_size=data.batch_size,
         is_training=True,
         scale=given.crop_scale,
+        ratio=given.crop_ratio,
         hflip=given.hflip,
         color_jitter=given.color_jitter,
         auto_augment=policy,

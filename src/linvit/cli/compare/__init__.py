@@ -48,8 +48,17 @@ The same grid as a file, with keys that a command line may override:
   score: val/score              a column of metrics.csv
   published: {source: Table 4 of the paper, scores: {plain: 72.2}}
 
-The same command again runs what is missing, and resumes what was interrupted.
-A run whose last evaluation is not on disk has no score; the exit code is then 1.
+Each run is a linvit fit in checkpoints/compare/NAME/VARIANT-seedN, with its
+configuration, its log and its run. The same command again runs what is
+missing; a run that was interrupted resumes from its checkpoint. Tables
+(Markdown, CSV, LaTeX), plots and report.html are written beside the runs.
+
+The score of a run is that of its last epoch, and not of its best. A run whose
+last evaluation is not on disk has no score, and the exit code is 1. A star
+marks a difference that is significant at 5 % by Holm's correction. A teacher
+(linvit linearize) that is not there yet is trained first. The machines of a Ray
+cluster (pip install 'linvit[ray]') or of SLURM ('linvit[slurm]') must share the
+folder of the runs.
 """
 
 TIMES, FLAG = {"action": "append", "default": []}, {"action": "store_true"}

@@ -17,7 +17,6 @@ from linvit.errors import check_number, check_range
 from linvit.signatures import check_choices
 
 Interpolation = Literal["bicubic", "bilinear", "random"]
-CROP_RATIO = (3 / 4, 4 / 3)  # width over height of a random resized crop, from and to
 
 
 @dataclass(frozen=True)
@@ -26,6 +25,7 @@ class Augmentation:
 
     Attributes:
         crop_scale: Area of the random resized crop as a fraction of the image, [low, high]; null for no random crop.
+        crop_ratio: Width over height of the random resized crop, [low, high].
         interpolation: Of resizing, shears and rotations: bicubic, bilinear, or random (one of the two each time).
         hflip: Probability of a horizontal flip.
         auto_augment: RandAugment in timm's notation, such as rand-m9-mstd0.5-inc1; null for none.
@@ -40,6 +40,7 @@ class Augmentation:
     """
 
     crop_scale: tuple[float, float] | None = (0.08, 1.0)
+    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
     interpolation: Interpolation = "bicubic"
     hflip: float = 0.5
     auto_augment: str | None = None
@@ -54,6 +55,7 @@ class Augmentation:
     def __post_init__(self) -> None:
         if self.crop_scale is not None:
             check_range("crop_scale", self.crop_scale, at_most=1)
+        check_range("crop_ratio", self.crop_ratio)
         check_choices(Augmentation, vars(self))
         for name in ("hflip", "random_erasing", "translate"):
             check_number(name, getattr(self, name), at_least=0, at_most=1)
@@ -81,7 +83,7 @@ class TrainTransform:
         if given.crop_scale is None:
             image = prepare(image, self.size, "center", 1.0)
         else:
-            image = crop(image, random_box(rng, height, width, given.crop_scale, CROP_RATIO))
+            image = crop(image, random_box(rng, height, width, given.crop_scale, given.crop_ratio))
             image = resize(image, self.size, rand_augment.choose(given.interpolation, rng))
         if rng.random() < given.hflip:
             image = v2.horizontal_flip(image)
