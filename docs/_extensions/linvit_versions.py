@@ -11,20 +11,22 @@ if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
 # Pages load it from above the folders of versions, so that an old one knows of a new one without being built again.
-SCRIPT = """const { version, up } = document.currentScript.dataset;
-const versions = VERSIONS;
-const add = (where, text, href, link, name) => {
-  const line = document.createElement("p");
-  const a = Object.assign(document.createElement("a"), { href, textContent: link });
-  line.className = name;
-  line.append(text, a);
-  where.prepend(line);
-};
-if (version !== versions[0])
-  add(document.querySelector("article"), `This is version ${version}. `, `${up}index.html`,
-    `The newest is ${versions[0]}.`, "admonition warning");
-if (versions.length > 1)
-  add(document.querySelector("footer"), `Version ${version}. `, `${up}versions.html`, "All versions", "versions");
+SCRIPT = """{
+  const { version, up } = document.currentScript.dataset;
+  const versions = VERSIONS;
+  const add = (where, text, href, link, name) => {
+    const line = document.createElement("p");
+    const a = Object.assign(document.createElement("a"), { href, textContent: link });
+    line.className = name;
+    line.append(text, a);
+    where.prepend(line);
+  };
+  if (version !== versions[0])
+    add(document.querySelector("article"), `This is version ${version}. `, `${up}index.html`,
+      `The newest is ${versions[0]}.`, "admonition warning");
+  if (versions.length > 1)
+    add(document.querySelector("footer"), `Version ${version}. `, `${up}versions.html`, "All versions", "versions");
+}
 """
 PAGE = '<!DOCTYPE html>\n<html lang="en">\n<meta charset="utf-8">\n<title>linvit</title>\n{}\n</html>\n'
 STYLE = (
