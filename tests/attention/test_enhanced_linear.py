@@ -10,6 +10,7 @@ from linvit.analysis import attention_matrix, rank
 from linvit.attention.enhanced_linear import EnhancedLinearAttention
 from linvit.layers.block import Block
 from linvit.layers.mlp import BatchNormLinear, feed_forward
+from linvit.testing.onnx import in_onnxruntime, to_onnx
 from tests.golden_files import Golden, both_precisions, of_case
 from tests.helpers import assert_near, assert_same_gradients, inputs, mechanism
 
@@ -366,3 +367,22 @@ def test_parameters_begin_as_in_torch() -> None:
 def test_bad_option_is_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message):
         EnhancedLinearAttention(24, 3, Grid((4, 4)), **options)
+
+
+def test_queries_without_a_positive_entry_give_zero_in_onnx_too() -> None:
+    grid = Grid((3, 4))
+    module = mechanism("enhanced_linear", grid, dtype=torch.float32).eval()
+    given = inputs(module, grid, dtype=torch.float32)
+    q = -given.q.abs()
+
+    class Call(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = module
+
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return self.module(q, k, v, grid)
+
+    run = in_onnxruntime(to_onnx(Call().eval(), (q, given.k, given.v)).SerializeToString())
+    (found,) = run(q, given.k, given.v)
+    assert_near(found, module(q, given.k, given.v, grid), 1e-5)

@@ -46,7 +46,10 @@ def key_sums(k: Tensor, v: Tensor, mean: bool = False) -> tuple[Tensor, Tensor]:
 def apply_key_sums(q: Tensor, context: Tensor, total: Tensor, eps: float) -> Tensor:
     """`q context / (q total + eps)` for query features (B, h, N, dk) and `key_sums`, (B, h, N, d)."""
     q = q.contiguous()
-    return (q @ context) * (q @ total + eps).reciprocal()
+    divisor = q @ total
+    lost = torch.compiler.is_exporting() and eps < 1e-7  # torch's ONNX exporter adds nothing that is so near 0
+    divisor = divisor.clamp_min(eps) if lost else divisor + eps
+    return (q @ context) * divisor.reciprocal()
 
 
 def linear_factors(q: Tensor, k: Tensor, eps: float, mean: bool = False) -> tuple[Tensor, Tensor]:
