@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from linvit.attention.base import Attention, Complexity, Grid
 from linvit.attention.ops.decorators import mixed_precision, recomputed
-from linvit.attention.ops.functional import normalize
+from linvit.attention.ops.functional import normalize, upcast
 from linvit.attention.ops.linear import linear_attention, linear_factors
 from linvit.errors import UserError, check_number
 
@@ -73,14 +73,15 @@ class TaylorShiftAttention(Attention):
     @mixed_precision
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, mask: Tensor | None = None) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d); keys outside `mask` (B, M) take no part."""
-        q, k = self._scaled(q, k)
-        if self._is_direct(grid):
+        q, k = self._scaled(upcast(q), upcast(k))
+        if self._is_direct(grid):  # in at least float32
             x = q @ k.mT
             weights = (self.a * x + self.b) * x + self.c
             if mask is not None:
                 weights = weights * mask[:, None, None]
-            out = (weights @ v) / weights.sum(-1, keepdim=True)
+            out = (weights @ v.to(weights.dtype)) / weights.sum(-1, keepdim=True)
         else:
+            q, k = q.to(v.dtype), k.to(v.dtype)
             keys = self._features(k)
             if mask is not None:
                 keys = keys * mask[:, None, :, None]
