@@ -27,9 +27,10 @@ def rehearsed(library: Path, folder: Path, *arguments: str) -> list[dict[str, An
     return [json.loads(line) for line in (folder / "calls").read_text().splitlines()]
 
 
-def test_what_is_planted_is_found_and_a_look_for_finite_weights_waits_once(library, tmp_path):
-    device, dtype, item, *convolutions, finite = rehearsed(library, tmp_path, "planted")
-    assert (finite["error"], sum(finite["waits"].values())) == ("", 1)
+def test_what_is_planted_is_found_and_a_checkpoint_waits_once(library, tmp_path):
+    """For all of its tensors, and once to see that they are finite."""
+    device, dtype, item, *convolutions, save, finite = rehearsed(library, tmp_path, "planted")
+    assert [(step["error"], sum(step["waits"].values())) for step in (save, finite)] == [("", 1), ("", 1)]
     assert "found at least two devices, cuda:0 and cpu" in device["error"]
     assert "dtype" in dtype["error"]
     assert list(item["waits"].values()) == [1]

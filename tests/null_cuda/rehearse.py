@@ -19,7 +19,7 @@ from torch.nn import parallel
 import linvit
 import linvit.cli
 from linvit import Attention, AttentionLayer, Grid
-from linvit.callbacks.save_checkpoints import SaveCheckpoints
+from linvit.callbacks.save_checkpoints import AtomicCheckpointIO, SaveCheckpoints
 from linvit.finite import not_finite
 from linvit.registry import attentions, heads
 from linvit.tasks.segmentation.scores import dice_loss, pixel_cross_entropy
@@ -97,6 +97,26 @@ def detectors() -> Iterator[tuple[str, Step]]:
         yield f"{name} evaluation", detect
 
 
+def saving() -> Iterator[tuple[str, Step]]:
+    """A checkpoint of tensors that share memory, and of a state dict with its metadata."""
+    layer = nn.Linear(8, 8, device=DEVICE)
+    whole = torch.zeros(6, device=DEVICE)
+    content = {"state_dict": layer.state_dict(), "optimizer_states": [{"views": (whole[:2], whole.view(2, 3).mT)}]}
+
+    def save() -> None:
+        with tempfile.NamedTemporaryFile() as file:
+            AtomicCheckpointIO().save_checkpoint(content, file.name)
+            found = torch.load(file.name, weights_only=True)
+        first, second = found["optimizer_states"][0]["views"]
+        assert found["state_dict"]._metadata == content["state_dict"]._metadata
+        assert not found["state_dict"]["weight"].is_cuda
+        assert second.stride() == (1, 3)
+        assert first.data_ptr() == second.data_ptr()
+
+    yield "checkpoint", save
+    yield "finite", lambda: not_finite(layer, content)
+
+
 def planted() -> Iterator[tuple[str, Step]]:
     """What must be found: a tensor on another device, and a value that the host reads."""
     x = torch.zeros(8, device=DEVICE, requires_grad=True)
@@ -107,7 +127,7 @@ def planted() -> Iterator[tuple[str, Step]]:
     for count in (1, 8):
         images = torch.zeros(count, 4, 8, 8, device=DEVICE, dtype=torch.bfloat16, requires_grad=True)
         yield f"{count} convolved", training(lambda images=images: conv(images))
-    yield "finite", lambda: not_finite(conv, {"state_dict": conv.state_dict()})
+    yield from saving()
 
 
 def training(forward: Callable[[], Tensor], dtype: torch.dtype | None = None) -> Step:

@@ -3,6 +3,7 @@
 import io
 import math
 import os
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from torch import Tensor
 
 from linvit import checksum
 from linvit.errors import UserError, check_choice
@@ -39,7 +41,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             path.parent.mkdir(parents=True, exist_ok=True)
             # In memory, as Lightning does: what torch.save meets in a file it words without the system's reason.
             archive = io.BytesIO()
-            torch.save(checkpoint, archive)
+            torch.save(on_cpu(checkpoint), archive)
             with replacing(path) as file:
                 checksum.write(file, archive.getbuffer())
         except OSError as error:
@@ -55,6 +57,35 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         if Path(path).is_file():
             checksum.verify(Path(path))
         return super().load_checkpoint(path, map_location, weights_only)
+
+
+def on_cpu(content: Any) -> Any:
+    """Nested dictionaries and sequences with tensors of a GPU copied: `torch.save` would wait for it at each of them.
+
+    Tensors that share their memory still do, and dictionaries keep their attributes, as those of `state_dict()` do.
+    """
+    copies: dict[int, torch.UntypedStorage] = {}
+
+    def copied(value: Any) -> Any:
+        if type(value) is Tensor and value.is_cuda and not value.requires_grad:
+            storage = value.untyped_storage()
+            if (place := storage.data_ptr()) not in copies:
+                copies[place] = torch.UntypedStorage(storage.nbytes()).copy_(storage, non_blocking=True)
+            own = torch.empty(0, dtype=value.dtype)
+            return own.set_(copies[place], value.storage_offset(), value.shape, value.stride())
+        if type(value) in (list, tuple):
+            return type(value)(map(copied, value))
+        if type(value) in (dict, OrderedDict):
+            made = type(value)((key, copied(item)) for key, item in value.items())
+            getattr(made, "__dict__", {}).update(getattr(value, "__dict__", {}))
+            return made
+        return value
+
+    found = copied(content)
+    if not copies:
+        return content
+    torch.cuda.synchronize()
+    return found
 
 
 @dataclass
