@@ -64,7 +64,7 @@ def test_options_are_found_through_forwarded_arguments_and_nested_ones():
     task, data = options_of(ClassificationTask), options_of(ClassificationData)
     assert task["mixup_alpha"].default == 0.0
     assert task["ema_decay"].default is None  # of the parent
-    assert task["lr"] == (1e-3, task["lr"].help)  # of the settings that the parent forwards to
+    assert task["lr"].default == 1e-3  # of the settings that the parent forwards to
     assert task["lr"].help.startswith("Peak learning rate")
     assert data["augmentation.hflip"].default == 0.5
     assert "num_classes" in task

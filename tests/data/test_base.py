@@ -202,10 +202,6 @@ class TestOnTheDevice:
         assert torch.equal(now["image"], then["after_mixing"](then["image"].clone()))
         assert all(torch.equal(*pair) for pair in zip(*(module.preview(4).values() for module in modules), strict=True))
 
-    def test_other_things_pass(self, folder):
-        images = torch.zeros(2, 3, 8, 8)
-        assert data().on_after_batch_transfer(images, 0) is images
-
     @pytest.mark.parametrize(("precision", "dtype"), [("bf16-true", torch.bfloat16), ("32-true", torch.float32)])
     def test_a_model_of_half_precision_gets_half(self, folder, tmp_path, precision, dtype):
         seen = []

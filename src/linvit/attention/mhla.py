@@ -180,27 +180,26 @@ class MHLAttention(ConvolvedAttention):
         """Numerators (B, h, N, d) and denominators (B, h, N, 1) of features q and k and values v."""
         prefix, blocks = grid.num_prefix, even_blocks(grid.size, self.blocks)
         queries, keys, values = (blocks.cut(x[:, :, prefix:]) for x in (q, k, v))  # (B, h, G, w, ...)
-        sums, totals = (
-            keys.mT @ values,
-            keys.sum(-2, keepdim=True, dtype=wide(k)).mT,
-        )  # S (B, h, G, dk, d) and t (B, h, G, dk, 1)
+        sums = keys.mT @ values  # S (B, h, G, dk, d)
+        totals = keys.sum(-2, keepdim=True, dtype=wide(k)).mT  # t (B, h, G, dk, 1)
         start = int(prefix > 0)
         if start:
             first = k[:, :, :prefix].unsqueeze(2)  # (B, h, 1, p, dk)
             sums = torch.cat([first.mT @ v[:, :, :prefix].unsqueeze(2), sums], dim=2)  # (B, h, T, dk, d)
-            totals = torch.cat([first.sum(-2, keepdim=True).mT, totals], dim=2)
+            totals = torch.cat([first.sum(-2, keepdim=True, dtype=wide(k)).mT, totals], dim=2)
         weights = self._all_weights(grid).to(wide(q))
 
         def taken(each: Tensor) -> Tensor:
             """What the queries of each token take of sums (B, h, T, dk, n), (B, h, N, n)."""
             mixed = (weights @ upcast(each).flatten(3)).view_as(each).to(q.dtype)
             of_patches = blocks.join(wide_product(queries, mixed[:, :, start:]))
-            return torch.cat([q[:, :, :prefix] @ mixed[:, :, 0], of_patches], dim=2) if start else of_patches
+            return torch.cat([wide_product(q[:, :, :prefix], mixed[:, :, 0]), of_patches], 2) if start else of_patches
 
         if self.own_queries:
             out = taken(torch.cat([sums, totals], dim=-1))
             numerator, denominator = out.split([v.shape[-1], 1], dim=-1)
             return numerator, denominator + self.eps
+        queries = upcast(queries)
         each = (queries @ totals[:, :, start:]).squeeze(-1)  # q_jw . t_j (B, h, G, w)
         shared = weights[start:, start:] @ each
         if start:

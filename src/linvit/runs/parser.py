@@ -7,7 +7,7 @@ import pkgutil
 import re
 from argparse import ArgumentError
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
 from lightning.pytorch import Trainer
@@ -71,12 +71,7 @@ TrainerOptions.__init__.__signature__ = _signature.replace(  # type: ignore[attr
 
 
 class CommandLine(LightningCLI):
-    """The options of `linvit fit`, `validate`, `test` or `predict`, read and checked; `Run` builds from them.
-
-    A process makes one parser per verb, since `linvit compare` reads hundreds of configurations.
-    """
-
-    _parsers: ClassVar[dict[str, LightningArgumentParser]] = {}
+    """The options of `linvit fit`, `validate`, `test` or `predict`, read and checked; `Run` builds from them."""
 
     def __init__(self, verb: str, options: Sequence[str], *, quiet: bool = False) -> None:
         self.verb, self.quiet = verb, quiet
@@ -95,13 +90,6 @@ class CommandLine(LightningCLI):
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
         )
-
-    def setup_parser(self, *given: Any) -> None:
-        """Takes the parser of the verb, or makes it."""
-        if self.verb not in self._parsers:
-            super().setup_parser(*given)
-            self._parsers[self.verb] = self.parser
-        self.parser = self._parsers[self.verb]
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Adds our options and those of the verb, and links the facts of the data to the model."""
