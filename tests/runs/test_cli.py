@@ -6,6 +6,7 @@ import signal
 import time
 from pathlib import Path
 
+import datasets
 import pytest
 import torch
 import yaml
@@ -582,6 +583,20 @@ class TestCheckpointMistakes:
         arguments = [f"--config={run.config}", f"--ckpt_path={run.checkpoint('best')}", "--data.source=mine"]
         text, left = self.error(tmp_path, *arguments, verb=verb)
         assert f"checkpoint '{run.checkpoint('best')}' was trained on 10 classes, but the data has 2" in text
+        assert ("score them alone: --data.classes=subset" in text) == (verb != "fit")
+        assert not left
+
+    @pytest.mark.parametrize("verb", ["fit", "validate", "test"])
+    def test_one_of_the_same_classes_in_another_order(self, run, tmp_path, verb):
+        names = [*map(str, reversed(range(10)))]
+        features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=names)})
+        rows = {"image": [picture(seed) for seed in range(10)], "label": [*range(10)]}
+        (tmp_path / "mine").mkdir()
+        for split in ("train", "val", "test"):
+            datasets.Dataset.from_dict(rows, features).to_parquet(tmp_path / "mine" / f"{split}.parquet")
+        arguments = [f"--config={run.config}", f"--ckpt_path={run.checkpoint('best')}", "--data.source=mine"]
+        text, left = self.error(tmp_path, *arguments, verb=verb)
+        assert "has other numbers for classes of the data: '9' is number 9 of it, and 0 of the data" in text
         assert ("score them alone: --data.classes=subset" in text) == (verb != "fit")
         assert not left
 

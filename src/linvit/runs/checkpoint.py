@@ -85,6 +85,26 @@ class Checkpoint:
             )
         return value
 
+    def check_classes(self, names: Sequence[str] | None, way: str) -> None:
+        """Raises a `UserError` if data numbers the checkpoint's classes otherwise; warns of classes of other names."""
+        trained: Sequence[str] | None = self._options.get("class_names")
+        if not names or not trained or len(names) != len(trained) or [*names] == [*trained]:
+            return
+        places = {name: number for number, name in enumerate(trained)}
+        if places.keys().isdisjoint(names):
+            places |= {str(number): number for number in range(len(trained))}  # as the folders of ImageNet-V2 are named
+        moved = [name for number, name in enumerate(names) if places.get(name, number) != number]
+        if moved:
+            raise UserError(
+                f"checkpoint '{self.path}' has other numbers for classes of the data: '{moved[0]}' is number "
+                f"{places[moved[0]]} of it, and {[*names].index(moved[0])} of the data{way}"
+            )
+        other = [number for number, name in enumerate(names) if name != trained[number]]
+        rank_zero_warn(
+            f"{len(other)} of {len(names)} classes have other names in the data than in checkpoint '{self.path}', and "
+            f"are taken for the same by their numbers, such as '{names[other[0]]}' for '{trained[other[0]]}'"
+        )
+
     @contextmanager
     def building(self, named: object) -> Iterator[None]:
         """Where the model of the checkpoint is built: no larger than its weights, and without other weights."""

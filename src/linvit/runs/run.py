@@ -260,9 +260,12 @@ class Run:
         """An argument of the model that the data sets; a checkpoint has its own, which must agree with the data."""
         data = self.data
         if self.checkpoint is not None:
-            must_agree = name == "num_classes" and self.verb != "predict" and not data.subset
+            must_agree = self.verb != "predict" and not data.subset
             way = "" if self._fits else data.how_to_restrict
-            return self.checkpoint.from_data(name, data.num_classes if must_agree else None, data.in_chans, way)
+            if name == "class_names" and must_agree:
+                self.checkpoint.check_classes(data.class_names, way)
+            count = data.num_classes if name == "num_classes" and must_agree else None
+            return self.checkpoint.from_data(name, count, data.in_chans, way)
         value = getattr(data, name)
         if value is None and name == "num_classes":
             way = data.how_to_count or data.how_to_label
