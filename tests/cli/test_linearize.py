@@ -10,7 +10,7 @@ import yaml
 from lightning.pytorch import Trainer
 
 from linvit import UserError
-from linvit.cli.linearize import of_teacher, train_teacher
+from linvit.cli.linearize import train_teacher, with_teacher
 from linvit.experiments import linearize
 from linvit.experiments.keep import Measurements, add_curve
 from linvit.experiments.page import Page
@@ -164,15 +164,36 @@ def test_a_student_is_scored_without_its_teacher(folder):
 
 def test_a_teacher_is_a_run_a_model_of_timm_or_a_file(tmp_path):
     backbone = "--model.backbone={name: timm, model: vit_tiny_patch16_224, pretrained: true}"
-    assert of_teacher("timm:vit_tiny_patch16_224", ["--config=mine.yaml"]) == [backbone, "--model.teacher.source=null"]
-    assert of_teacher("timm:vit_tiny_patch16_224", [])[:2] == ["--config", "linearize/features"]
-    assert of_teacher("weights.pth", ["--config=mine.yaml"]) == ["--model.teacher.source=weights.pth"]
+    own = ["--config", "mine.yaml", backbone, "--model.teacher.source=null", "--model.lr=1"]
+    assert with_teacher("timm:vit_tiny_patch16_224", ["--config=mine.yaml", "--model.lr=1"]) == own
+    assert with_teacher("timm:vit_tiny_patch16_224", [])[:2] == ["--config", "linearize/features"]
+    file = ["--config", "mine.yaml", "--model.teacher.source=weights.pth"]
+    assert with_teacher("weights.pth", ["--config=mine.yaml"]) == file
     with pytest.raises(UserError, match=r"'gone' is neither the folder of a run nor a checkpoint in one\..* --config"):
-        of_teacher("gone", ["--model.attention=focused"])
+        with_teacher("gone", ["--model.attention=focused"])
     run = tmp_path / "version_0"
     (run / "checkpoints").mkdir(parents=True)
     with pytest.raises(UserError, match=r"which attention .*--model\.attention=focused"):
-        of_teacher(str(run), ["--trainer.max_epochs=3"])
+        with_teacher(str(run), ["--trainer.max_epochs=3"])
+
+
+def test_the_teacher_that_is_named_wins_over_that_of_a_configuration(tmp_path):
+    checkpoints = write_run(tmp_path / "mine/version_0") / "checkpoints"
+    checkpoints.mkdir()
+    (checkpoints / "best.ckpt").touch()
+    text = tmp_path / "text.yaml"
+    text.write_text("base: quickstart\nmodel:\n  init_args:\n    teacher: elsewhere.ckpt\n", encoding="utf-8")
+
+    def read(teacher, config):
+        options = with_teacher(teacher, [f"--config={config}", "--model.attention=linear"])
+        return Run.read(["fit", *options]).settings.model.init_args
+
+    for config in ("linearize/quickstart", text):
+        for teacher, source in ((checkpoints.parent, checkpoints / "best.ckpt"), ("weights.pth", "weights.pth")):
+            assert Teacher.of(read(str(teacher), config).teacher).source == str(source)
+        found = read("timm:vit_tiny_patch16_224", config)
+        assert found.backbone["model"] == "vit_tiny_patch16_224"
+        assert Teacher.of(found.teacher).source is None
 
 
 def test_several_stages_or_variants_train_their_teacher_once(tmp_path, monkeypatch):

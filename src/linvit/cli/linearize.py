@@ -59,7 +59,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--keep", type=int, metavar="N", help=keep)
     parser.add_argument("--resume", choices=["auto"], help="auto continues the newest run of this command")
     args, options = parser.parse_known_args(argv)
-    options = [*of_teacher(args.teacher, options), *options]
+    options = with_teacher(args.teacher, options)
     options += [f"--model.teacher.copied={args.copy}"] * (args.copy is not None)
 
     from torch.distributed import destroy_process_group, is_initialized
@@ -127,36 +127,36 @@ def of_stage(stage: Mapping[str, Any], options: Sequence[str]) -> list[str]:
     return [*configs, *own, *others, "--stages=null"]
 
 
-def of_teacher(teacher: str | None, options: Sequence[str]) -> list[str]:
-    """The options of `linvit fit` that a teacher stands for: those of its run, or its backbone."""
+def with_teacher(teacher: str | None, options: Sequence[str]) -> list[str]:
+    """Options of `linvit fit` with a teacher, which wins over what configurations say: its run, or its backbone."""
     if teacher is None:
-        return []
+        return [*options]
     named = {option.partition("=")[0] for option in options}
-    configured = not named.isdisjoint({"--config", "-c"})
+    configs, others = split(options)
     if teacher.startswith("timm:"):
         name = teacher.removeprefix("timm:")
         own = [f"--model.backbone={{name: timm, model: {name}, pretrained: true}}", "--model.teacher.source=null"]
-        if configured:
-            return own
+        if configs:
+            return [*configs, *own, *others]
         import timm
 
         known = timm.get_pretrained_cfg(name)
         prepared = [f"--data.{part}={list(getattr(known, part))}" for part in ("mean", "std") if known is not None]
-        return ["--config", ALONE, *prepared, *own]
+        return ["--config", ALONE, *prepared, *own, *others]
     from linvit.runs.folder import run_config, run_of_checkpoint
 
     path = Path(teacher)
     folder = run_of_checkpoint(path) if path.exists() else None
     source = f"--model.teacher.source={teacher}"
-    if folder is None and configured:
-        return [source]
+    if folder is None and configs:
+        return [*configs, source, *others]
     if folder is None:
         raise UserError(
             f"'{teacher}' is neither the folder of a run nor a checkpoint in one. Other weights need a --config"
         )
-    if not configured and "--model.attention" not in named:
+    if not configs and "--model.attention" not in named:
         raise UserError("which attention shall take the place of the teacher's? Such as --model.attention=focused")
-    return ["--config", str(run_config(folder)), "--config", OF_A_RUN, source]
+    return ["--config", str(run_config(folder)), "--config", OF_A_RUN, *configs, source, *others]
 
 
 def train_teacher(teacher: "Teacher") -> bool:
