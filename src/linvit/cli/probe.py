@@ -153,7 +153,8 @@ def read_subject(name: str | None, config: str | None, options: Sequence[str], t
 def of_timm(model: str) -> list[str]:
     """The options that describe a trained model of timm, and images as it takes them."""
     config: Any = timm.models.get_pretrained_cfg(model)
-    known = {} if config is None else {"img_size": list(config.input_size[1:]), "crop_pct": config.crop_pct}
+    known = {} if config is None else {"img_size": list(config.input_size[1:])}
+    known |= {} if config is None else {name: getattr(config, name) for name in ("crop_pct", "crop_mode")}
     known |= {} if config is None else {"mean": list(config.mean), "std": list(config.std)}
     return [*classification(**known), f"--model.backbone={{name: timm, model: {model}, pretrained: true}}"]
 
