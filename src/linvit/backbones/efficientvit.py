@@ -62,7 +62,7 @@ class EfficientViT(Backbone):
         super().__init__(num_classes, embed_dims[-1])
         specs, rates = specs_and_rates(attention, drop_path_rate, depths[2:])
         stem = embed_dims[0] // 2
-        residuals = (Residual(OrderedDict(separable(stem, stem))) for _ in range(stem_depth))
+        residuals = (Residual(separable(stem, stem)) for _ in range(stem_depth))
         layers: list[nn.Module] = [nn.Sequential(conv(in_chans, stem, 3, 2), *residuals)]
 
         self.stages = nn.ModuleList()

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from linvit.attention.ops.decorators import full_precision
-from linvit.attention.ops.functional import wide
+from linvit.attention.ops.functional import upcast, wide
 from linvit.errors import check_number
 from linvit.heads.layers import conv, pixel_classifier, resize
 from linvit.heads.segmentation.base import SegmentationHead
@@ -84,7 +83,9 @@ class Hamburger(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, C, H, W)."""
         rows = F.relu(self.ham_in(x)).flatten(2)
-        return F.relu(x + self.ham_out(self.factorised(rows, self.bases(rows), rows).view_as(x)))
+        with torch.autocast("cpu" if x.is_meta else x.device.type, enabled=False):  # the meta device has none
+            low_rank = self.factorised(upcast(rows), self.bases(rows))
+        return F.relu(x + self.ham_out(low_rank.to(rows.dtype).view_as(x)))
 
     def bases(self, x: Tensor) -> Tensor:
         """The first D, positive columns of length one, (B or 1, C, rank), for rows (B, C, N)."""
@@ -94,8 +95,7 @@ class Hamburger(nn.Module):
         scattered = torch.arange(math.prod(shape), device=x.device) * 40503 % 2**16  # by multiplicative hashing
         return F.normalize((scattered.view(1, *shape) / 2**16).to(wide(x)), dim=1)
 
-    @full_precision
-    def factorised(self, x: Tensor, bases: Tensor, like: Tensor) -> Tensor:
+    def factorised(self, x: Tensor, bases: Tensor) -> Tensor:
         """`D C^T` (B, C, N) of rows x of that shape, from the first D on."""
         bases = bases.expand(len(x), -1, -1)
         weights = (x.mT @ bases).softmax(-1)  # (B, N, rank)
