@@ -171,6 +171,8 @@ def tuned(tmp_path, monkeypatch):
                     started.append("stopped")
                     return False
                 started.append(run.name)
+                tunes = run.seed == 1000
+                assert configs[run.variant]["data"]["init_args"]["samples_seed"] == (1003 if tunes else 3)
                 model = configs[run.variant]["model"]["init_args"]
                 attention, lr = model["attention"], model["lr"]
                 scores = (0.1, score(attention, lr))
@@ -195,7 +197,14 @@ def tuned(tmp_path, monkeypatch):
         given = {
             name: {key.partition(".")[2]: value for key, value in own.items()} for name, own in grid.variants.items()
         }
-        return {name: {"trainer": {}, "model": {"init_args": {"lr": 0.1, **own}}} for name, own in given.items()}
+        return {
+            name: {
+                "trainer": {},
+                "data": {"init_args": {"samples_seed": 3}},
+                "model": {"init_args": {"lr": 0.1, **own}},
+            }
+            for name, own in given.items()
+        }
 
     monkeypatch.setattr("linvit.cli.compare.run.resolve", settings)
     return make

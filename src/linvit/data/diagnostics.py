@@ -76,6 +76,7 @@ class DiagnosticData(GeneratedData):
         train: Training images of an epoch, which are new in each.
         val: Validation images.
         test: Test images.
+        samples_seed: Of all images: another number makes others.
         batch_size: Images per step and device.
         num_workers: Loader processes per device; 0 makes images in the training process.
         seed: Of the order of images and which images an epoch has; null is `seed_everything`.
@@ -106,14 +107,15 @@ class DiagnosticData(GeneratedData):
         train: int = 3200,
         val: int = 1000,
         test: int = 1000,
+        samples_seed: int = 0,
         batch_size: int = 32,
         num_workers: int = 0,
         seed: int | None = None,
         predict_path: str | None = None,
     ) -> None:
         given = Diagnostic(
-            train, val, test, task=source, pairs=pairs, distractors=distractors, distance=distance, grid=grid,
-            eval_grid=eval_grid,
+            train, val, test, samples_seed, task=source, pairs=pairs, distractors=distractors, distance=distance,
+            grid=grid, eval_grid=eval_grid,
         )  # fmt: skip
         height, width = given.size("train")
         size = (PATCH * height, PATCH * width)
@@ -140,6 +142,7 @@ class PathfinderData(GeneratedData):
         train: Training images of an epoch, which are new in each.
         val: Validation images.
         test: Test images.
+        samples_seed: Of all images: another number makes others.
         **data: Arguments of `ImageData`, such as `batch_size`.
 
     Example:
@@ -158,11 +161,13 @@ class PathfinderData(GeneratedData):
         train: int = 3200,
         val: int = 1000,
         test: int = 1000,
+        samples_seed: int = 0,
         **data: Any,
     ) -> None:
         check_choice("--data.source", source, self.sources)
         check_choice("--data.img_size", str(img_size), map(str, paths.LAYOUTS))
         super().__init__(source, img_size=img_size, **data)
         made = partial(paths.sample, side=img_size)
-        self.data_source = GeneratedSource(source, self.images, Generated(train, val, test), made)
+        given = Generated(train, val, test, samples_seed)
+        self.data_source = GeneratedSource(source, self.images, given, made)
         self.train_transform = self.eval_transform = classification.EvalTransform(self.size, "center", 1.0)

@@ -35,7 +35,10 @@ PRELIMINARY = re.compile(rf"(^|/)(stage_\d+|{TUNING})/[^/]+/version_\d+/")
 """Where runs lie that tune, or are a stage before the last."""
 EVALUATED = "val/score"
 """The curve that every evaluation adds to."""
-PER_RUN = ("seed_everything", "ckpt_path", "trainer.default_root_dir", "trainer.enable_progress_bar")
+PER_RUN = (
+    *("seed_everything", "ckpt_path", "trainer.default_root_dir"),
+    *("trainer.enable_progress_bar", "trainer.enable_model_summary"),
+)
 """Options that may differ between the runs of one variant."""
 SOURCE = "model.pretrained.source"
 

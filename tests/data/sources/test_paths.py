@@ -51,7 +51,7 @@ def test_a_sample_is_a_function_of_its_seed_and_evaluation_is_the_same_in_all_ru
 
 
 def test_data_check_counts_chance_and_other_sizes_are_refused(capsys, monkeypatch):
-    monkeypatch.setattr(PathfinderData.__init__, "__defaults__", ("pathfinder", 32, 8, 8, 8))
+    monkeypatch.setattr(PathfinderData.__init__, "__defaults__", ("pathfinder", 32, 8, 8, 8, 0))
     labels = [one["label"] for one in PathfinderData()._samples("val")]
     assert check.main(["check", "pathfinder"]) == 0
     assert f"chance {max(labels.count(0), labels.count(1)) / 8:.3f}" in capsys.readouterr().out

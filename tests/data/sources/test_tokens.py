@@ -136,3 +136,14 @@ class TestAsData:
         asked = [sample["mask"] for sample in DiagnosticData(pairs=3)._samples("val")]
         counts = torch.stack(asked).flatten().bincount(minlength=256)[:16]
         assert f"chance {counts.max() / counts.sum():.3f}" in capsys.readouterr().out
+
+
+def test_another_samples_seed_makes_other_validation_images():
+    def first(**seed):
+        data = DiagnosticData(pairs=4, val=1, **seed)
+        data.setup("validate")
+        return next(iter(data.val_dataloader()))["image"]
+
+    assert torch.equal(first(), first(samples_seed=0))
+    assert torch.equal(first(samples_seed=1), first(samples_seed=1))
+    assert not torch.equal(first(), first(samples_seed=1))

@@ -14,7 +14,7 @@ from linvit.experiments.compare.engines import run_here, run_on_ray, run_on_slur
 from linvit.experiments.compare.experiment import Experiment, SweepRun
 from linvit.experiments.compare.grid import Sweep
 from linvit.experiments.compare.process import ProcessJob
-from linvit.runs.folder import TUNING
+from linvit.runs.folder import TUNING, read_yaml
 from linvit.signals import STOP
 from tests.experiments.compare.runs import write_run
 
@@ -172,6 +172,14 @@ def test_a_cell_of_another_configuration_is_refused(experiment):
     other["linear"]["trainer"] = {"max_epochs": 3}
     with pytest.raises(UserError, match=r"linear-seed0' is a run of another configuration: its trainer.max_epochs"):
         experiment.prepare(other)
+
+
+def test_what_a_run_shows_can_change_when_it_is_resumed(experiment):
+    experiment.prepare(configs(**BOTH))
+    quiet = configs(**BOTH)
+    quiet["linear"]["trainer"] = quiet["linear"].get("trainer", {}) | {"enable_progress_bar": False}
+    experiment.prepare(quiet)
+    assert read_yaml(experiment.run("linear", 0).config)["trainer"]["enable_progress_bar"] is False
 
 
 def test_an_experiment_is_read_from_its_folder(experiment):

@@ -24,7 +24,7 @@ from linvit.experiments.compare import costs, tables
 from linvit.experiments.compare import report as written
 from linvit.experiments.compare.engines import Watch, run_here, run_on_ray, run_on_slurm, say_how_it_ended, slots
 from linvit.experiments.compare.experiment import FILE, Experiment, SweepRun
-from linvit.experiments.compare.grid import Sweep, place
+from linvit.experiments.compare.grid import TUNING_SEED, Sweep, place
 from linvit.experiments.compare.options import differing, references
 from linvit.experiments.compare.results import (
     Results,
@@ -107,7 +107,7 @@ def _tuned(grid: Sweep, folder: Path, args: argparse.Namespace) -> Sweep | Exper
     at_a_time = max(1, (args.jobs or 1) // len(grid.variants))
     while (trials := grid.all_trials() if search is None else search.ask(at_a_time)).variants:
         tuning = Experiment(folder, trials)
-        if not _complete(tuning, resolve(trials), args):
+        if not _complete(tuning, _with_other_samples(resolve(trials)), args):
             return tuning
         results = tuning.results()
         if search is None:
@@ -116,6 +116,16 @@ def _tuned(grid: Sweep, folder: Path, args: argparse.Namespace) -> Sweep | Exper
         search.tell(results)
     assert search is not None
     return search.best()
+
+
+def _with_other_samples(configs: dict[str, Config]) -> dict[str, Config]:
+    """The same with other images of generated data, so that no value is chosen by those of the table."""
+    for config in configs.values():
+        data = config["data"]["init_args"]
+        for options, name in ((data, "samples_seed"), (data.get("scenes") or {}, "seed")):
+            if name in options:
+                options[name] += TUNING_SEED
+    return configs
 
 
 def _complete(experiment: Experiment, configs: dict[str, Config], args: argparse.Namespace) -> bool:

@@ -15,7 +15,7 @@ from linvit.experiments.compare.grid import UNSAFE, Sweep, value_label
 from linvit.experiments.compare.options import differing
 from linvit.experiments.compare.results import Results, Variant, with_teachers
 from linvit.files import is_locked, lock, write_text
-from linvit.runs.folder import CHECKPOINTS, OUTCOME, TUNING, RunFolder, flat, newest, read_yaml
+from linvit.runs.folder import CHECKPOINTS, OUTCOME, PER_RUN, TUNING, RunFolder, flat, newest, read_yaml
 from linvit.signals import STOP
 
 FILE = "compare.yaml"  # the grid, in the folder of an experiment
@@ -90,15 +90,14 @@ class SweepRun:
         """Writes its configuration."""
         config = {**config, "seed_everything": self.seed}
         if self.config.exists():
-            different = differing([flat(read_yaml(self.config)), flat(config)])
-            if different:
+            both = [flat(read_yaml(self.config)), flat(config)]
+            if different := {key: found for key, found in differing(both).items() if key not in PER_RUN}:
                 key, (before, now) = next(iter(different.items()))
                 more = f" and {len(different) - 1} more options" if len(different) > 1 else ""
                 raise UserError(
                     f"'{self.folder}' is a run of another configuration: its {key} is {before!r}, and now it would be "
                     f"{now!r}{more}. Give this comparison a name of its own with --name, or delete that folder"
                 )
-            return
         self.folder.mkdir(parents=True, exist_ok=True)
         write_text(self.config, yaml.safe_dump(config, sort_keys=False))
 
@@ -183,7 +182,17 @@ class Experiment:
                     variant.trouble[seed] = f"it failed: {run.last_words()} ({run.log})"
                 elif state != "finished":
                     variant.trouble[seed] = "it has not begun" if begun is None else begun.progress
-        grid, source = self.grid, str(published.get("source", ""))
-        trials = grid.trials if grid.search == "optuna" else None
-        given = (grid.baseline or "", grid.score, grid.keys, source, grid.tune, trials, grid.budget, grid.level)
-        return with_teachers(Results(self.root.name, variants, *given))
+        grid = self.grid
+        results = Results(
+            self.root.name,
+            variants,
+            grid.baseline or "",
+            grid.score,
+            grid.keys,
+            source=str(published.get("source", "")),
+            tuned=grid.tune,
+            trials=grid.trials if grid.search == "optuna" else None,
+            budget=grid.budget,
+            level=grid.level,
+        )
+        return with_teachers(results)

@@ -82,7 +82,7 @@ def notes(results: Results) -> list[str]:
     for key, values in results.tuned.items():
         found.append(
             f"{key} was tuned: of {', '.join(map(str, values))} each variant has the value with the best {results.tag} "
-            f"in one run with a seed that is not among those of the table."
+            f"in one run with a seed, and of generated data with images, that are not those of the table."
             + f" Optuna has tried {results.trials} values, and pruned runs that were poor."
             * bool(results.trials)
         )
