@@ -4,8 +4,7 @@
     python benchmarks/gallery.py --attention softmax,linear --epochs 1 --seeds 1 --grids 4,8 --budget 1 --output OUT
 
 The runs are those of `linvit compare ablations/all_attentions`: the same command continues where it was interrupted,
-and more seeds later add runs. Another number of epochs is another experiment, so it needs another --name. Those of
---whole are trained over the quickstart's whole schedule, too.
+and more seeds later add runs. Another number of epochs is another experiment, so it needs another --name.
 """
 
 import argparse
@@ -25,7 +24,6 @@ from linvit.plain_text import markdown_table
 from linvit.runs.conditions import conditions
 
 LINE = 22  # pixels
-WHOLE = "softmax,linear,focused,hydra,linformer,efficient,mlla,xca"
 README = """# Gallery: all attentions on the digits
 
 `{command}`
@@ -34,10 +32,10 @@ README = """# Gallery: all attentions on the digits
 backbone is `deit_nano` (64 tokens).
 
 **What the scores say.** A schedule of {epochs} epochs on a few hundred images shows how fast a mechanism learns, not
-how far it comes: the column beside it has the whole schedule of the quickstart (57 epochs), for those that were trained
-for so long. A mechanism that contains a convolution (marked C) knows neighbourhood from the start, and learns faster
-for it. A star marks a difference from softmax that is significant at 5 % by Holm's correction for all
-comparisons of the table, over at least three seeds.
+how far it comes: for that see [the digits over a whole schedule](../results/digits.md) and
+[what attentions recall](../results/recall.md). A mechanism that contains a convolution (marked C) knows neighbourhood
+from the start, and learns faster for it. A star marks a difference from softmax that is significant at 5 % by Holm's
+correction for all comparisons of the table, over at least three seeds.
 
 {table}
 
@@ -54,13 +52,17 @@ comparisons of the table, over at least three seeds.
 def main() -> int:
     """Trains what is missing, measures, and writes the folder; returns an exit code."""
     args = _arguments()
-    warmup = f"--model.warmup_epochs={min(3, args.epochs / 2)}"
-    few = _trained(args.name, args.attention, args, f"--trainer.max_epochs={args.epochs}", warmup)
-    whole = _trained(f"{args.name}_whole", args.whole, args) if args.whole else None
-    if few is None or (args.whole and whole is None):
-        return 1
+    code = linvit([
+        "compare", "ablations/all_attentions", "--config", "quickstart", f"--model.attention={args.attention}",
+        f"--seeds={args.seeds}", f"--jobs={args.jobs}", f"--name={args.name}",
+        f"--trainer.max_epochs={args.epochs}", f"--model.warmup_epochs={min(3, args.epochs / 2)}",
+    ])  # fmt: skip
     root = Path("checkpoints", "compare", args.name)
-    runs = {variant.name: variant.runs[0].folder for variant in few.variants}
+    experiment = Experiment.of(root.absolute())
+    if code or experiment is None:
+        return code or 1
+    results = experiment.results()
+    runs = {variant.name: variant.runs[0].folder for variant in results.variants}
     checkpoints = [str(run / "checkpoints" / "best_ema.ckpt") for run in runs.values()]
     bench, analysis = root / "bench", root / "analysis"
     timed = ["--forward_only", "--cpu_time", "--threads=1", f"--grids={args.grids}", f"--budget={args.budget}"]
@@ -82,8 +84,8 @@ def main() -> int:
     text = README.format(
         command=f"make gallery EPOCHS={args.epochs} SEEDS={args.seeds} JOBS={args.jobs}",
         conditions="; ".join(f"{name}: {value}" for name, value in known.items()),
-        table=_table(few, whole),
-        notes="\n\n".join(notes(few)),
+        table=_table(results),
+        notes="\n\n".join(notes(results)),
         epochs=args.epochs,
         crossovers=f"## Crossover{crossovers}",
     )
@@ -92,24 +94,11 @@ def main() -> int:
     return 0
 
 
-def _trained(name: str, attention: str, args: argparse.Namespace, *options: str) -> Results | None:
-    """The results of an experiment, trained as far as it was not yet; None if a run failed."""
-    code = linvit([
-        "compare", "ablations/all_attentions", "--config", "quickstart", f"--model.attention={attention}",
-        f"--seeds={args.seeds}", f"--jobs={args.jobs}", f"--name={name}", *options,
-    ])  # fmt: skip
-    experiment = Experiment.of(Path("checkpoints", "compare", name).absolute())
-    return None if code or experiment is None else experiment.results()
-
-
-def _table(few: Results, whole: Results | None) -> str:
-    """The table of the short schedule, with the marks of convolutions and the scores of the whole schedule."""
-    scores = {} if whole is None else {row[0]: row[1] for row in rows(whole)}
-    titles, *variants = rows(few)
-    lines = [["variant", "", titles[1], "whole schedule", *titles[2:]]]
-    for name, score, *others in variants:
-        lines.append([name, "C" * has_convolution(name), score, scores.get(name, ""), *others])
-    return markdown_table(lines)
+def _table(results: Results) -> str:
+    """The table of the comparison with the marks of convolutions."""
+    titles, *variants = rows(results)
+    marked = [[name, "C" * has_convolution(name), *others] for name, *others in variants]
+    return markdown_table([["variant", "", *titles[1:]], *marked])
 
 
 def has_convolution(attention: str) -> bool:
@@ -128,7 +117,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--budget", type=float, default=60, help="seconds of timing (%(default)s)")
     parser.add_argument("--name", default="gallery", help="of the folder in checkpoints/compare (%(default)s)")
     parser.add_argument("--output", type=Path, default=Path("docs", "gallery"), help="to write to (%(default)s)")
-    parser.add_argument("--whole", default=WHOLE, help='trained over the whole schedule, too; "" is none (%(default)s)')
     return parser.parse_args()
 
 

@@ -1,5 +1,6 @@
 """Settings of the whole suite."""
 
+import gc
 import os
 import signal
 import tempfile
@@ -25,7 +26,20 @@ hub = tempfile.TemporaryDirectory(prefix="linvit-hub-", ignore_cleanup_errors=Tr
 os.environ |= {"HF_HOME": hub.name, "HF_HUB_OFFLINE": "1"}
 
 
+def pytest_collectstart():
+    """What is imported is no garbage, and is not looked at until all is there."""
+    gc.disable()
+
+
+def pytest_collection_finish():
+    """What is imported and collected stays: of the whole suite, to look at it for garbage takes half a second."""
+    gc.enable()
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_unconfigure():
+    gc.unfreeze()
     hub.cleanup()
 
 

@@ -55,6 +55,7 @@ def narrow(head: str) -> dict[str, Any]:
     return {"name": head, **{option: value for option, value in NARROW.items() if option in options}}
 
 
+@functools.cache
 def kinds() -> list[str]:
     """A name for each way in which linvit's own backbones differ, sizes aside: that of the fewest heads."""
     found: dict[str, str] = {}
@@ -63,6 +64,7 @@ def kinds() -> list[str]:
     return sorted(found.values())
 
 
+@functools.cache
 def families() -> dict[str, str]:
     """A name for each class or function that builds backbones: that with the fewest options of its own."""
     found: dict[str, str] = {}

@@ -8,15 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-TINY = [
-    "--attention=softmax,xca",
-    "--epochs=1",
-    "--seeds=1",
-    "--grids=4,8",
-    "--budget=1",
-    "--output=gallery",
-    "--whole=",
-]
+TINY = ["--attention=softmax,xca", "--epochs=1", "--seeds=1", "--grids=4,8", "--budget=1", "--output=gallery"]
 
 
 @pytest.mark.slow

@@ -1,12 +1,13 @@
 """What would fail on a GPU, and where the host would wait for it, on a CUDA device that is not there."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.null_cuda.device import build, missing, run
+from tests.null_cuda.device import Server, build, missing
 from tests.null_cuda.layers import DOCS, with_counts
 from tests.null_cuda.rehearse import DETECTION_BATCH
 
@@ -16,20 +17,22 @@ FIT = ["--trainer.accelerator=cuda", "--trainer.max_steps=4", "--trainer.log_eve
 
 
 @pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("null_cuda"))
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    started = Server(build(tmp_path_factory.mktemp("null_cuda")))
+    yield started
+    started.close()
 
 
-def rehearsed(library: Path, folder: Path, *arguments: str) -> list[dict[str, Any]]:
+def rehearsed(server: Server, folder: Path, *arguments: str) -> list[dict[str, Any]]:
     """What the steps of a subject ask of the device."""
-    done = run(library, folder / "calls", ["-m", "tests.null_cuda.rehearse", *arguments])
-    assert done.returncode == 0, done.stderr[-3000:]
+    code, said = server.run(folder / "calls", "rehearse", *arguments)
+    assert code == 0, said[-3000:]
     return [json.loads(line) for line in (folder / "calls").read_text().splitlines()]
 
 
-def test_what_is_planted_is_found_and_a_checkpoint_waits_once(library, tmp_path):
+def test_what_is_planted_is_found_and_a_checkpoint_waits_once(server, tmp_path):
     """For all of its tensors, and once to see that they are finite."""
-    device, dtype, item, *convolutions, save, finite = rehearsed(library, tmp_path, "planted")
+    device, dtype, item, *convolutions, save, finite = rehearsed(server, tmp_path, "planted")
     assert [(step["error"], sum(step["waits"].values())) for step in (save, finite)] == [("", 1), ("", 1)]
     assert "found at least two devices, cuda:0 and cpu" in device["error"]
     assert "dtype" in dtype["error"]
@@ -40,16 +43,16 @@ def test_what_is_planted_is_found_and_a_checkpoint_waits_once(library, tmp_path)
 
 
 @pytest.mark.parametrize("subject", ["mechanisms", "networks"])
-def test_no_step_waits(library, tmp_path, subject):
-    found = rehearsed(library, tmp_path, subject)
+def test_no_step_waits(server, tmp_path, subject):
+    found = rehearsed(server, tmp_path, subject)
     assert len(found) > 40
     assert {step["name"]: step["error"] for step in found if step["error"]} == {}
     assert {step["name"]: step["waits"] for step in found if step["waits"]} == {}
 
 
-def test_detectors_wait_a_few_times(library, tmp_path):
+def test_detectors_wait_a_few_times(server, tmp_path):
     """Numbers of boxes decide the sizes of what follows."""
-    found = rehearsed(library, tmp_path, "detectors")
+    found = rehearsed(server, tmp_path, "detectors")
     assert not [step["error"] for step in found if step["error"]]
     waits = {step["name"]: sum(step["waits"].values()) for step in found}
     for name, count in waits.items():
@@ -59,9 +62,9 @@ def test_detectors_wait_a_few_times(library, tmp_path):
 @pytest.mark.parametrize(
     ("config", "most"), [("quickstart", 0), ("segmentation_quickstart", 0), ("detection_quickstart", 5 * 8)]
 )
-def test_training_and_validation(library, tmp_path, config, most):
+def test_training_and_validation(server, tmp_path, config, most):
     """With callbacks, progress bar, moving average and the guard against what is not finite."""
-    found = rehearsed(library, tmp_path, "fit", config, *FIT)
+    found = rehearsed(server, tmp_path, "fit", config, *FIT)
     for kind in ("training", "validation"):
         last = [step for step in found if step["name"] == kind][-1]  # the first ones set up and draw pictures
         assert sum(last["waits"].values()) <= most, last
@@ -75,7 +78,7 @@ def test_training_and_validation(library, tmp_path, config, most):
     ],
     ids=["ddp", "fsdp"],
 )
-def test_ranks_do_not_wait_for_the_device(library, tmp_path, steps, strategy):
+def test_ranks_do_not_wait_for_the_device(server, tmp_path, steps, strategy):
     """Of eight ranks one is here; see `tests.one_rank`."""
     few = [
         f"--trainer.max_steps={steps}",
@@ -84,7 +87,7 @@ def test_ranks_do_not_wait_for_the_device(library, tmp_path, steps, strategy):
         "--trainer.num_nodes=8",
     ]
     more = ["--trainer.devices=1", "--trainer.callbacks=[]", "--model.predict_with=raw"]
-    found = rehearsed(library, tmp_path, "fit", "quickstart", *FIT, *few, *more, *strategy)
+    found = rehearsed(server, tmp_path, "fit", "quickstart", *FIT, *few, *more, *strategy)
     training = [step for step in found if step["name"] == "training"]
     assert len(training) == steps
     once = {"on_device.py", "execution.py"}  # what the first step sets up
@@ -92,21 +95,21 @@ def test_ranks_do_not_wait_for_the_device(library, tmp_path, steps, strategy):
     assert not any(step["waits"] for step in training[1:])
 
 
-def test_the_table_of_docs_is_what_is_counted(library, tmp_path):
+def test_the_table_of_docs_is_what_is_counted(server, tmp_path):
     """`python -m tests.null_cuda.layers --write` makes it."""
     names = ["linear", "hedgehog", "pola"]
-    said = run(library, tmp_path / "calls", ["-m", "tests.null_cuda.layers", *names])
-    counted = with_counts(table := DOCS.read_text(encoding="utf-8"), said.stdout)
-    assert [line for line in counted.splitlines() if line not in table] == [], said.stderr[-2000:]
+    _, said = server.run(tmp_path / "calls", "layers", *names)
+    counted = with_counts(table := DOCS.read_text(encoding="utf-8"), said)
+    assert [line for line in counted.splitlines() if line not in table] == [], said[-2000:]
 
 
-def test_a_roofline_of_attention(library, tmp_path):
+def test_a_roofline_of_attention(server, tmp_path):
     """Bytes that can be added up by hand, and what they take at least."""
     options = ["bench", "attention", "tests.null_cuda.rehearse:Sum", "--roofline", "--device", "cuda"]
     options += ["--grids", "56", "--batch", "64", "--dtype", "bfloat16"]
-    said = run(library, tmp_path / "calls", ["-m", "tests.null_cuda.rehearse", *options])
-    assert "PREDICTED" in said.stdout, said.stderr[-2000:]
-    own = next(line.split() for line in said.stdout.splitlines() if line.split()[:2] == ["Sum", "3,136"])
+    _, said = server.run(tmp_path / "calls", "rehearse", *options)
+    assert "PREDICTED" in said, said[-2000:]
+    own = next(line.split() for line in said.splitlines() if line.split()[:2] == ["Sum", "3,136"])
     moved = 3 * 64 * 3136 * 96 * 2 / 1e9  # q and v are read, o is written
     assert own[2:5] == ["1", "+", "2"]
     assert float(own[5]) == pytest.approx(moved, rel=0.01)

@@ -131,6 +131,8 @@ def test_a_command_is_understood(line, place):
             arguments[name] = f"{{name: {arguments[name]}, embed_dim: 24, depths: [1, 1, 1, 1]}}"
         if verb == "export":
             arguments.append("--skip_latency")
+        if verb == "bench":
+            arguments += ["--images=32", "--rounds=1"] if "data" in arguments else ["--budget=0.1"]  # seconds
         done = command_line(verb, *arguments, cwd=place)
         assert done.code == 0, done.err
     else:

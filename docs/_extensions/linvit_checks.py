@@ -14,7 +14,7 @@ class Page(HTMLParser):
 
     def __init__(self, text: str) -> None:
         super().__init__()
-        self.language, self.title = "", ""
+        self.language = ""
         self.headings: list[int] = []
         self.targets: set[str] = set()
         self.links: list[str] = []

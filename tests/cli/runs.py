@@ -1,11 +1,11 @@
 """Runs the command line in this process, in a folder, and keeps what it says."""
 
-import atexit
 import contextlib
 import gc
 import io
 import logging
 import re
+import sys
 from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
@@ -16,8 +16,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from linvit.cli import main
 from linvit.signals import STOP
 
-gc.freeze()  # what is imported stays, so that a collection takes milliseconds
-atexit.register(gc.unfreeze)
 QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
 TINY = {  # the quickstart in about a second
     "model.backbone": "{name: deit_nano, depth: 1}",
@@ -54,10 +52,24 @@ def linvit(*arguments: object, cwd: Path) -> Done:
     except SystemExit as stop:
         code = stop.code
     finally:
-        gc.collect()  # a trainer and its network refer to one another, and of a large one there were soon several
+        collect_garbage()
         logger.removeHandler(handler)
         STOP.release()  # a process would end now
     return Done(code, out.getvalue(), err.getvalue(), log.getvalue())
+
+
+def collect_garbage():
+    """A trainer and its network refer to one another, and of a large one there were soon several.
+
+    What has been imported since stays, so that the next time takes milliseconds.
+    """
+    gc.collect()
+    if len(sys.modules) > collect_garbage.modules:
+        collect_garbage.modules = len(sys.modules)
+        gc.freeze()
+
+
+collect_garbage.modules = 0
 
 
 @contextlib.contextmanager

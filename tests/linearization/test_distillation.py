@@ -259,7 +259,7 @@ def test_checkpointed_blocks_get_the_same_gradients(inputs: Literal["student", "
 
 @pytest.mark.parametrize("attention", list_attentions())
 def test_every_attention_can_be_a_student(attention: str) -> None:
-    teacher = create_backbone("deit_nano", num_classes=10)
+    teacher = create_backbone({"name": "deit_nano", "depth": 2}, num_classes=10)
     student = linearize(teacher, attention).train()
     distillation = Distillation(teacher, student, replace(PARTS, attention_inputs="student"))
     student(images(4))

@@ -1,6 +1,7 @@
 """Builds the library of null_cuda.c, and says what torch asks of it."""
 
 import ctypes
+import json
 import os
 import re
 import subprocess
@@ -43,12 +44,38 @@ def build(folder: Path) -> Path:
     return library
 
 
+def environment(library: Path) -> dict[str, str]:
+    """The variables of a process that has the library in place of CUDA."""
+    given = {"LD_PRELOAD": str(library), "CUDA_VISIBLE_DEVICES": "0", "PYTHONWARNINGS": "ignore"}
+    return os.environ | given
+
+
 def run(library: Path, calls: Path, arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """Runs this Python with the library in place of CUDA; `rehearse.py` adds lines to the file of calls."""
-    given = {"LD_PRELOAD": str(library), "CALLS": str(calls), "CUDA_VISIBLE_DEVICES": "0", "PYTHONWARNINGS": "ignore"}
-    return subprocess.run(
-        [sys.executable, *arguments], env=os.environ | given, capture_output=True, text=True, cwd=HERE.parents[1]
-    )
+    given = environment(library) | {"CALLS": str(calls)}
+    return subprocess.run([sys.executable, *arguments], env=given, capture_output=True, text=True, cwd=HERE.parents[1])
+
+
+class Server:
+    """A process with the library in place of CUDA that has imported linvit, and forks for each program."""
+
+    def __init__(self, library: Path) -> None:
+        command, pipe = [sys.executable, "-m", "tests.null_cuda.server"], subprocess.PIPE
+        self._process = subprocess.Popen(
+            command, env=environment(library), stdin=pipe, stdout=pipe, text=True, cwd=HERE.parents[1]
+        )
+
+    def run(self, calls: Path, module: str, *arguments: str) -> tuple[int, str]:
+        """Runs `rehearse` or `layers`; returns the exit code and what is printed."""
+        output = calls.with_suffix(".txt")
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(json.dumps([str(calls), str(output), module, *arguments]), file=self._process.stdin, flush=True)
+        return int(self._process.stdout.readline()), output.read_text(encoding="utf-8")
+
+    def close(self) -> None:
+        """Ends it."""
+        self._process.communicate()
 
 
 class Calls:

@@ -24,6 +24,12 @@ def _own_threads(monkeypatch):
     torch.set_num_threads(threads)
 
 
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Plots are blank: drawing five takes as long as measuring, and `test_tables_...` looks at them."""
+    monkeypatch.setattr("linvit.experiments.bench.report.line_plot", lambda *_: "")
+
+
 def rows_of(folder):
     with (folder / "costs.csv").open(encoding="utf-8") as file:
         return {(row["name"], int(row["amount"])): row for row in csv.DictReader(file)}
@@ -58,6 +64,7 @@ def test_tables_crossovers_exponents_files_and_plots(tmp_path, capsys):
         assert all(name in svg for name in names)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_whole_layer_costs_its_projections_besides(tmp_path):
     for option, folder in (["--layer"], "layer"), ([], "alone"):
         given = ["linear", "--grids=4", *QUICK[1:], "--forward_only", *option, "--output", str(tmp_path / folder)]
@@ -67,6 +74,7 @@ def test_the_whole_layer_costs_its_projections_besides(tmp_path):
     assert layer["forward_backward_seconds"] == layer["kept_for_backward_bytes"] == ""
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_modes_are_measured_beside_eager(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(torch, "compile", lambda call, dynamic, isolate_recompiles: call)
     monkeypatch.setenv("COLUMNS", "90")
@@ -89,6 +97,7 @@ def test_modes_are_measured_beside_eager(tmp_path, monkeypatch, capsys):
     ]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_size_that_a_mechanism_refuses_or_fails_at_is_a_row(tmp_path, capsys):
     given = ["{name: nystrom, num_landmarks: 20}", "tests.cli.bench.test_attention:Broken", *QUICK]
     assert bench.main(["attention", *given, "--output", str(tmp_path)]) == 0
@@ -109,6 +118,7 @@ class Broken(linvit.Attention):
         return v
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.skipif(machine.memory() is None, reason="memory is limited on Linux alone")
 def test_memory_that_does_not_suffice_is_a_row(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(machine, "memory", lambda: (2**30, 200 * 2**20))  # bytes that are free; a matrix has 512 MiB
@@ -122,6 +132,7 @@ def test_memory_that_does_not_suffice_is_a_row(tmp_path, monkeypatch, capsys):
     assert machine.resource.getrlimit(machine.resource.RLIMIT_DATA) == before
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_ctrl_c_keeps_what_is_measured(tmp_path, monkeypatch, capsys):
     def stopped(works, *, times, **options):
         def on_sample(left):
@@ -160,6 +171,7 @@ def test_mistakes_are_told_before_anything_is_measured(given, message):
         bench.main(given)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_half_precision_under_autocast(tmp_path):
     given = ["linear", "--grids=4", *QUICK[1:], "--dtype=bfloat16", "--autocast", "--output", str(tmp_path)]
     assert bench.main(["attention", *given]) == 0
