@@ -61,7 +61,7 @@ lint: .venv/installed-dev ## ruff (format and lint) and mypy
 gallery: .venv/installed ## train all attentions on the digits, and write docs/gallery (hours on two cores)
 	$(BIN)/python benchmarks/gallery.py --epochs $(EPOCHS) --seeds $(SEEDS) --jobs $(JOBS)
 
-diagnostics: .venv/installed ## recall of all attentions, each at its best rate of three: docs/results/recall.md (an hour with JOBS=2)
+diagnostics: .venv/installed ## recall of all attentions, each at its best rate of three: docs/results/recall.md (hours)
 	pairs=$(PAIRS); $(BIN)/linvit compare diagnostics/recall --model.attention='*' \
 	  --data.pairs=$$pairs --baseline=softmax-pairs$${pairs%%,*} \
 	  --tune model.lr=1e-3,2e-3,4e-3 --seeds $(SEEDS) --jobs $(JOBS) --name diagnostics \
