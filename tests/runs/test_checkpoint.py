@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import linvit
-from linvit.runs.checkpoint import check_same_model, read_checkpoint
+from linvit.runs.checkpoint import Checkpoint, check_same_model, read_checkpoint
 from linvit.runs.run import Run
 from tests.cli.runs import QUICKSTART, tiny
 from tests.cli.runs import linvit as command
@@ -267,3 +267,17 @@ def test_the_teacher_of_a_folder_is_the_best_checkpoint_of_its_newest_run(run, t
     best.unlink()
     with pytest.raises(linvit.UserError, match=r"has no best.ckpt yet.*--model.teacher.source .*last"):
         Run("fit", given)
+
+
+def test_how_to_evaluate_is_the_command_lines_unless_it_trains(tmp_path, caplog):
+    options = Run.read(["fit", "--config", "segmentation_quickstart"]).settings.model.init_args.as_dict()
+    content = {"hyper_parameters": options, "state_dict": {"w": torch.ones(1)}, "ema_updates": 0}
+    torch.save(VERSION | content, tmp_path / "x.ckpt")
+    asked = ("--model.lr=7", "--model.window=32", "--model.scales=[1, 2]", "--model.mirror=true")
+    model = Run.read(["test", "--config", "segmentation_quickstart", *asked]).settings.model
+    with caplog.at_level("INFO"):
+        for fits, (window, scales) in ((False, (32, [1, 2])), (True, (None, [1.0]))):
+            Checkpoint(tmp_path / "x.ckpt").decide(model, fits)
+            given = model.init_args
+            assert (given.lr, given.window, given.scales, given.mirror) == (options["lr"], window, scales, not fits)
+    assert "evaluated with --model.window=32; the run had None" in caplog.text

@@ -1,5 +1,6 @@
 """A checkpoint is read safely, decides the model, and is checked first; and which one `--resume=auto` resumes."""
 
+import pkgutil
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -51,9 +52,12 @@ class Checkpoint:
         self._weights: dict[str, Tensor] = content["state_dict"]
         self._optimizers: Any = content.get("optimizer_states")
 
-    def decide(self, model: Namespace, told: bool = True) -> None:
-        """Writes the checkpoint's options of the model over the given ones; says which are ignored, if `told`."""
-        given = model.init_args
+    def decide(self, model: Namespace, fits: bool = True, told: bool = True) -> None:
+        """Writes the checkpoint's options of the model over the given ones; says which differ, if `told`.
+
+        How to evaluate is the command line's, unless it trains.
+        """
+        given, free = model.init_args, () if fits else pkgutil.resolve_name(model.class_path).evaluation_options
         self._asked = model_named(given.as_dict())
         unknown = [name for name in self._options if name not in given and name not in SET_BY_DATA]
         if unknown:
@@ -63,6 +67,10 @@ class Checkpoint:
             )
         for name, value in {"pretrained": None, **self._options}.items():
             if name in SET_BY_DATA or name in SET_BY_RUN:
+                continue
+            if name in free:
+                if told and not equal_options(given[name], value):
+                    rank_zero_info(f"evaluated with --model.{name}={given[name]}; the run had {value}")
                 continue
             if told and not equal_options(given[name], value):
                 rank_zero_info(

@@ -97,7 +97,7 @@ class Run:
             if self._fits and most is not None and 0 <= most < done:
                 raise UserError(f"checkpoint '{self.checkpoint.path}' has done {done} epochs, more than {most}")
             self.folder = self.folder or self.checkpoint.run
-            self.checkpoint.decide(self.settings.model, told=not quiet)
+            self.checkpoint.decide(self.settings.model, self._fits, told=not quiet)
 
     @classmethod
     def read(cls, source: Sequence[str] | str | Path, verb: str = "fit") -> "Run":

@@ -120,6 +120,8 @@ class Task(SavedTask):
         | {"cycle_epochs", "cycle_growth", "decay_epochs", "decay_factor", "lookahead"}
     )
     """Options that recipes set and users rarely do: only `--help=all` shows them."""
+    evaluation_options: ClassVar[tuple[str, ...]] = ()
+    """Options that say only how to evaluate: validate, test and predict take them from the command line."""
 
     def __init__(
         self,

@@ -109,6 +109,8 @@ class SegmentationTask(Task):
 
     advanced_options = Task.advanced_options | {"loss_average", "label_smoothing", "dice_weight", "exclude_from_mean"}
 
+    evaluation_options = ("window", "stride", "scales", "mirror")
+
     def __init__(
         self,
         head: str | dict[str, Any] = "upernet",
