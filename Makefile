@@ -66,8 +66,7 @@ diagnostics: .venv/installed ## recall of all attentions, each at its best rate 
 	  --data.pairs=$$pairs --baseline=softmax-pairs$${pairs%%,*} \
 	  --tune model.lr=1e-3,2e-3,4e-3 --seeds $(SEEDS) --jobs $(JOBS) --name diagnostics \
 	  --trainer.check_val_every_n_epoch=6
-	{ printf '# What attentions recall\n\n`make diagnostics PAIRS=$(PAIRS) SEEDS=$(SEEDS)`, of pairs of a key and a value.\n\n'; \
-	  cat checkpoints/compare/diagnostics/table.md; } > docs/results/recall.md
+	$(BIN)/python benchmarks/recall.py checkpoints/compare/diagnostics/table.csv
 
 docs: .venv/installed-docs ## build the site (TUTORIALS=all, changed or none are run; URL=where it will lie)
 	$(BIN)/codespell README.md CONTRIBUTING.md SECURITY.md CHANGELOG.md docs --skip 'docs/_build,*.svg,*.png' --ignore-words docs/words.txt

@@ -79,3 +79,26 @@ def test_the_readmes_picture_is_drawn_from_the_table_of_the_documents(monkeypatc
     drawn, given = (re.findall(r">([a-z].*?)</text>", text) for text in (linearized.picture(), PICTURE.read_text()))
     assert drawn == given
     assert rows.keys() <= set(drawn)
+
+
+def test_the_page_of_recall_has_a_row_per_attention_and_a_column_per_number_of_pairs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(FOLDER)
+    import recall
+
+    titles = "variant,model.lr,mean,standard_deviation,seeds,state_bytes,rank"
+    given = ["xca-pairs8,0.001,0.9,0.05,3,2048,", "xca-pairs32,0.002,0.3,0.1,3,1024,"]
+    given += ["focused-pairs8,0.001,1,0,3,2048,16", "focused-pairs32,0.004,0.5,0.2,3,1024,64"]
+    (tmp_path / "table.csv").write_text("\n".join([titles, *given]), encoding="utf-8")
+    rows = recall.read(tmp_path / "table.csv")
+    page = recall.page(rows)
+    wanted = [
+        "attention||8 pairs|32 pairs|rate|state (KiB)|rank",
+        "`focused`|C|1.000 ± 0.000|0.500 ± 0.200|0.001, 0.004|1.0|64.0",
+    ]
+    table = [line.strip("| ").replace(" | ", "|") for line in page.splitlines() if line.startswith("|")]
+    assert table[0].replace("  ", "") == wanted[0]
+    assert table[2:] == [wanted[1], "`xca`||0.900 ± 0.050|0.300 ± 0.100|0.001, 0.002|1.0|-"]
+    assert "PAIRS=8,32 SEEDS=3" in page
+    assert {"focused", "xca", "32 pairs"} <= set(re.findall(r">([a-z0-9].*?)</text>", recall.picture(rows)))

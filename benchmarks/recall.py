@@ -1,0 +1,117 @@
+"""Writes docs/results/recall.md and recall.svg from the table that `make diagnostics` has made: what attentions recall.
+
+    python benchmarks/recall.py checkpoints/compare/diagnostics/table.csv --output docs/results
+
+A row per attention, a column per number of pairs; each line of the picture leads from the most pairs to the fewest.
+"""
+
+import argparse
+import csv
+from collections.abc import Mapping
+from pathlib import Path
+
+import matplotlib as mpl
+from gallery import has_convolution
+from matplotlib.figure import Figure
+
+from linvit.experiments.plots import COLOURS, STYLE, svg
+from linvit.plain_text import markdown_table
+
+CHANCE = 1 / 16  # of 16 values
+PAGE = """# What attentions recall
+
+`make diagnostics PAIRS={pairs} SEEDS={seeds}`
+
+Tokens in random places hold pairs of a key and a value, as many tokens ask for the value of a key, and the network
+says which of 16 it is: associative recall (Arora et al. 2023, "Zoology"), on a grid. Networks of two blocks, width
+64, two heads, 600 steps of 32 images that are never the same; the score is the share of right answers on 1,000
+images. Each attention has the best of three learning rates, chosen on other images.
+
+![Share of right answers of each attention, with few and with many pairs](recall.svg)
+
+{table}
+
+Score: of the last evaluation{spread}; chance is {chance:.2f}. Rate: the learning rate that was chosen. C: contains a
+convolution. State: what attention keeps of all keys and values of an image, in float32, both layers: sums of features
+and values where it has thin factors, or else the keys and values. Rank: of the attention matrix, mean over layers and
+heads; a mechanism without a matrix of tokens has none. State and rank are those of {most} pairs, {tokens} tokens.
+
+**What it does not show.** 600 steps tell what an attention learns soon, not what it could hold: more steps, another
+rate or another width change scores by tenths. A convolution, or positions in the attention itself, help where
+neighbours matter and hinder here, where places are random.
+"""
+
+Rows = Mapping[str, Mapping[int, Mapping[str, str]]]
+"""What the table says of an attention, by its number of pairs."""
+
+
+def read(table: Path) -> Rows:
+    """The rows of a comparison over `--data.pairs`."""
+    found: dict[str, dict[int, Mapping[str, str]]] = {}
+    with table.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            name, _, pairs = row["variant"].rpartition("-pairs")
+            found.setdefault(name, {})[int(pairs)] = row
+    most = max(pairs for rows in found.values() for pairs in rows)
+    return dict(sorted(found.items(), key=lambda item: -float(item[1][most]["mean"])))
+
+
+def page(rows: Rows) -> str:
+    """The text of the page."""
+    amounts = sorted({pairs for found in rows.values() for pairs in found})
+    most, seeds = amounts[-1], max(int(row["seeds"]) for found in rows.values() for row in found.values())
+    lines = [["attention", "", *(f"{pairs} pairs" for pairs in amounts), "rate", "state (KiB)", "rank"]]
+    for name, found in rows.items():
+        scores = [_score(found[pairs]) for pairs in amounts]
+        rates = ", ".join(found[pairs]["model.lr"] for pairs in amounts)
+        state, rank = float(found[most]["state_bytes"]) / 1024, found[most]["rank"]
+        mark = "C" * has_convolution(name)
+        lines.append([f"`{name}`", mark, *scores, rates, f"{state:.1f}", f"{float(rank):.1f}" if rank else "-"])
+    return PAGE.format(
+        pairs=",".join(map(str, amounts)),
+        seeds=seeds,
+        table=markdown_table(lines),
+        spread=", mean ± standard deviation over seeds" * (seeds > 1),
+        chance=CHANCE,
+        most=most,
+        tokens=2 * most,
+    )
+
+
+def _score(row: Mapping[str, str]) -> str:
+    deviation = row["standard_deviation"]
+    return f"{float(row['mean']):.3f}" + (f" ± {float(deviation):.3f}" if deviation else "")
+
+
+def picture(rows: Rows) -> str:
+    """The text of the picture."""
+    names = list(rows)[::-1]
+    with mpl.rc_context(STYLE):
+        figure = Figure((9, 0.24 * len(names) + 1.2))
+        axes = figure.subplots()
+        for i, name in enumerate(names):
+            few, *_, many = [float(row["mean"]) for _, row in sorted(rows[name].items())]
+            axes.plot([many, few], [i, i], color="#cccccc", linewidth=2, zorder=1)
+            axes.plot(few, i, color=COLOURS[1], marker="o", markerfacecolor="none", linestyle="none")
+            axes.plot(many, i, color=COLOURS[0], marker="o", linestyle="none")
+        axes.axvline(CHANCE, color="#000000", linewidth=1, linestyle="--")
+        axes.set_yticks(range(len(names)), names)
+        axes.set_ylim(-0.7, len(names) + 0.4)
+        axes.set_xlim(0, 1.02)
+        axes.set_xlabel("share of right answers")
+        few, *_, many = sorted({pairs for found in rows.values() for pairs in found})
+        top = len(names) - 0.3
+        axes.text(CHANCE, top, "chance", ha="center")
+        axes.text(0.62, top, f"{many} pairs", color=COLOURS[0], ha="center")
+        axes.text(0.8, top, f"{few} pairs", color=COLOURS[1], ha="center")
+        return svg(figure)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("table", type=Path, help="table.csv of the comparison")
+    parser.add_argument("--output", type=Path, default=Path("docs", "results"), help="to write to (%(default)s)")
+    args = parser.parse_args()
+    table = read(args.table)
+    (args.output / "recall.md").write_text(page(table), encoding="utf-8")
+    (args.output / "recall.svg").write_text(picture(table), encoding="utf-8")
