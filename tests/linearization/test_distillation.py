@@ -116,6 +116,33 @@ def load_block(block: nn.Module, given: dict[str, Tensor], i: int, of_student: b
                 block.load_state_dict({maps.get(name, f"{renamed.get(layer, layer)}.{leaf}"): tensor}, strict=False)
 
 
+PREFIXED: dict[str, tuple[Callable[[], nn.Module], list[int]]] = {
+    "pvt": (partial(create_backbone, {"name": "pvt_tiny", "depths": [1] * 4}, img_size=64), [0, 0, 0, 1]),
+    "cait": (partial(timm.create_model, "cait_xxs24_224", img_size=32, depth=2), [0, 0]),
+    "pit": (partial(timm.create_model, "pit_ti_distilled_224", img_size=64, depth=[1, 1, 1]), [2, 2, 2]),
+}
+
+
+@pytest.mark.parametrize("name", PREFIXED)
+def test_patches_are_all_tokens_but_the_prefix_that_each_layer_has(name: str) -> None:
+    create, prefixes = PREFIXED[name]
+    teacher = create()
+    student = linearize(teacher, "linear", img_size=64).train()
+    distillation = Distillation(teacher, student, Matching(attention_tokens="patches"))
+    mixed: dict[tuple[nn.Module, str], Tensor] = {}
+    for network in (teacher, student):
+        for layer in distillation.layers:
+
+            def keep(_: nn.Module, args: tuple[Tensor], key: tuple[nn.Module, str] = (network, layer)) -> None:
+                mixed[key] = args[0]
+
+            network.get_submodule(layer).proj.register_forward_pre_hook(keep)
+    student(images(1, 32 if name == "cait" else 64))
+    for (layer, error), prefix in zip(distillation.errors()["attention"].items(), prefixes, strict=True):
+        own, target = (mixed[network, layer][:, prefix:] for network in (student, teacher))
+        torch.testing.assert_close(error, (own - target).square().mean(), rtol=1e-5, atol=0)
+
+
 PARTS = Matching(block_weight=1.0, feature_weight=1.0, logit_weight=1.0, temperature=2.0)
 
 

@@ -254,7 +254,8 @@ class Distillation:
             divergence = F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(1).mean()
             return divergence * temperature**2
         if part == "attention" and self.matching.attention_tokens == "patches":
-            prefix = getattr(getattr(self.student, "backbone", self.student), "num_prefix_tokens", 0)
+            mechanism = getattr(self.student.get_submodule(name), "mechanism", None)  # stripes have no prefix
+            prefix = 0 if mechanism is None else mechanism.grid.num_prefix  # a pyramid has one in some stages only
             own, target = own[:, prefix:], target[:, prefix:]
         return F.mse_loss(own, target)
 
