@@ -1,13 +1,14 @@
 """The state of the random generators."""
 
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 import linvit
-from linvit.callbacks.exact_resume import random_state, set_random_state
+from linvit.callbacks.exact_resume import ExactResume, random_state, set_random_state
 
 CPU = torch.device("cpu")
 
@@ -53,3 +54,24 @@ def test_a_state_that_is_none_is_refused(damage):
     with pytest.raises(linvit.UserError, match="states of random generators in the checkpoint cannot be used"):
         set_random_state(state | damage, CPU)
     set_random_state(state, CPU)
+
+
+@pytest.mark.parametrize(("saved", "ranks"), [(0, 3), (1, 3), (3, 2), (3, 3)], ids=str)
+def test_no_two_ranks_draw_the_same(saved, ranks):
+    before, states, drawn = random_state(CPU), [], []
+    try:
+        for seed in range(saved):
+            torch.manual_seed(seed)
+            states.append(random_state(CPU))
+        for rank in range(ranks):
+            torch.manual_seed(0)
+            loop = SimpleNamespace(restarted_mid_epoch=False, epoch_loop=SimpleNamespace())
+            callback = ExactResume()
+            callback._generators = states or None
+            callback.on_train_start(SimpleNamespace(global_rank=rank, fit_loop=loop), SimpleNamespace(device=CPU))
+            drawn.append(torch.rand(()).item())
+        torch.manual_seed(0)
+        assert drawn[0] == torch.rand(()).item()
+        assert len({*drawn}) == ranks
+    finally:
+        set_random_state(before, CPU)

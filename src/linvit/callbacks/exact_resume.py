@@ -19,9 +19,10 @@ WITHIN_STEP = "within_step"  # in one that was written within an accumulation, w
 class ExactResume(Callback):
     """Saves what a run needs to continue exactly where a checkpoint was written, and restores it.
 
-    To what Lightning saves this adds the states of the random generators of each rank (on another number of ranks, of
-    the rank of its number, modulo how many there were), and makes the loader continue after the batches that were
-    trained on. Gradients are not saved, so checkpoints are to be written after an optimiser step.
+    To what Lightning saves this adds the states of the random generators of each rank, and makes the loader continue
+    after the batches that were trained on. Gradients are not saved, so checkpoints are to be written after an optimiser
+    step. Ranks that have no state, of a new run all but the first, draw numbers of their own: Lightning seeds all
+    alike, and each would drop the same paths of its images.
     """
 
     def __init__(self) -> None:
@@ -49,10 +50,12 @@ class ExactResume(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Restores both."""
-        if self._generators is not None:
-            states: Any = self._generators
+        states: Any = self._generators
+        if states is not None:
             own = states[trainer.global_rank % len(states)] if isinstance(states, list) and states else states
             set_random_state(own, pl_module.device)
+        if trainer.global_rank >= (len(states) if isinstance(states, list) else 1):
+            torch.manual_seed(torch.initial_seed() + trainer.global_rank)
         if not trainer.fit_loop.restarted_mid_epoch:
             trainer.fit_loop.epoch_loop.restarting = False
         elif self._loader:
