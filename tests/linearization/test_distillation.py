@@ -235,8 +235,10 @@ def test_in_evaluation_the_teacher_rests() -> None:
     assert calls == [1]
 
 
-def test_a_student_that_mixes_nothing_is_at_distance_1() -> None:
-    teacher = create_backbone("deit_nano", num_classes=10)
+@pytest.mark.parametrize("tokens", ["all", "patches"])
+def test_a_student_that_mixes_nothing_is_at_distance_1(tokens: Literal["all", "patches"]) -> None:
+    teacher = create_backbone({"name": "deit_nano", "class_token": True}, num_classes=10)
+    nn.init.normal_(teacher.cls_token, std=100)  # its outputs are others than those of the patches
     student = linearize(teacher, "linear")
     with torch.no_grad():
         for parameter in (student.blocks[0].attn.qkv.weight, student.blocks[0].attn.qkv.bias):
@@ -244,7 +246,7 @@ def test_a_student_that_mixes_nothing_is_at_distance_1() -> None:
     for training in (True, False):
         student.train(training).blocks[1].eval()  # a frozen part
         modes = [module.training for module in student.modules()]
-        found = Distillation(teacher, student).distances(images())["attention"]
+        found = Distillation(teacher, student, Matching(attention_tokens=tokens)).distances(images())["attention"]
         assert found["blocks.0.attn"] == pytest.approx(1)
         assert found["blocks.1.attn"] != pytest.approx(1)
         assert [module.training for module in student.modules()] == modes

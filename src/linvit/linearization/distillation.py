@@ -154,7 +154,10 @@ class Distillation:
         """
         with self._measured():
             self.run(images)
-            scales = {key: target.square().mean().item() for key, target in self._of_teacher.items()}
+            scales = {
+                (part, name): self._error(part, name, torch.zeros_like(target), target).item()
+                for (part, name), target in self._of_teacher.items()
+            }
             return {
                 part: {
                     name: (error / (scales[part, name] or 1.0) if part != "logits" else error).item()
