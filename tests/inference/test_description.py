@@ -46,6 +46,24 @@ def test_a_checkpoint_without_a_description_is_refused(run, tmp_path):
         read_trained(tmp_path / "best.ckpt")
 
 
+@pytest.mark.parametrize("predict_with", ["raw", "ema"])
+def test_each_kind_of_weights_is_that_of_its_own_best_epoch(run, tmp_path, predict_with):
+    content, files = torch.load(run.checkpoint("best"), weights_only=True), {"best": (1, 2), "best_ema": (3, 4)}
+    names = [name.removeprefix("network.") for name in content["state_dict"] if name.startswith("network.")]
+    content |= {"ema_updates": 20, "hyper_parameters": content["hyper_parameters"] | {"ema_decay": 0.9}}
+    (tmp_path / "checkpoints").mkdir()
+    for file, values in files.items():  # written before somebody resumed the run with the other kind
+        kinds = zip(("network.", "ema.network."), values, strict=True)
+        state = {f"{kind}{name}": torch.full((1,), value) for kind, value in kinds for name in names}
+        torch.save(content | {"state_dict": state}, tmp_path / "checkpoints" / f"{file}.ckpt")
+    config = {"model": {"init_args": {"predict_with": predict_with}}}
+    (tmp_path / "config.yaml").write_text(json.dumps(config))
+    for weights in ("raw", "ema", None):
+        description, state = read_trained(tmp_path, weights)
+        assert description.weights == (weights or predict_with)
+        assert {tensor.item() for tensor in state.values()} == {{"raw": 1, "ema": 4}[weights or predict_with]}
+
+
 def test_a_file_of_weights_says_the_same(run, tmp_path):
     description, state = read_trained(run.folder)
     write_trained(tmp_path / "model.safetensors", build_task(description, state, run.folder).network, description)

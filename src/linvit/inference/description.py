@@ -18,7 +18,7 @@ from linvit.errors import UserError, quote_first
 from linvit.files import replacing
 from linvit.finite import not_finite
 from linvit.runs.checkpoint import check_same_model, checkpoint_in, read_checkpoint
-from linvit.runs.folder import CHECKPOINTS, RunFolder, newest
+from linvit.runs.folder import CHECKPOINTS, RunFolder, best_checkpoints, newest
 from linvit.tasks.base import SET_BY_RUN, Task
 from linvit.tasks.optimisation import Optimisation
 from linvit.tasks.pretrained import skip_pretrained
@@ -72,7 +72,8 @@ def read_trained(source: str | Path, weights: Weights | None = None) -> tuple[Mo
         path /= HUB_FILES[0]
     if path.is_dir():
         run = run_in(path)
-        path = checkpoint_in(run.folder, run.best, "source")
+        weights = weights or run.model.get("predict_with", "raw")
+        path = checkpoint_in(run.folder, best_checkpoints(weights), "source")
     return _of_safetensors(path) if path.suffix == ".safetensors" else _of_checkpoint(path, weights)
 
 
