@@ -139,12 +139,9 @@ class RunFolder:
 
     def seconds(self, score: Score) -> float | None:
         """Seconds of training up to a score, by the median of `images/s`; None if the run does not say so much."""
-        speeds = [speed for _, speed in self.curves.get("images/s", [])]
-        batch = flat(self.config).get("data.batch_size")
+        speeds, batch = [speed for _, speed in self.curves.get("images/s", [])], self.hparams.get("total_batch")
         if not speeds or not isinstance(batch, int):
             return None
-        devices = self._trainer.get("devices")
-        batch *= (self._trainer.get("accumulate_grad_batches") or 1) * (devices if isinstance(devices, int) else 1)
         return (score.step + 1) * batch / statistics.median(speeds)
 
     @property

@@ -161,11 +161,18 @@ def test_stars_are_holms_and_all_tables_say_so(tmp_path):
         assert "by Holm's correction for all comparisons of the table; it takes at least 3 seeds" in text
 
 
+def test_of_two_runs_with_one_seed_the_newer_one_counts(tmp_path):
+    for number, score in {9: 0.9, 10: 0.1, 2: 0.2}.items():
+        write_run(tmp_path / f"softmax/version_{number}", scores=(0, score))
+    (softmax,) = group(find([tmp_path]))
+    assert softmax.scores(None) == {0: (0.1, 19, 2)}
+
+
 def test_the_best_score_and_when_a_level_is_reached(tmp_path):
     for seed, scores in enumerate([(0.5, 0.9, 0.8), (0.6, 0.7, 0.65)]):
         run = write_run(tmp_path / f"softmax-seed{seed}/version_0", seed, scores, epochs=3)
-        config = yaml.safe_load((run / "config.yaml").read_text()) | {"data": {"init_args": {"batch_size": 8}}}
-        (run / "config.yaml").write_text(yaml.safe_dump(config))
+        with (run / "hparams.yaml").open("a") as file:
+            file.write("total_batch: 8\n")  # of all devices, whatever trainer.devices says
         rows = [f"{9 + 10 * i},{i},{score},{(8, 4, 4)[i]}" for i, score in enumerate(scores)]
         (run / "metrics.csv").write_text("\n".join(["step,epoch,val/score,images/s", *rows]))
     found = Results("x", group(find([tmp_path])), "softmax", None, [], budget="cpu_time", level=0.85)

@@ -1,6 +1,7 @@
 """What the runs of an experiment amount to: one row per variant."""
 
 import math
+import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -280,7 +281,7 @@ def is_rank(tag: str) -> bool:
 
 def group(runs: Iterable[RunFolder]) -> list[Variant]:
     """Puts runs that differ in their seed alone together; names each variant by its folder or by what differs."""
-    every = sorted(runs, key=lambda run: str(run.folder))
+    every = sorted(runs, key=lambda run: _by_number(str(run.folder)))
     options = [run.options() for run in every]
     keys = outermost(differing(options))
     found: dict[str, Variant] = {}
@@ -301,6 +302,11 @@ def group(runs: Iterable[RunFolder]) -> list[Variant]:
             if not run.complete
         }
     return list(found.values())
+
+
+def _by_number(text: str) -> list[str | int]:
+    """The key to sort texts by their words and numbers: version_9 is before version_10."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", text)]
 
 
 def check_comparable(variants: Sequence[Variant]) -> None:
