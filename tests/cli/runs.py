@@ -78,7 +78,7 @@ def undrawn():
     blank = np.zeros((8, 8, 3), np.uint8)
     with (
         mock.patch("linvit.callbacks.report.confusion_picture", return_value=blank),
-        mock.patch("linvit.callbacks.dense.confusion_picture", return_value=blank),
+        mock.patch("linvit.tasks.segmentation.task.confusion_picture", return_value=blank),
     ):
         yield
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from linvit import coco_masks
 from linvit.callbacks.common import LIGHT, Paper, add_picture, class_names, pixels
-from linvit.callbacks.report import Findings, Report, confusion_picture, rendered, training_on, write_picture
+from linvit.callbacks.report import rendered, training_on, write_picture
 from linvit.rasters import georeference, write_tiff
 
 OPACITY = 0.6  # of the colours over a picture
@@ -117,27 +117,6 @@ class ValidationPictures(Callback):
             add_picture(trainer, f"val/{self.name}", picture)
 
 
-class SegmentationReport(Report):
-    """Writes `val_classes.csv` (class, pixels, IoU, Acc, F1) and `val_confusion.png`; after a test, `test_...`.
-
-    Both are of the weights that `predict_with` names. The task offers `class_table(stage)`: the confusion matrix, and
-    scores of each class.
-    """
-
-    name = "confusion"
-
-    def collect(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> Any:
-        """The matrix and the scores, which all ranks have."""
-        return cast("Any", pl_module).class_table(stage)
-
-    def findings(self, found: Any, pl_module: LightningModule) -> Findings:
-        """Pixels and scores of each class."""
-        matrix, scores = found[0].cpu().numpy(), {name: values.cpu().numpy() for name, values in found[1].items()}
-        label, predicted = np.nonzero(matrix)
-        picture = confusion_picture(label, predicted, class_names(pl_module), matrix[label, predicted])
-        return Findings("pixels", matrix.sum(1), scores, picture)
-
-
 class SegmentationPictures(ValidationPictures):
     """Writes `val_segmentation.png`: rows of image, labels and prediction, and a legend of the classes.
 
@@ -176,32 +155,6 @@ def write_mask(target: Path, classes: np.ndarray, colours: np.ndarray, image: st
     else:
         write_tiff(path, saved[None], place, colours.tolist() if kind is np.uint8 else ())
     return path
-
-
-class DetectionReport(Report):
-    """Writes `val_classes.csv` (class, objects, box_AP, ...) and `val_precision_recall.png`; after a test, `test_...`.
-
-    Both are of the weights that `predict_with` names. The task offers `results(stage)`, whose `evaluations` are COCO's
-    of boxes and masks and whose `objects` are the true ones of each class, on rank 0.
-    """
-
-    name = "precision_recall"
-
-    def collect(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> Any:
-        """COCO's evaluations, and how many objects each class has."""
-        results = cast("Any", pl_module).results(stage)
-        return dict(results.evaluations), results.objects
-
-    def findings(self, found: Any, pl_module: LightningModule) -> Findings:
-        """Objects and average precision of each class."""
-        evaluations, objects = found
-        scores = {
-            f"{kind}_{name}": values
-            for kind, each in evaluations.items()
-            for name, values in each.class_scores().items()
-        }
-        picture = curves_picture({kind: each.precision for kind, each in evaluations.items()})
-        return Findings("objects", objects, scores, picture)
 
 
 SHOWN = {"0.50": slice(1), "0.75": slice(5, 6), "0.50:0.95": slice(None)}  # IoU thresholds among 0.50, 0.55, ..., 0.95

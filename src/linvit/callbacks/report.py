@@ -1,9 +1,10 @@
 """What the reports of all tasks share: when they are written, and where; their pictures; and that of classification."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -21,37 +22,33 @@ WITH_TEXT = 20  # classes up to which the fractions are written
 
 
 class Findings(NamedTuple):
-    """Of K classes: how many of a unit (K,), scores (K,) by name, a picture; perhaps rows of a table of the images."""
+    """Of K classes: how many of a unit (K,), scores (K,) by name, a picture and its name; perhaps a table of images."""
 
     unit: str
     counts: np.ndarray
     scores: Mapping[str, np.ndarray]
-    picture: np.ndarray
+    name: str
+    picture: Callable[[], np.ndarray]
     images: Sequence[Sequence[Any]] = ()
 
 
 class Report(Callback):
     """Writes a table of the classes and a picture of each validation and each `linvit test`; those of the last stay.
 
-    Training writes the picture to TensorBoard, too. A subclass supplies `name`, `collect` and `findings`.
+    They are `val_classes.csv` and `val_NAME.png`, after a test `test_...`, of the weights that `predict_with` names:
+    what the task's `class_findings(stage)` returns. Training writes the picture to TensorBoard, too.
 
     Args:
         folder: Where to write; null is the folder of the logger, and nothing is written without one.
     """
 
-    name = ""  # of the picture
-
     def __init__(self, folder: str | Path | None = None) -> None:
         self.folder = folder
         self._table: Path | None = None
 
-    def collect(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> Any:
-        """What is reported of the set that was just evaluated, or None. All ranks call it before metrics are reset."""
-        raise NotImplementedError
-
-    def findings(self, found: Any, pl_module: LightningModule) -> Findings:
-        """What to write of what `collect` returned. Rank 0 calls it."""
-        raise NotImplementedError
+    def findings(self, pl_module: LightningModule, stage: str) -> Findings | None:
+        """What to write of the set that was just evaluated. All ranks call it, before metrics are reset."""
+        return cast("Any", pl_module).class_findings(stage)  # type: ignore[no-any-return]
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Reports, before a checkpoint of this moment is written."""
@@ -68,22 +65,23 @@ class Report(Callback):
             rank_zero_info(f"scores of each class: {self._table}")
 
     def _report(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        found = self.collect(trainer, pl_module, stage)
+        found = self.findings(pl_module, stage)
         folder = self.folder or (trainer.log_dir if trainer.loggers else None)  # all ranks ask for that of rank 0
         if found is None or folder is None or trainer.fast_dev_run or not trainer.is_global_zero:  # type: ignore[attr-defined]
             return
-        unit, counts, scores, picture, images = self.findings(found, pl_module)
+        unit, counts, scores, name, draw, images = found
         rows = [["class", unit, *scores]]
-        for name, count, *values in zip(class_names(pl_module), counts.tolist(), *scores.values(), strict=True):
-            rows.append([name, str(count), *("" if np.isnan(value) else f"{value:.6f}" for value in values)])
+        for own, count, *values in zip(class_names(pl_module), counts.tolist(), *scores.values(), strict=True):
+            rows.append([own, str(count), *("" if np.isnan(value) else f"{value:.6f}" for value in values)])
+        picture = draw()
         with training_on(trainer):
             Path(folder).mkdir(parents=True, exist_ok=True)
             write_table(Path(folder) / f"{stage}_classes.csv", rows)
             if images:
                 write_table(Path(folder) / f"{stage}_images.csv", images)
-            write_picture(Path(folder) / f"{stage}_{self.name}.png", Image.fromarray(picture))
+            write_picture(Path(folder) / f"{stage}_{name}.png", Image.fromarray(picture))
             self._table = Path(folder) / f"{stage}_classes.csv"
-            add_picture(trainer, f"{stage}/{self.name}", picture)
+            add_picture(trainer, f"{stage}/{name}", picture)
 
 
 @contextmanager
@@ -155,8 +153,6 @@ class ClassReport(Report):
     of the weights that `predict_with` names.
     """
 
-    name = "confusion"
-
     def __init__(self, folder: str | Path | None = None) -> None:
         super().__init__(folder)
         self._seen: list[torch.Tensor] = []
@@ -175,14 +171,13 @@ class ClassReport(Report):
     on_test_epoch_start = on_validation_epoch_start
     on_test_batch_end = on_validation_batch_end  # type: ignore[assignment]
 
-    def collect(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> np.ndarray | None:
-        """Numbers, labels and predictions (2 + kinds of weights, N) of the images of all devices, on rank 0."""
+    def findings(self, pl_module: LightningModule, stage: str) -> Findings | None:
+        """Images and accuracy of each class, of the images of all devices, on rank 0."""
         own = torch.cat(self._seen, 1).cpu().numpy() if self._seen else None
         parts = [part for part in gather(own) or [] if part is not None]
-        return np.concatenate(parts, 1) if parts else None
-
-    def findings(self, found: np.ndarray, pl_module: LightningModule) -> Findings:
-        """Images and accuracy of each class."""
+        if not parts:
+            return None
+        found = np.concatenate(parts, 1)  # numbers, labels and predictions: (2 + kinds of weights, N)
         found = found[:, found[0].argsort(kind="stable")]
         seen = dict(zip(("image", "label", *self._weights), found, strict=True))
         label, names = seen["label"], class_names(pl_module)
@@ -192,4 +187,5 @@ class ClassReport(Report):
             right = np.bincount(label[label == seen[kind]], minlength=len(names))
             scores[columns[kind]] = np.divide(right, images, out=np.full(len(names), np.nan), where=images > 0)
         shown = seen.get(pl_module.hparams["predict_with"], seen["raw"])
-        return Findings("images", images, scores, confusion_picture(label, shown, names), [[*seen], *found.T.tolist()])
+        picture = partial(confusion_picture, label, shown, names)
+        return Findings("images", images, scores, "confusion", picture, [[*seen], *found.T.tolist()])

@@ -110,9 +110,16 @@ class DetectionData(ImageData):
         if source == DIGIT_SCENES:
             self.data_source = SceneSource(self.images, scenes, self.size)
             return
-        names = read_names(class_names) if isinstance(class_names, str) else class_names
-        found = (data.get("image_column"), self.val_fraction, object_column, box_format, names, masks)
-        self.data_source = ObjectSource(source, self.images, *found)
+        self.data_source = ObjectSource(
+            source,
+            self.images,
+            data.get("image_column"),
+            self.val_fraction,
+            given_column=object_column,
+            box_format=box_format,
+            given_names=read_names(class_names) if isinstance(class_names, str) else class_names,
+            masks=masks,
+        )
 
     @property
     def classes(self) -> Classes:

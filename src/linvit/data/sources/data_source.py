@@ -1,15 +1,15 @@
 """One data source with all of its splits: which rows are trained on, validated, tested and predicted."""
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import datasets
 import numpy as np
 from lightning.pytorch.utilities import rank_zero_info
 
-from linvit.data.sources.images import Reader, SampleReader, Target, Transform
+from linvit.data.sources.images import SampleReader, Target, Transform
 from linvit.data.sources.labels import as_images, features_of, find_column
 from linvit.data.sources.read import ImageReader
 from linvit.data.sources.splits import HUB, hold_out, load_splits
@@ -19,37 +19,21 @@ from linvit.errors import UserError
 Splits = dict[str, datasets.Dataset]
 
 
-class SplitRows(NamedTuple):
-    """The table or stream of a split, numbers of the rows that are used, int (N,) or None for all, and shards."""
-
-    rows: datasets.Dataset | datasets.IterableDataset
-    chosen: np.ndarray | None
-    shards: Shards | None
-
-
+@dataclass(eq=False)
 class DataSource:
     """The splits of a data source: `load` finds the tables, `prepare` gives targets the form that training needs."""
 
-    options: Any = None
-    """Of generated data: what its samples follow from."""
+    name: str
+    images: ImageReader
+    given_image_column: str | None = None
+    val_fraction: float = 0.0
+    streaming: bool = False
+    prepare: Callable[[Splits], Splits] = dict
+    load: Callable[[str], Splits] = load_splits
+    options: Any = None  # of generated data: what its samples follow from
 
-    def __init__(
-        self,
-        name: str,
-        images: ImageReader,
-        image_column: str | None = None,
-        val_fraction: float = 0.0,
-        streaming: bool = False,
-        prepare: Callable[[Splits], Splits] = dict,
-        load: Callable[[str], Splits] = load_splits,
-    ) -> None:
-        self.name = name
-        self.images = replace(images, on_hub=name.startswith(HUB))
-        self.given_image_column = image_column
-        self.val_fraction = val_fraction
-        self.streaming = streaming
-        self.prepare = prepare
-        self.load = load
+    def __post_init__(self) -> None:
+        self.images = replace(self.images, on_hub=self.name.startswith(HUB))
 
     @cached_property
     def tables(self) -> Splits:
@@ -82,8 +66,11 @@ class DataSource:
         """The split in whose table a split is: without a validation split, a part of train is held out."""
         return split if split in self.splits else "train"
 
-    def rows_of(self, split: str, whole: bool = False) -> SplitRows:
-        """The rows of a split; without a validation split, train and val are parts of train unless `whole` is set."""
+    def rows_of(self, split: str, whole: bool = False) -> tuple[datasets.Dataset, np.ndarray | None, Shards | None]:
+        """The table or stream of a split, numbers of the rows that are used, int (N,) or None for all, and its shards.
+
+        Without a validation split, train and val are parts of train unless `whole` is set.
+        """
         table, chosen = split, None
         cut = not whole and not self.streaming and "val" not in self.splits and "train" in self.splits
         if cut and split in ("train", "val"):
@@ -104,7 +91,7 @@ class DataSource:
                 f"have their images; it has: {', '.join(rows.features)}. Rename its column"
             )
         shards = self.shards[table]._replace(rows=rows) if self.streaming else None
-        return SplitRows(rows, chosen, shards)
+        return rows, chosen, shards
 
     def trained_rows(self, chosen: np.ndarray | None) -> np.ndarray | None:
         """Numbers of the training rows that are used, of those that are `chosen`; None means all."""
@@ -114,7 +101,7 @@ class DataSource:
         """The group of each chosen training row, int (N,), if the samples of a batch are of one; else None."""
         return None
 
-    def reader(self, targets: Mapping[str, Target], transform: Transform) -> Reader:
+    def reader(self, targets: Mapping[str, Target], transform: Transform) -> SampleReader:
         """What makes samples of rows, with some entries besides the image, by a transform."""
         return SampleReader(transform, self.image_column, targets, self.images)
 

@@ -1,6 +1,5 @@
 """Rows of a table as samples, and samples as batches."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -31,24 +30,10 @@ class Target(NamedTuple):
 
 
 @dataclass
-class Reader(ABC):
-    """What makes samples of the rows of a table, by a transform of a sample and its seed."""
-
-    transform: Transform
-
-    @abstractmethod
-    def columns_of(self, rows: Rows) -> Rows:
-        """Selects the columns that samples need."""
-
-    @abstractmethod
-    def __call__(self, row: Mapping[str, Any], number: int, place: str, seed: int) -> Sample:
-        """Makes the sample of a row, whose `index` is `number`; messages call it by its path or else by `place`."""
-
-
-@dataclass
-class SampleReader(Reader):
+class SampleReader:
     """How a row becomes a sample: the image in a column is decoded, its targets are read, both transformed together."""
 
+    transform: Transform
     image: str
     targets: Mapping[str, Target]
     images: ImageReader
@@ -62,7 +47,7 @@ class SampleReader(Reader):
         return rows.select_columns(names).with_format("arrow")
 
     def __call__(self, row: Mapping[str, Any], number: int, place: str, seed: int) -> Sample:
-        """Decodes the image, reads the targets, and transforms both; see `Reader`."""
+        """Makes the sample of a row, whose `index` is `number`; messages call it by its path or else by `place`."""
         stored = row[self.image]
         name = name_of(stored, place)
         sample = {"image": self.images.read(stored, name)}
@@ -79,7 +64,7 @@ class Images(Dataset[Sample]):
     """Rows of a table as samples: those `chosen`, int (N,), or all. `select` would write files beside the table."""
 
     def __init__(
-        self, rows: datasets.Dataset, reader: Reader, bad: BadImages, chosen: np.ndarray | None = None
+        self, rows: datasets.Dataset, reader: SampleReader, bad: BadImages, chosen: np.ndarray | None = None
     ) -> None:
         self.rows = reader.columns_of(rows)
         self.reader = reader

@@ -17,9 +17,9 @@ from tqdm import tqdm
 
 from linvit.data.sources.coco import AnnotationFinding, CocoTables, find_coco, load_coco, rle_counts
 from linvit.data.sources.data_source import DataSource, Splits
-from linvit.data.sources.images import Reader, Sample, SampleReader, Target, Transform, check_target_sizes
+from linvit.data.sources.images import Sample, SampleReader, Target, Transform, check_target_sizes
 from linvit.data.sources.labels import Classes, features_of, find_column, undecoded
-from linvit.data.sources.read import BadImageError, ImageReader, name_of
+from linvit.data.sources.read import BadImageError, name_of
 from linvit.data.sources.splits import HUB, load_splits
 from linvit.data.transforms.detection import Objects, trainable, usable
 from linvit.errors import UserError, check_choice, did_you_mean, quote_first
@@ -213,25 +213,14 @@ def class_table(names: Sequence[str], ids: Sequence[Any], counts: Mapping[str, n
     return lines
 
 
+@dataclass(eq=False, kw_only=True)
 class ObjectSource(DataSource):
-    """A source with objects: COCO's files, or what `load_splits` knows; for the arguments see `DetectionData`."""
+    """A source with objects: COCO's files, or what `load_splits` knows; for the fields see `DetectionData`."""
 
-    def __init__(
-        self,
-        name: str,
-        images: ImageReader,
-        image_column: str | None,
-        val_fraction: float,
-        column: str | None,
-        box_format: str,
-        class_names: list[str] | None,
-        masks: bool,
-    ) -> None:
-        super().__init__(name, images, image_column, val_fraction)
-        self.given_column = column
-        self.box_format = box_format
-        self.given_names = class_names
-        self.masks = masks
+    given_column: str | None
+    box_format: str
+    given_names: list[str] | None
+    masks: bool
 
     @cached_property
     def coco(self) -> CocoTables | None:
@@ -337,7 +326,7 @@ class ObjectSource(DataSource):
         """What messages call the image of a row."""
         return name_of(undecoded(self.splits[split], self.image_column)[row][self.image_column], f"row {row}")
 
-    def reader(self, targets: Mapping[str, Target], transform: Transform) -> Reader:
+    def reader(self, targets: Mapping[str, Target], transform: Transform) -> SampleReader:
         """What makes samples of rows; see `DataSource.reader`."""
         found = (self.column, self.classes.labels, self.masks) if "objects" in targets else ()
         return ObjectReader(transform, self.image_column, targets, self.images, *found)

@@ -8,11 +8,11 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import chain
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import datasets
 import numpy as np
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from linvit.data.sources.labels import undecoded
@@ -73,23 +73,15 @@ class ScanResult:
         ]
 
 
-class _Rows(Dataset[T], Generic[T]):
-    """Rows of a table, of which one is looked at when it is read."""
-
-    def __init__(self, rows: datasets.Dataset, look: Look[T]) -> None:
-        self.rows, self.look = rows, look
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> T:
-        return self.look(self.rows[index], index)
-
-
 def look_at(rows: datasets.Dataset, look: Look[T], workers: int) -> Iterator[T]:
     """Yields what is found in each row, in so many processes besides this one."""
-    for findings in DataLoader(_Rows(rows, look), CHUNK, num_workers=workers, collate_fn=list):
-        yield from findings
+    numbers: Any = range(len(rows))
+    found = DataLoader(numbers, CHUNK, num_workers=workers, collate_fn=partial(_look_at_each, rows=rows, look=look))
+    return chain.from_iterable(found)
+
+
+def _look_at_each(numbers: list[int], rows: datasets.Dataset, look: Look[T]) -> list[T]:
+    return [look(rows[number], number) for number in numbers]
 
 
 def scan(splits: Mapping[str, datasets.Dataset], image: str, reader: ImageReader, workers: int) -> ScanResult:

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from linvit.data.loading.sampler import generator, sample_seed
 from linvit.data.sources.data_source import DataSource, Splits
-from linvit.data.sources.images import Reader, Target, Transform
+from linvit.data.sources.images import SampleReader, Target, Transform
 from linvit.data.sources.labels import Classes, undecoded
 from linvit.data.sources.read import RGB, ImageReader
 from linvit.data.sources.splits import SCENES, Rows, load_splits
@@ -187,12 +187,11 @@ def _instances(owner: np.ndarray, whole: list[int], digits: np.ndarray) -> dict[
 
 
 @dataclass
-class GeneratedReader(Reader):
-    """Makes the sample of a row of a `GeneratedSource`, with some entries besides the image."""
+class GeneratedReader(SampleReader):
+    """Makes the sample of a row of a `GeneratedSource`, with the targets as further entries."""
 
     make: Callable[[str, int], dict[str, Any]]
     options: Generated
-    entries: tuple[str, ...]
 
     def columns_of(self, rows: Rows) -> Rows:
         """The columns that say which sample it is."""
@@ -204,7 +203,7 @@ class GeneratedReader(Reader):
         fresh = seed if split == SCENE_SPLITS[0] else 0
         made_from = sample_seed(self.options.seed, SCENE_SPLITS.index(split), row["scene"], fresh)
         made = self.make(split, made_from) | {"image_id": row["scene"]}
-        sample = {name: made[name] for name in ("image", *self.entries)}
+        sample = {name: made[name] for name in ("image", *self.targets)}
         return self.transform(sample, seed) | {"index": number, "id": f"{split}_{row['scene']}"}
 
 
@@ -216,10 +215,9 @@ class GeneratedSource(DataSource):
     def __init__(
         self, name: str, images: ImageReader, options: Generated, make: Callable[[str, int], dict[str, Any]]
     ) -> None:
-        super().__init__(name, images)
+        super().__init__(name, images, options=options)
         if images.bands != RGB:
             raise UserError(f"the images of {name} have three bands of 8 bits; leave --data.bands and value_range out")
-        self.options = options
         self.make = make
 
     @cached_property
@@ -230,9 +228,9 @@ class GeneratedSource(DataSource):
             for name, count in ((name, getattr(self.options, name)) for name in SCENE_SPLITS)
         }
 
-    def reader(self, targets: Mapping[str, Target], transform: Transform) -> Reader:
+    def reader(self, targets: Mapping[str, Target], transform: Transform) -> SampleReader:
         """Makes images instead of decoding them; see `DataSource.reader`."""
-        return GeneratedReader(transform, self.make, self.options, tuple(targets))
+        return GeneratedReader(transform, self.image_column, targets, self.images, self.make, self.options)
 
 
 class SceneSource(GeneratedSource):

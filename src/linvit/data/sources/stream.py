@@ -22,7 +22,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from linvit.data.loading.sampler import TrainOrder, WorkerTopology, sample_seeds
-from linvit.data.sources.images import Reader, Sample
+from linvit.data.sources.images import Sample, SampleReader
 from linvit.data.sources.read import BadImageError, BadImages
 from linvit.data.sources.splits import find_source, named, readable_source
 from linvit.errors import UserError
@@ -98,7 +98,7 @@ class Stream(TrainOrder, IterableDataset[Sample]):
     def __init__(
         self,
         shards: Shards,
-        reader: Reader,
+        reader: SampleReader,
         batch_size: int,
         num_workers: int,
         rank: int,

@@ -113,13 +113,13 @@ class TrainTransform:
         return drawn + (rand_augment.color_jitter(rng, given.color_jitter) if given.color_jitter else [])
 
 
+@dataclass
 class EvalTransform:
     """Resizes an image and takes its centre; see `ClassificationData`."""
 
-    def __init__(self, size: tuple[int, int], crop_mode: CropMode, crop_pct: float) -> None:
-        self.size = size
-        self.crop_mode: CropMode = crop_mode
-        self.crop_pct = crop_pct
+    size: tuple[int, int]
+    crop_mode: CropMode
+    crop_pct: float
 
     @property
     def options(self) -> dict[str, Any]:

@@ -55,6 +55,7 @@ class SegmentationAugmentation:
         check_number("hflip", self.hflip, at_least=0, at_most=1)
 
 
+@dataclass
 class TrainTransform:
     """Resizes, crops to `size` (H, W), flips and recolours at random, which follows from the sample's seed alone.
 
@@ -62,10 +63,9 @@ class TrainTransform:
     is padded: the image with 0 after normalising, the mask with 255.
     """
 
-    def __init__(self, size: tuple[int, int], limits: Limits | None, augmentation: SegmentationAugmentation) -> None:
-        self.size = size
-        self.limits = limits
-        self.augmentation = augmentation
+    size: tuple[int, int]
+    limits: Limits | None
+    augmentation: SegmentationAugmentation
 
     def __call__(self, sample: dict[str, Any], seed: int) -> dict[str, Any]:
         """Turns `image`, 8-bit (3, h, w), and `mask`, 8-bit (h, w), into (3, H, W) and (H, W)."""
@@ -104,12 +104,12 @@ class TrainTransform:
         return box
 
 
+@dataclass
 class EvalTransform:
     """Resizes the image within limits, if any, then to multiples; scores are those of the original mask."""
 
-    def __init__(self, limits: Limits | None, multiple: int = 1) -> None:
-        self.limits = limits
-        self.multiple = multiple
+    limits: Limits | None
+    multiple: int = 1
 
     @property
     def options(self) -> dict[str, Any]:

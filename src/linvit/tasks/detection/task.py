@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +15,8 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from linvit import coco_masks
-from linvit.callbacks.dense import DetectionPictures, DetectionReport, draw, enlarged
+from linvit.callbacks.dense import DetectionPictures, curves_picture, draw, enlarged
+from linvit.callbacks.report import Findings, Report
 from linvit.errors import UserError, check_number
 from linvit.heads.detection.detector import create_detector
 from linvit.tasks.base import Task
@@ -197,19 +199,23 @@ class DetectionTask(Task):
 
     def run_callbacks(self) -> list[Callback]:
         """Also a table of the classes, curves and pictures."""
-        return [*super().run_callbacks(), DetectionReport(self.report_folder), DetectionPictures()]
+        return [*super().run_callbacks(), Report(self.report_folder), DetectionPictures()]
 
     def published(self) -> PublishedScores | None:
         """The published average precision on COCO."""
         names = ("backbone", "head", "attention", "num_classes", "decay_epochs")
         return published_ap(**{name: self.hparams[name] for name in names})
 
-    def results(self, stage: str) -> DetectionResults:
-        """Those of the set that was just evaluated, by the weights that predict. All ranks call it."""
+    def class_findings(self, stage: str) -> Findings:
+        """Objects and average precision of each class of the set that was just evaluated, and curves, on rank 0."""
         metrics: Any = self.metrics[f"{stage}/" if self.average is None else f"{stage}/ema_"]
         results: DetectionResults = metrics[self.score_metric].state
         results.figures()
-        return results
+        found = results.evaluations
+        each = {kind: one.class_scores() for kind, one in found.items()}
+        scores = {f"{kind}_{name}": values for kind, own in each.items() for name, values in own.items()}
+        picture = partial(curves_picture, {kind: one.precision for kind, one in found.items()})
+        return Findings("objects", results.objects, scores, "precision_recall", picture)
 
     def _detect(self, network: nn.Module, batch: dict[str, Any], i: int) -> Objects:
         """What a network finds in an image of a batch; alone, since padding to the size of others changes borders."""

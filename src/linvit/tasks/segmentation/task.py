@@ -17,7 +17,8 @@ from torch.nn import functional as F
 from torchmetrics import Metric
 
 from linvit.callbacks.common import class_names
-from linvit.callbacks.dense import SegmentationPictures, SegmentationReport, legend, overlay, palette, write_mask
+from linvit.callbacks.dense import SegmentationPictures, legend, overlay, palette, write_mask
+from linvit.callbacks.report import Findings, Report, confusion_picture
 from linvit.errors import UserError, check_choice, check_number
 from linvit.heads.layers import resize
 from linvit.heads.segmentation.inference import bands, starts
@@ -209,7 +210,7 @@ class SegmentationTask(Task):
 
     def run_callbacks(self) -> list[Callback]:
         """Also a table of the classes, a confusion matrix and pictures."""
-        return [*super().run_callbacks(), SegmentationReport(self.report_folder), SegmentationPictures()]
+        return [*super().run_callbacks(), Report(self.report_folder), SegmentationPictures()]
 
     def published(self) -> PublishedScores | None:
         """The published mean IoU on ADE20K, for evaluation at one scale."""
@@ -219,11 +220,17 @@ class SegmentationTask(Task):
         names = ("backbone", "head", "attention", "num_classes", "img_size")
         return published_miou(**{name: settings[name] for name in names})
 
-    def class_table(self, stage: str) -> tuple[Tensor, dict[str, Tensor]]:
-        """The confusion matrix of the set that was just evaluated, by the weights that predict, and class scores."""
+    def class_findings(self, stage: str) -> Findings:
+        """Pixels and scores of each class of the set that was just evaluated, and the confusion matrix."""
         metrics: Any = self.metrics[f"{stage}/" if self.average is None else f"{stage}/ema_"]
         matrix: Tensor = metrics["mIoU"].state.compute()
-        return matrix, class_scores(matrix)
+        scores, counts = (
+            {name: values.cpu().numpy() for name, values in class_scores(matrix).items()},
+            matrix.cpu().numpy(),
+        )
+        label, predicted = np.nonzero(counts)
+        picture = partial(confusion_picture, label, predicted, class_names(self), counts[label, predicted])
+        return Findings("pixels", counts.sum(1), scores, "confusion", picture)
 
     def _loss(self, logits: Tensor, label: Tensor) -> Tensor:
         average, smoothing = self.hparams["loss_average"], self.hparams["label_smoothing"]

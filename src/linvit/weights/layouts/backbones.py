@@ -1,38 +1,17 @@
 """Parameter names of the official checkpoints of backbones, and how they become ours."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from linvit.weights.layouts.layout import Layout, Rename, count_from_zero, flat
 
-
-def agents_before_places(tensor: Tensor) -> Tensor:
-    """A bias of the queries, (1, h, H, 1, n), (1, h, 1, W, n) or (1, h, 1, n), as (h, n, ...)."""
-    table = tensor.squeeze(0)
-    return table.movedim(-1, 1) if table.ndim > 2 else table
-
-
-AGENT_RENAMES: tuple[Rename, ...] = (
-    (r"(?<!tables)\.(?:mechanism\.)?((?:a[nhwc]|[nhwc]a)_bias)$", r".mechanism.tables.\1"),
-)
-
-AGENT_CONVERSIONS: tuple[tuple[str, Callable[[Tensor], Tensor]], ...] = (
-    (r".*(?<!tables)\.a[hwc]_bias", lambda tensor: tensor.squeeze(0)),
-    (r".*(?<!tables)\.[hwc]a_bias", agents_before_places),
-)
-"""The parameters of Agent Attention in the checkpoints of its authors, in whichever family they stand."""
-
 DEIT = Layout(
     name="deit",
     marks=(r"pos_embed", r"patch_embed\.proj\.weight", r"blocks\.0\.attn\.qkv\.weight", r"blocks\.0\.mlp\.fc1\.weight"),
-    renames=(
-        (r"\.attn\.(scale$|positional_encoding$|dwc\.|residual\.|w[123]$|[qk]_conv2d\.)", r".attn.mechanism.\1"),
-        *AGENT_RENAMES,
-    ),
-    conversions=AGENT_CONVERSIONS,
+    renames=((r"\.attn\.(scale$|positional_encoding$|dwc\.|residual\.|w[123]$|[qk]_conv2d\.)", r".attn.mechanism.\1"),),
 )
 """timm's names, and ours, with a distillation token or without; Agent-DeiT, InLine-DeiT and T5, too."""
 
@@ -58,9 +37,7 @@ PVT = Layout(
         *PVT_STAGES,
         (r"^pos_embed(\d)", count_from_zero("stages.{}.pos_embed")),
         (r"^cls_token$", "stages.3.cls_token"),
-        *AGENT_RENAMES,
     ),
-    conversions=AGENT_CONVERSIONS,
 )
 """Of FLatten-PVT, Agent-PVT, InLine-PVT and Pola-PVT, too."""
 PVT_V2 = Layout(
@@ -99,7 +76,6 @@ _SWIN: tuple[Rename, ...] = (
     (r"^layers\.", "stages."),
     (r"\.attn\.(scale|power|positional_encoding|dwc|residual)", r".attn.mechanism.\1"),
     *DENSE_NORMS,
-    *AGENT_RENAMES,
 )
 
 _SWIN_DROPS = (r".*\.relative_position_index", r".*\.attn_mask")
@@ -112,13 +88,9 @@ SWIN = Layout(
         r"layers\.0\.blocks\.0\.attn\.qkvg?\.weight",
         r"layers\.0\.downsample\.reduction\.weight",
     ),
-    renames=(
-        NEXT_STAGE,
-        *_SWIN,
-    ),
+    renames=(NEXT_STAGE, *_SWIN),
     drops=_SWIN_DROPS,
     absent=(_SWIN_V2,),
-    conversions=AGENT_CONVERSIONS,
 )
 
 
@@ -168,9 +140,7 @@ CSWIN = Layout(
         (r"^(stages\.\d+\.blocks\.\d+)\.(qkv|proj)\.", r"\1.attn.\2."),
         (r"\.attns\.(\d)\.get_v\.", r".attn.branches.\1.lepe."),
         (r"\.attns\.(\d)\.", r".attn.branches.\1.mechanism."),
-        *AGENT_RENAMES,
     ),
-    conversions=AGENT_CONVERSIONS,
 )
 """For classification and dense prediction; of FLatten-, Agent- and InLine-CSwin, too."""
 

@@ -10,6 +10,20 @@ Rename = tuple[str, str | Callable[[re.Match[str]], str]]
 """A regular expression and what takes the place of each match, as in `re.sub`."""
 
 
+def agents_before_places(tensor: Tensor) -> Tensor:
+    """A bias of the queries, (1, h, H, 1, n), (1, h, 1, W, n) or (1, h, 1, n), as (h, n, ...)."""
+    table = tensor.squeeze(0)
+    return table.movedim(-1, 1) if table.ndim > 2 else table
+
+
+AGENT: Rename = (r"(?<!tables)\.(?:mechanism\.)?((?:a[nhwc]|[nhwc]a)_bias)$", r".mechanism.tables.\1")
+AGENT_CONVERSIONS: tuple[tuple[str, Callable[[Tensor], Tensor]], ...] = (
+    (r".*(?<!tables)\.a[hwc]_bias", lambda tensor: tensor.squeeze(0)),
+    (r".*(?<!tables)\.[hwc]a_bias", agents_before_places),
+)
+"""The parameters of Agent Attention in the checkpoints of its authors, in whichever layout they stand."""
+
+
 @dataclass(frozen=True)
 class Layout:
     """The key layout of one official repository."""
@@ -38,14 +52,14 @@ class Layout:
 
     def convert(self, key: str, tensor: Tensor) -> Tensor:
         """Our value of an official one."""
-        for pattern, change in self.conversions:
+        for pattern, change in (*self.conversions, *AGENT_CONVERSIONS):
             if re.fullmatch(pattern, key):
                 tensor = change(tensor)
         return tensor
 
     def rename(self, key: str) -> str:
         """Our name of an official one."""
-        for pattern, new in self.renames:
+        for pattern, new in (*self.renames, AGENT):
             key = re.sub(pattern, new, key)
         return key
 
