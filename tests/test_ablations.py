@@ -5,7 +5,7 @@ import shlex
 import pytest
 import yaml
 
-from linvit.cli.compare import grid_of
+from linvit.cli.compare import grid_of, parse
 from linvit.cli.compare.run import resolve
 from linvit.experiments.compare.grid import Sweep
 from linvit.runs.configs import find
@@ -36,7 +36,7 @@ def test_it_says_paper_commands_and_what_is_published(name):
         program, verb, given, *_ = shlex.split(command)
         assert (program, verb) == ("linvit", "compare")
         assert find(given) == ROOT / name
-        made, title = grid_of(shlex.split(command)[2:])
+        made, title = grid_of(*parse(shlex.split(command)[2:]))
         assert made.grid().variants == grid.variants
         assert title == given.removeprefix("ablations/")
         assert all(find(config) for config in made.grid().config)
@@ -46,5 +46,5 @@ def test_it_says_paper_commands_and_what_is_published(name):
 @pytest.mark.parametrize("name", FILES)
 def test_all_of_its_cells_can_be_run(name):
     for command in commands(name):
-        grid = grid_of(shlex.split(command)[2:])[0].grid()
+        grid = grid_of(*parse(shlex.split(command)[2:]))[0].grid()
         assert list(resolve(grid)) == list(grid.variants)

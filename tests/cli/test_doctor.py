@@ -5,7 +5,6 @@ from packaging.requirements import Requirement
 
 from linvit import entries
 from linvit.cli import doctor
-from linvit.cli.doctor import Problem
 from tests.plugin.distributions import python, write_distribution
 
 
@@ -131,7 +130,7 @@ def test_too_little_shared_memory_and_disk(torch_is_well, monkeypatch, capsys, t
 
 
 def test_every_problem_has_a_number_and_a_remedy(torch_is_well, monkeypatch, capsys):
-    monkeypatch.setattr(doctor, "_installation", lambda: [Problem("a is wrong", "fix a"), Problem("b", "fix b")])
+    monkeypatch.setattr(doctor, "_installation", lambda: [("a is wrong", "fix a"), ("b", "fix b")])
     _, out = run(capsys)
     assert out.endswith("\n2 found to be wrong\n  1.  a is wrong\n      fix a\n  2.  b\n      fix b\n")
 

@@ -1,5 +1,7 @@
 """Images of other bands or more bits in the three tasks: from the file to the first convolution, or refused by name."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -63,9 +65,9 @@ def test_segmentation_sees_all_bands(pairs, tmp_path):
     run.save_checkpoint(tmp_path / "x.ckpt")
     assert SegmentationTask.load_from_checkpoint(tmp_path / "x.ckpt").hparams["in_chans"] == 4
     checkpoint = Checkpoint(tmp_path / "x.ckpt")
-    assert checkpoint.from_data("in_chans", None, 4) == 4
+    assert checkpoint.facts(["in_chans"], data, False, "") == {"in_chans": 4}
     with pytest.raises(UserError, match=r"was trained on images of 4 channels, but the data gives 3: set --data.bands"):
-        checkpoint.from_data("in_chans", None, 3)
+        checkpoint.facts(["in_chans"], SimpleNamespace(in_chans=3), False, "")
 
 
 def test_classification_sees_all_bands(classes, tmp_path):

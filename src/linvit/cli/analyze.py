@@ -2,7 +2,8 @@
 
 import argparse
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -122,12 +123,13 @@ def _checkpoints(args: argparse.Namespace) -> tuple[ImageData, list[AnalysedMode
             "weights": f"{shown(path)}{'' if task.average is None else ', moving average'}",
         }
         classes, name = class_names(task), name if names.count(name) == 1 else str(path)
-        subjects.append(AnalysedModel(name, task.predicting, _describing(task), classes, about, palette(len(classes))))
+        describe = partial(_describe, task)
+        subjects.append(AnalysedModel(name, task.predicting, describe, classes, about, palette(len(classes))))
     return data, subjects
 
 
-def _describing(task: Task) -> Callable[[dict[str, Any]], Description]:
-    return lambda batch: task.describe(batch, task.predict_batch(task.predicting, batch))
+def _describe(task: Task, batch: dict[str, Any]) -> Description:
+    return task.describe(batch, task.predict_batch(task.predicting, batch))
 
 
 def _print(found: Sequence[Analysis]) -> None:

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
-from typing import NamedTuple
 
 from packaging.requirements import Requirement
 from packaging.version import Version
@@ -53,11 +52,8 @@ linvit.cli.doctor.print_devices()
 """
 
 
-class Problem(NamedTuple):
-    """Something that is wrong, and how to fix it, in words or as a command."""
-
-    what: str
-    remedy: str
+Problem = tuple[str, str]
+"""Something that is wrong, and how to fix it, in words or as a command."""
 
 
 def main(argv: list[str]) -> int:
@@ -86,15 +82,15 @@ def _installation() -> Iterator[Problem]:
     _show("python", f"{platform.python_version()} on {platform.platform(terse=True)}, {sys.executable}")
     needed = requirements()
     if not needed:
-        yield Problem("linvit itself is not installed, so its plug-ins and names are unknown", "pip install linvit")
+        yield ("linvit itself is not installed, so its plug-ins and names are unknown", "pip install linvit")
         return
     _show("packages", ", ".join(f"{one.name} {installed(one.name) or 'missing'}" for one in needed))
     for one in needed:
         version, remedy = installed(one.name), f"pip install '{one.name}{one.specifier}'"
         if version is None:
-            yield Problem(f"{one.name} is not installed", remedy)
+            yield (f"{one.name} is not installed", remedy)
         elif Version(version).base_version not in one.specifier:  # 2.11.0+cu132 and 2.11rc1 are taken for 2.11
-            yield Problem(f"{one.name} {version} does not fit linvit, which needs {one.name}{one.specifier}", remedy)
+            yield (f"{one.name} {version} does not fit linvit, which needs {one.name}{one.specifier}", remedy)
 
 
 def requirements() -> list[Requirement]:
@@ -123,7 +119,7 @@ def _machine(output: Path) -> Iterator[Problem]:
         usage = shutil.disk_usage(SHARED_MEMORY)
         _show(str(SHARED_MEMORY), f"{usage.total / GIB:.1f} GiB, {usage.free / GIB:.1f} free")
         if usage.free < LEAST_SHARED:
-            yield Problem(
+            yield (
                 f"{SHARED_MEMORY} has {usage.free / 2**20:.0f} MiB free, in which loader processes hand over batches",
                 "docker run --shm-size=8g, or --ipc=host; or set --data.num_workers=0",
             )
@@ -131,11 +127,11 @@ def _machine(output: Path) -> Iterator[Problem]:
         free = machine.free_disk(folder)
         _show(name, f"{free / GIB:.1f} GiB free for {folder}")
         if free < LEAST_DISK:
-            yield Problem(f"the disk of {folder} has {free / GIB:.1f} GiB free", "delete old runs, or use another disk")
+            yield (f"the disk of {folder} has {free / GIB:.1f} GiB free", "delete old runs, or use another disk")
         try:
             check_writable(folder)
         except UserError as error:
-            yield Problem(str(error), "chmod u+w, or --trainer.default_root_dir=FOLDER")
+            yield (str(error), "chmod u+w, or --trainer.default_root_dir=FOLDER")
 
 
 def _imports(timeout: float) -> Iterator[Problem]:
@@ -149,14 +145,12 @@ def _imports(timeout: float) -> Iterator[Problem]:
             where = f" from {spec.origin}" if spec else ""
             packages = "torch torchvision" if name in ("torch", "torchvision") else name
             remedy = f"pip install --force-reinstall {packages}; what needs it was not looked at"
-            yield Problem(f"{name} cannot be imported{where}: {found}", remedy)
+            yield (f"{name} cannot be imported{where}: {found}", remedy)
             return
     if reason and lines:
-        yield Problem(
-            f"the devices of torch: {reason}", "look at nvidia-smi, CUDA_VISIBLE_DEVICES, https://pytorch.org"
-        )
+        yield (f"the devices of torch: {reason}", "look at nvidia-smi, CUDA_VISIBLE_DEVICES, https://pytorch.org")
     elif reason:
-        yield Problem(f"linvit cannot be imported: {reason}", "pip install --force-reinstall linvit, or report it")
+        yield (f"linvit cannot be imported: {reason}", "pip install --force-reinstall linvit, or report it")
 
 
 def print_devices() -> None:
@@ -187,7 +181,7 @@ def _plugins(timeout: float) -> Iterator[Problem]:
         state = "broken, see below" if reason else "ok"
         _show("" if number else "plug-ins", f"{registry.kind} {name} ({owner}): {state}")
         if reason:
-            yield Problem(f"{registry.kind} '{name}' of {owner}: {reason}", f"fix or uninstall {owner}")
+            yield (f"{registry.kind} '{name}' of {owner}: {reason}", f"fix or uninstall {owner}")
     if not plugins:
         _show("plug-ins", "none")
 

@@ -10,9 +10,9 @@ import torch
 
 from linvit.errors import UserError
 from linvit.experiments.measure import interleaved
-from linvit.files import LAST
+from linvit.files import LAST, check_new_file
 from linvit.inference.description import build_task, read_trained
-from linvit.inference.export import TOLERANCE, Export, RunFile, check_path
+from linvit.inference.export import SUFFIXES, TOLERANCE, Export, RunFile
 from linvit.inference.quantize import QUANTISED, quantise_file
 from linvit.runs.folder import CHECKPOINTS, RunFolder, run_config, run_of_checkpoint
 from linvit.runs.run import Run
@@ -50,7 +50,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--int8", action="store_true", help="in 8 bits, by the run's training images")
     parser.add_argument("--skip_latency", action="store_true", help="do not measure how fast it is")
     args = parser.parse_args(argv)
-    check_path(args.file)
+    if args.file.suffix not in SUFFIXES:
+        raise UserError(f"a network is exported as FILE.onnx or FILE.pt2 (torch.export); got '{args.file}'")
+    check_new_file(args.file)
     if args.file.suffix == ".onnx":
         require("onnx", "onnxscript", "onnxruntime")
     check_finished(Path(args.model))
@@ -84,9 +86,7 @@ def main(argv: list[str]) -> int:
     if export.is_detector and not any(case.detections for case in cases):
         print("nothing was detected in these images, of noise: the file is not compared with torch")
     if data is not None:
-        done = quantise_file(args.file, export, run, task, data)
-        works |= {"the file in 8 bits": done.run}
-        (before, after), (large, small) = done.scores, done.sizes
+        works["the file in 8 bits"], (before, after), (large, small) = quantise_file(args.file, export, run, task, data)
         print(f"8 bits: {', '.join(QUANTISED)} of layers; {large / 1e6:.1f} MB before, {small / 1e6:.1f} after")
         print(f"test/{task.score_metric} before {before:.4f}, after {after:.4f}")
     if not args.skip_latency:
@@ -97,10 +97,11 @@ def main(argv: list[str]) -> int:
 def check_finished(model: Path) -> None:
     """Raises a `UserError` for the folder of a run that is still to be trained; its checkpoints may be named."""
     folder = model / CHECKPOINTS
-    if folder.is_dir() and not (run := RunFolder(model)).complete:
-        there = [str(folder / name) for name in (*run.best, LAST) if (folder / name).exists()]
-        other = f"\nor name the checkpoint to export, such as {there[0]}" if there else ""
-        raise UserError(f"the run '{model}' is not finished: {run.progress}. Continue it with\n  {run.command}{other}")
+    if folder.is_dir():
+        there = [folder / name for name in (*RunFolder(model).best, LAST) if (folder / name).exists()]
+        RunFolder(model).check_complete(
+            "".join(f"\nor name the checkpoint to export, such as {path}" for path in there[:1])
+        )
 
 
 @torch.no_grad()

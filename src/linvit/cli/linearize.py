@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from linvit.cli.spec import timm_images
 from linvit.cli.verify_resume import split
 from linvit.errors import UserError
 from linvit.files import LAST, lock
@@ -138,10 +139,7 @@ def with_teacher(teacher: str | None, options: Sequence[str]) -> list[str]:
         own = [f"--model.backbone={{name: timm, model: {name}, pretrained: true}}", "--model.teacher.source=null"]
         if configs:
             return [*configs, *own, *others]
-        import timm
-
-        known = timm.get_pretrained_cfg(name)
-        prepared = [f"--data.{part}={list(getattr(known, part))}" for part in ("mean", "std") if known is not None]
+        prepared = [f"--data.{part}={value}" for part, value in timm_images(name).items() if part in ("mean", "std")]
         return ["--config", ALONE, *prepared, *own, *others]
     from linvit.runs.folder import run_config, run_of_checkpoint
 

@@ -7,12 +7,12 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import timm.models
 import torch
 from torch import Tensor, nn
 
 from linvit.analysis.probes import linear_probes, nearest_neighbours, pooled_features
 from linvit.callbacks.report import write_table
+from linvit.cli.spec import timm_images
 from linvit.data import ClassificationData
 from linvit.data.base import ImageData
 from linvit.errors import UserError, check_number
@@ -50,12 +50,8 @@ Features = dict[tuple[int, str, str], Tensor]
 """Of a split: (N, C) by position of a layer, its name, and what is pooled."""
 
 
-class ProbedModel(NamedTuple):
-    """A network to probe, and the images as it takes them."""
-
-    name: str
-    network: nn.Module
-    data: ImageData
+ProbedModel = tuple[str, nn.Module, ImageData]
+"""The name of a network to probe, the network, and the images as it takes them."""
 
 
 class ProbeScore(NamedTuple):
@@ -91,19 +87,19 @@ def main(argv: list[str]) -> int:
     names = args.networks or [None]
     wanted = [*[(names[0], False)] * args.random, *((name, True) for name in names)]
     subjects = [read_subject(name, args.config, options, trained) for name, trained in wanted]
-    if len(sources := {subject.data.source: None for subject in subjects}) > 1:
+    if len(sources := {data.source: None for _, _, data in subjects}) > 1:
         raise UserError(f"these networks have images of their own, {', '.join(sources)}: choose, --data.source=SOURCE")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     scores: list[ProbeScore] = []
-    for subject in subjects:
-        found, images = probe(subject, args, device)
+    for name, network, data in subjects:
+        found, images = probe(name, network.to(device).eval(), data, args)
         scores += found
     about = f"Images of {', '.join(sources)}: {images}, the last of which is tested. "
     about += ABOUT.format(args.epochs, ", ".join(f"{lr:g}" for lr in LRS))
     titles = [*(f"kNN, k = {count}" for count in args.neighbours), "linear"]
     rows = [("network", "layer", "feature", *titles, "learning rate")]
-    for network, _, layer, feature, accuracies, lr in scores:
-        rows.append((network, layer, feature, *(f"{accuracy:.4f}" for accuracy in accuracies), f"{lr:g}"))
+    for of, _, layer, feature, accuracies, lr in scores:
+        rows.append((of, layer, feature, *(f"{accuracy:.4f}" for accuracy in accuracies), f"{lr:g}"))
     for name in dict.fromkeys(score.network for score in scores):
         own = [rows[0], *(row for row in rows if row[0] == name)]
         print("\n".join([name, *table([("", *row[1:], "") for row in own]), ""]))
@@ -147,16 +143,12 @@ def read_subject(name: str | None, config: str | None, options: Sequence[str], t
         run.data = Run("predict", [*own, *options], quiet=True).data
     with nullcontext() if trained else skip_pretrained():
         task = run.trained() if trained and folder is not None else run.task
-    return ProbedModel((name or str(task.hparams["backbone"])) + ", random" * (not trained), task.predicting, run.data)
+    return (name or str(task.hparams["backbone"])) + ", random" * (not trained), task.predicting, run.data
 
 
 def of_timm(model: str) -> list[str]:
     """The options that describe a trained model of timm, and images as it takes them."""
-    config: Any = timm.models.get_pretrained_cfg(model)
-    known = {} if config is None else {"img_size": list(config.input_size[1:])}
-    known |= {} if config is None else {name: getattr(config, name) for name in ("crop_pct", "crop_mode")}
-    known |= {} if config is None else {"mean": list(config.mean), "std": list(config.std)}
-    return [*classification(**known), f"--model.backbone={{name: timm, model: {model}, pretrained: true}}"]
+    return [*classification(**timm_images(model)), f"--model.backbone={{name: timm, model: {model}, pretrained: true}}"]
 
 
 def classification(**data: Any) -> list[str]:
@@ -165,9 +157,9 @@ def classification(**data: Any) -> list[str]:
     return [*classes, *(f"--data.{name}={value}" for name, value in data.items())]
 
 
-def probe(subject: ProbedModel, args: argparse.Namespace, device: torch.device) -> tuple[list[ProbeScore], str]:
+def probe(name: str, network: nn.Module, data: ImageData, args: argparse.Namespace) -> tuple[list[ProbeScore], str]:
     """Probes a network: a score for each feature of each layer, and the images of each split, in words."""
-    data, network = subject.data, subject.network.to(device).eval()
+    device = next(network.parameters()).device
     tested = data.data_source.evaluated({*data.splits, "val"})
     read = {
         split: features_of_split(network, data, split, args.layers, device)
@@ -182,7 +174,7 @@ def probe(subject: ProbedModel, args: argparse.Namespace, device: torch.device) 
         best = int(probes.accuracies(val[key].to(device), val_labels).argmax())
         linear = probes.accuracies(queries, test_labels)[best]
         accuracies = (*(voted == test_labels).double().mean(1).tolist(), linear.item())
-        scores.append(ProbeScore(subject.name, *key, accuracies, LRS[best]))
+        scores.append(ProbeScore(name, *key, accuracies, LRS[best]))
     return scores, ", ".join(f"{len(own):,} of {split}" for split, (_, own) in read.items())
 
 

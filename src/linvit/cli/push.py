@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from linvit.errors import UserError
-from linvit.inference.hub import check_licence, finished_run, push, write_folder
+from linvit.inference.description import run_in
+from linvit.inference.hub import check_licence, push, write_folder
 from linvit.terminal import argument_parser
 
 EPILOG = """examples:
@@ -30,7 +31,8 @@ def main(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     if (args.repository is None) == (args.to is None):
         raise UserError("name either a repository of the hub, OWNER/NAME, or a folder, --to DIR")
-    licence, run = check_licence(args.license), finished_run(args.run)
+    licence, run = check_licence(args.license), run_in(args.run)
+    run.check_complete()
     if args.to is None:
         print(f"pushed to {push(run, args.repository, licence)}")
     else:

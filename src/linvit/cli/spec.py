@@ -14,6 +14,17 @@ def read_spec(registry: Registry, text: str) -> Spec:
     return read_value(f"the {registry.kind}", text) if text.lstrip().startswith("{") else text
 
 
+def timm_images(model: str) -> dict[str, Any]:
+    """How a trained model of timm takes its images, as options of data modules; empty if timm does not know it."""
+    import timm
+
+    known: Any = timm.get_pretrained_cfg(model)
+    if known is None:
+        return {}
+    own = {"img_size": list(known.input_size[1:]), "crop_pct": known.crop_pct, "crop_mode": known.crop_mode}
+    return own | {"mean": list(known.mean), "std": list(known.std)}
+
+
 def usable_device(name: str) -> str:
     """The name of a device, if this machine has it; else a `UserError` says what it has."""
     import torch

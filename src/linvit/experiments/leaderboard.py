@@ -15,11 +15,11 @@ from linvit.errors import UserError
 from linvit.experiments.compare.options import differing, option_text, outermost
 from linvit.experiments.compare.statistics import spread
 from linvit.experiments.page import Page
-from linvit.experiments.plots import Axis, Series, line_plot
+from linvit.experiments.plots import Axis, Series, line_plot, pareto
 from linvit.files import write_text
 from linvit.plain_text import markdown_table, printable
 from linvit.runs import result
-from linvit.runs.folder import CONFIG, COSTS, CURVES, RESULT, RunFolder, files, shown
+from linvit.runs.folder import CONFIG, COSTS, CURVES, RESULT, RunFolder, files
 
 NAME = "leaderboard"
 SCRIPT = Path(__file__).with_suffix(".js")  # sorts a table by the title that is clicked, and filters rows by words
@@ -80,7 +80,8 @@ def collect(folders: Sequence[Path]) -> Leaderboard:
             else:
                 runs.append(_record(path))
         except Exception as error:  # files of any content
-            left_out.append(str(error) if isinstance(error, UserError) else f"'{path}' cannot be read: {error!r}")
+            reason = " ".join(str(error).split())
+            left_out.append(reason if isinstance(error, UserError) else f"'{path}' cannot be read: {error!r}")
     kept: dict[Any, dict[str, Any]] = {}
     for record in sorted(runs, key=_order):
         key = _place(record), record["configuration"], record["seed"]
@@ -135,8 +136,8 @@ def _record(path: Path) -> dict[str, Any]:
     """The record of a run; a `UserError` if it is not finished, as after a resume."""
     run, own = RunFolder(path.parent), path.name == CONFIG
     known = own or all(path.with_name(name).exists() for name in (CONFIG, CURVES))  # a record may have come alone
-    if known and not run.complete:
-        raise UserError(f"{shown(run.folder)} is not finished: {run.progress}. Continue it with: {run.command}")
+    if known:
+        run.check_complete()
     return result.derive(run) if own else result.read(path)
 
 
@@ -198,9 +199,11 @@ def _section(place: Sequence[str], records: Sequence[dict[str, Any]], costs: Map
             known |= dict.fromkeys(name for name in row if name not in known)
             rows.append(rows[-1] | known | {"published": f"{told['metric']}: {told['source']}"})
     rows.sort(key=lambda row: (-row["score"], row["configuration"]))
+    trained = [row for row in rows if not row["published"]]
+    fronts = {axis: pareto([(row[axis], row["score"]) for row in trained if row[axis] is not None]) for axis in axes}
     for number, row in enumerate(rows, 1):
-        on = [axis.rpartition(" (")[0] for axis in axes if _on_front(row, axis, rows)]
-        row |= {"row": number, FRONTS: "; ".join(on)}
+        on = [axis.rpartition(" (")[0] for axis in axes if (row[axis], row["score"]) in fronts[axis]]
+        row |= {"row": number, FRONTS: "; ".join(on) * (not row["published"])}
     data = records[0]["data"]
     facts = [f"{name} {number:,.0f} images" for name, number in sorted(data["images"].items())]
     facts += [f"{data['classes']} classes", f"fingerprint {place[1]}"]
@@ -210,13 +213,6 @@ def _section(place: Sequence[str], records: Sequence[dict[str, Any]], costs: Map
         facts.append(f"Warning: the scores of {which} are of a moving average of the weights, those of others are not")
     title = printable(", ".join(filter(None, [place[0], *place[2:]])), lines=False)
     return Section(title, ", ".join(facts), rows, axes)
-
-
-def _on_front(row: Mapping[str, Any], axis: str, rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether no row that was trained has at least the score of this one, which was, for at most its cost."""
-    own, trained = (row[axis], -row["score"]), [one for one in rows if not one["published"] and one[axis] is not None]
-    others = [(one[axis], -one["score"]) for one in trained]
-    return row in trained and not any(x <= own[0] and y <= own[1] and (x, y) != own for x, y in others)
 
 
 def _name(options: Mapping[str, Any], keys: Sequence[str]) -> str:
@@ -239,9 +235,8 @@ def _texts(titles: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[lis
 def _plot(title: str, rows: Sequence[Mapping[str, Any]], axis: str, board: Leaderboard) -> str:
     series, note = [], "grey: the Pareto front; bars: one standard deviation over seeds; hollow: published\n"
     for row in (row for row in rows if row[axis] is not None):
-        score, spread, name = row["score"], row["±"] or 0, f"{row['row']}: {row['configuration']}"[:SHORT]
-        bar = ((score - spread, score + spread),)
-        series.append(Series(name, ((row[axis], score),), bar, (str(row["row"]),), bool(row["published"])))
+        name, point = f"{row['row']}: {row['configuration']}"[:SHORT], (row[axis], row["score"])
+        series.append(Series(name, (point,), (row["±"] or 0,), (str(row["row"]),), bool(row["published"])))
     costs, label = [x for one in series for x, _ in one.points], board.short(axis)
     note += next((machine for machine in board.machines if machine in axis), "")
     scale = Axis(label, log=max(costs) > 10 * min(costs) > 0)

@@ -8,15 +8,12 @@ from typing import Any, NamedTuple
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogFormatter, NullLocator
 
 from linvit.plain_text import printable
 
 Point = tuple[float, float]
-Bar = tuple[float, float, float, float]
-"""A point that is drawn, and the lower and upper end of its bar."""
 COLOURS = ("#0a7cc0", "#d55e00", "#009e73", "#cc4c8f", "#b8860b", "#1ba3c6", "#8e63c4", "#a0703c", "#7d7d7d")
 MARKERS = "os^Dv<>P*X"
 LINES = ("-", "--", ":")
@@ -55,7 +52,7 @@ class Series(NamedTuple):
 
     name: str
     points: tuple[Point, ...]
-    spread: tuple[Point, ...] = ()  # lower and upper bound of each y, drawn as bars
+    spread: tuple[float, ...] = ()  # of each y, up and down, drawn as a bar; NaN none
     labels: tuple[str, ...] = ()  # of the points
     hollow: bool = False  # drawn so, and in no front
 
@@ -67,28 +64,22 @@ LEGEND_ROWS = 18  # that fit beside a plot; more entries stand in further column
 def line_plot(title: str, series: Sequence[Series], x: Axis, y: Axis, note: str = "", *, front: bool = False) -> str:
     """Draws a curve per series as the text of an SVG file; the legend has them in the order of their right ends.
 
-    With `front` points stand alone, and a grey line joins those that no other one beats (the Pareto front): the smaller
-    `x` and the larger `y`, the better. Hollow ones are not in it.
+    With `front` points stand alone, and a grey line joins those of the `pareto` front. Hollow ones are not in it.
     """
     with mpl.rc_context(STYLE):
         figure, axes = _axes(title, x, y, note)
-        bars: list[Bar] = []
+        solid: list[Point] = []
         entries = []
         for i, one in enumerate(series):
-            if points := _drawable(one, x, y):
-                bars += [] if one.hollow else points
-                line = "none" if front else LINES[i // len(COLOURS) % len(LINES)]
-                fill = {"markerfacecolor": "none"} if one.hollow else {}
-                drawn = _errorbar(axes, points, **look(i) | fill, linestyle=line)
-                entries.append((points[-1][:2], one.name, drawn))
+            line = "none" if front else LINES[i // len(COLOURS) % len(LINES)]
+            fill = {"markerfacecolor": "none"} if one.hollow else {}
+            points, drawn = _draw(axes, one, x, y, **look(i) | fill, linestyle=line)
+            solid += [] if one.hollow else points
+            entries += [(point, one.name, drawn) for point in points[-1:]]
             for point, label in zip(one.points, one.labels, strict=False):
                 axes.annotate(label, point, (6, 3), textcoords="offset points", color=COLOURS[i % len(COLOURS)])
         if front:
-            best = [
-                bar[:2]
-                for bar in sorted(bars)
-                if not any(x <= bar[0] and y >= bar[1] and (x, y) != bar[:2] for x, y, *_ in bars)
-            ]
+            best = pareto(solid)
             axes.plot([x for x, _ in best], [y for _, y in best], color="#cccccc", linewidth=5, zorder=0)
         else:
             entries.sort(key=lambda entry: entry[0], reverse=True)
@@ -98,6 +89,13 @@ def line_plot(title: str, series: Sequence[Series], x: Axis, y: Axis, note: str 
         handles, names = [drawn for *_, drawn in entries], [name for _, name, _ in entries]
         axes.legend(handles, names, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, ncols=columns)
         return svg(figure)
+
+
+def pareto(points: Sequence[Point]) -> list[Point]:
+    """The points that no other one beats, from left to right: the smaller x and the larger y, the better."""
+    return [
+        point for point in sorted(points) if not any(x <= point[0] and y >= point[1] for x, y in {*points} - {point})
+    ]
 
 
 def small_multiples(
@@ -117,8 +115,7 @@ def small_multiples(
                 axes.plot(*zip(*level.points, strict=True), color="#cccccc", zorder=0)
                 axes.annotate(level.name, level.points[0], (0, 3), textcoords="offset points", fontsize=8)
             for i, one in enumerate(own):
-                if points := _drawable(one, x, y):
-                    _errorbar(axes, points, **look(i), label=one.name)
+                _draw(axes, one, x, y, **look(i), label=one.name)
             if axes.get_legend_handles_labels()[1]:
                 axes.legend(fontsize=8, frameon=False)
         for axes in panels[len(parts) :]:
@@ -189,18 +186,15 @@ def look(i: int) -> dict[str, Any]:
     return {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)], "markersize": 5, "capsize": 2}
 
 
-def _drawable(series: Series, x: Axis, y: Axis) -> list[Bar]:
-    """The points that can be drawn, with the lower and upper end of their bars."""
-    ends = series.spread or [(b, b) for _, b in series.points]
-    bars = [(*point, *end) for point, end in zip(series.points, ends, strict=True)]
-    return [
-        bar for bar in bars if all(map(math.isfinite, bar)) and (bar[0] > 0 or not x.log) and (bar[2] > 0 or not y.log)
-    ]
-
-
-def _errorbar(axes: Axes, bars: Sequence[Bar], **style: Any) -> ErrorbarContainer:
-    x, y, low, high = map(np.array, zip(*bars, strict=True))
-    return axes.errorbar(x, y, [y - low, high - y], **style)
+def _draw(axes: Axes, series: Series, x: Axis, y: Axis, **style: Any) -> tuple[list[Point], Any]:
+    """Draws the points that can be, with their bars; returns them, and what the legend shows."""
+    spreads = np.nan_to_num(series.spread or np.zeros(len(series.points)))
+    bars = [(*point, spread) for point, spread in zip(series.points, spreads, strict=True)]
+    bars = [(a, b, e) for a, b, e in bars if math.isfinite(a + b) and (a > 0 or not x.log) and (b > e or not y.log)]
+    if not bars:
+        return [], None
+    left, up, ends = zip(*bars, strict=True)
+    return [*zip(left, up, strict=True)], axes.errorbar(left, up, ends, **style)
 
 
 def svg(figure: Figure) -> str:

@@ -19,6 +19,7 @@ from linvit.files import replacing
 from linvit.finite import not_finite
 from linvit.runs.checkpoint import check_same_model, checkpoint_in, read_checkpoint
 from linvit.runs.folder import CHECKPOINTS, RunFolder, best_checkpoints, newest
+from linvit.runs.parser import subclasses
 from linvit.tasks.base import SET_BY_RUN, Task
 from linvit.tasks.optimisation import Optimisation
 from linvit.tasks.pretrained import skip_pretrained
@@ -152,10 +153,7 @@ def task_class(name: str, allow: Collection[str] = ()) -> type[Task]:
     if dotted in {path.replace(":", ".") for path in allow}:
         known = [pkgutil.resolve_name(name)]
     else:
-        known = [getattr(tasks, last)] if last in tasks.__all__ else []
-        below: list[type[Task]] = [Task]
-        while below:
-            known += (below := [each for one in below for each in one.__subclasses__()])
+        known = [*([getattr(tasks, last)] if last in tasks.__all__ else []), *subclasses(Task)]
     for each in known:
         paths = (f"{each.__module__}.{each.__qualname__}", f"linvit.tasks.{last}")
         if isinstance(each, type) and issubclass(each, Task) and dotted in paths and each.__name__ == last:

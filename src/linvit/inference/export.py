@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from linvit.errors import UserError
-from linvit.files import check_new_file, replacing
+from linvit.files import replacing
 from linvit.heads.detection.base import Detections
 from linvit.heads.detection.detector import Detector
 from linvit.heads.detection.masks import paste_masks
@@ -100,6 +100,9 @@ class Export:
         if self.dtype == "float16":
             self.exported = ExportedNetwork(copy.deepcopy(self.network).half(), normalise, self.dtype).eval()
         self.fixed = self._fixed()
+        self.outputs = ["logits"]  # names of what the file gives
+        if isinstance(self.network, Detector):
+            self.outputs = list(OUTPUTS if self.network.with_masks else OUTPUTS[:-1])
 
     @property
     def cases(self) -> list[tuple[int, tuple[int, int]]]:
@@ -129,13 +132,6 @@ class Export:
             return images
         pixels = images * self.wanted.std + self.wanted.mean
         return pixels if self.pixels.is_floating_point else pixels.round().clamp(0, 255).to(self.pixels)
-
-    @property
-    def outputs(self) -> list[str]:
-        """Names of what the file gives."""
-        if not isinstance(self.network, Detector):
-            return ["logits"]
-        return list(OUTPUTS if self.network.with_masks else OUTPUTS[:-1])
 
     @property
     def metadata(self) -> dict[str, str]:
@@ -244,10 +240,3 @@ def run_onnx(content: bytes) -> RunFile:
         return found[0] if len(found) == 1 else found
 
     return outputs
-
-
-def check_path(path: Path) -> None:
-    """Raises a `UserError` unless a file of a known kind can be written there, and there is none yet."""
-    if path.suffix not in SUFFIXES:
-        raise UserError(f"a network is exported as FILE.onnx or FILE.pt2 (torch.export); got '{path}'")
-    check_new_file(path)

@@ -16,7 +16,7 @@ from torch import nn
 
 from linvit import source
 from linvit.errors import UserError
-from linvit.inference.description import ModelDescription, build_task, read_trained, run_in, write_trained
+from linvit.inference.description import ModelDescription, build_task, read_trained, write_trained
 from linvit.plain_text import printable
 from linvit.registry import Registry, attentions, backbones, heads
 from linvit.runs.folder import EVALUATED, RunFolder
@@ -171,14 +171,6 @@ WEIGHTS, CONFIG, CARD = HUB_FILES[0], "config.json", "README.md"
 # what timm notes of weights that a model began with
 OF_OTHER_WEIGHTS = ("url", "file", "hf_hub_id", "hf_hub_filename", "source", "state_dict", "tag", "label_offset")
 LICENCE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
-
-
-def finished_run(source: Path) -> RunFolder:
-    """The run in a folder, or the newest of several in it; a `UserError` if there is none, or it has not ended."""
-    run = run_in(source)
-    if not run.complete:
-        raise UserError(f"the run '{run.folder}' is not finished: {run.progress}. Continue it with\n  {run.command}")
-    return run
 
 
 def check_licence(licence: str | None) -> str:

@@ -5,7 +5,7 @@ from ast import literal_eval
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,23 +24,17 @@ LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.ConvTranspose2d)
 CALIBRATION = 256  # images
 
 
-class Quantised(NamedTuple):
-    """A file in 8 bits; test scores and bytes of it in float, and now."""
-
-    run: RunFile
-    scores: tuple[float, float]
-    sizes: tuple[int, int]
-
-
-def quantise_file(path: Path, export: Export, run: RunFile, task: Task, data: ImageData) -> Quantised:
-    """Replaces the ONNX file of an export, which `run` runs, by one in 8 bits, and scores both on the data."""
+def quantise_file(
+    path: Path, export: Export, run: RunFile, task: Task, data: ImageData
+) -> tuple[RunFile, list[float], list[int]]:
+    """Replaces the ONNX file of an export, which `run` runs, by one in 8 bits; that, and scores and bytes of both."""
     given = path.read_bytes()
     content = quantise(given, calibration_images(export, data), export.exported)
     with replacing(path) as file:
         file.write(content)
     quantised = run_onnx(content)
-    before, after = (score(task, FileNetwork(export, each), data) for each in (run, quantised))
-    return Quantised(quantised, (before, after), (len(given), len(content)))
+    scores = [score(task, export, each, data) for each in (run, quantised)]
+    return quantised, scores, [len(given), len(content)]
 
 
 def quantise(content: bytes, images: Iterable[Tensor], network: nn.Module) -> bytes:
@@ -75,18 +69,6 @@ def quantise(content: bytes, images: Iterable[Tensor], network: nn.Module) -> by
     return bytes(found.SerializeToString())
 
 
-class FileNetwork(nn.Module):
-    """A file in place of a task's network: normalised images (B, C, H, W) to logits, of segmentation at full size."""
-
-    def __init__(self, export: Export, run: RunFile) -> None:
-        super().__init__()
-        self.export, self.run = export, run
-
-    def forward(self, images: Tensor, full_size: bool = True) -> Any:
-        """Returns logits."""
-        return self.run(self.export.from_normalised(images))
-
-
 def calibration_images(export: Export, data: ImageData) -> Iterator[Tensor]:
     """Yields training images as the file takes them, prepared as for evaluation."""
     count = 0
@@ -101,13 +83,14 @@ def calibration_images(export: Export, data: ImageData) -> Iterator[Tensor]:
 
 
 @torch.no_grad()
-def score(task: Task, network: nn.Module, data: ImageData) -> float:
-    """Returns what `linvit test` calls the score, of a network in place of the task's."""
-    metrics: Any = task.metrics["test/"]
+def score(task: Task, export: Export, run: RunFile, data: ImageData) -> float:
+    """Returns what `linvit test` calls the score, of a file in place of the task's network."""
+
+    def network(images: Tensor, full_size: bool = True) -> Any:  # of segmentation, which the file's logits have
+        return run(export.from_normalised(images))
+
+    metrics: Any = task.configure_metrics()
     for batch in data.evaluation_dataloader(data.data_source.evaluated({*data.splits, "val"})):
         data.finish(batch)
-        task.score_batch(network, batch, metrics)
-    found = float(metrics[task.score_metric].compute())
-    for metric in metrics.values():
-        metric.reset()
-    return found
+        task.score_batch(cast("nn.Module", network), batch, metrics)
+    return float(metrics[task.score_metric].compute())

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from linvit import yaml_text
 from linvit.callbacks.exact_resume import WITHIN_STEP
+from linvit.data.base import ImageData
 from linvit.entries import restrict_imports_to
 from linvit.errors import UserError, quote_first
 from linvit.files import LAST, PREVIOUS
@@ -79,21 +80,28 @@ class Checkpoint:
                 )
             given[name] = value
 
-    def from_data(self, name: str, num_classes: int | None, in_chans: int | None = None, way: str = "") -> Any:
-        """The checkpoint's value of an argument that the data sets otherwise; `way` is what to do about classes."""
-        value = self._options.get(name, 3) if name == "in_chans" else self._options[name]
-        if name == "in_chans" and in_chans is not None and in_chans != value:
-            raise UserError(
-                f"checkpoint '{self.path}' was trained on images of {value} channels, but the data gives {in_chans}: "
-                f"set --data.bands, --data.value_range, --data.mean and --data.std as in the configuration of its run"
-            )
-        if name == "num_classes" and num_classes is not None and num_classes != value:
-            raise UserError(
-                f"checkpoint '{self.path}' was trained on {value} classes, but the data has {num_classes}{way}"
-            )
-        return value
+    def facts(self, names: Sequence[str], data: ImageData, same_classes: bool, way: str) -> dict[str, Any]:
+        """The checkpoint's values of arguments that the data sets otherwise; they must agree, classes if they must.
 
-    def check_classes(self, names: Sequence[str] | None, way: str) -> None:
+        `way` is what to do about classes.
+        """
+        own = {name: self._options.get(name, 3) if name == "in_chans" else self._options[name] for name in names}
+        if same_classes and "num_classes" in own and data.num_classes not in (None, own["num_classes"]):
+            count = own["num_classes"]
+            raise UserError(
+                f"checkpoint '{self.path}' was trained on {count} classes, but the data has {data.num_classes}{way}"
+            )
+        if same_classes and "class_names" in own:
+            self._check_names(data.class_names, way)
+        if own.get("in_chans", data.in_chans) != data.in_chans:
+            raise UserError(
+                f"checkpoint '{self.path}' was trained on images of {own['in_chans']} channels, but the data gives "
+                f"{data.in_chans}: set --data.bands, --data.value_range, --data.mean and --data.std as in the "
+                f"configuration of its run"
+            )
+        return own
+
+    def _check_names(self, names: Sequence[str] | None, way: str) -> None:
         """Raises a `UserError` if data numbers the checkpoint's classes otherwise; warns of classes of other names."""
         trained: Sequence[str] | None = self._options.get("class_names")
         if not names or not trained or len(names) != len(trained) or [*names] == [*trained]:

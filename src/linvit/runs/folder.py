@@ -160,6 +160,12 @@ class RunFolder:
         """The command that continues it."""
         return f"linvit fit --config {shlex.quote(str(shown(run_config(self.folder))))} --resume=auto"
 
+    def check_complete(self, way: str = "") -> None:
+        """Raises a `UserError` if the run is not, with the command that continues it, and another `way` out."""
+        if not self.complete:
+            start = f"the run '{self.folder}' is not finished: {self.progress}. Continue it with"
+            raise UserError(f"{start}\n  {self.command}{way}")
+
     @property
     def best(self) -> list[str]:
         """Names of its best checkpoint, the wanted one first; see `best_checkpoints`."""

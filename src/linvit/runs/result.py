@@ -46,9 +46,8 @@ def derive(run: RunFolder) -> dict[str, Any]:
     """The record of a finished run, as far as its folder tells it; what it does not tell is None or empty."""
     last = {tag: curve[-1][1] for tag, curve in run.curves.items()}
     tag = run.score_tag() if run.score_tag() in last else EVALUATED
-    epochs = {step: int(epoch) + 1 for step, epoch in run.curves.get("epoch", [])}
-    best_step, best = max(run.curves[tag], key=lambda point: point[1])
-    score = {"tag": tag, "final": last[tag], "final_epoch": epochs.get(run.curves[tag][-1][0], 0)}
+    best, final = max(run.scores(tag), key=lambda score: score.value), run.scores(tag)[-1]
+    score = {"tag": tag, "final": final.value, "final_epoch": final.epoch}
     size, speeds = run.hparams.get("img_size"), [speed for _, speed in run.curves.get("images/s", [])]
     costs = {"image_size": None if size is None else list(image_size(size)), "parameters": None, "macs": None}
     name, classes = _name(str(run.options().get("data.source"))), run.hparams.get("num_classes")
@@ -59,7 +58,7 @@ def derive(run: RunFolder) -> dict[str, Any]:
         **configuration(run),
         "seed": run.seed,
         "data": {"name": name, "classes": classes, "fingerprint": None, "images": {}},
-        "score": score | {"best": best, "best_epoch": epochs.get(best_step, 0)},
+        "score": score | {"best": best.value, "best_epoch": best.epoch},
         "scores": {name: value for name, value in last.items() if name.startswith("val/")},
         "test": None,
         "evaluation": {},

@@ -130,8 +130,19 @@ class Run:
 
     @cached_property
     def facts(self) -> dict[str, Any]:
-        """The arguments of the task that the data sets, or the checkpoint in its place."""
-        return {name: self._fact(name) for name in SET_BY_DATA if name in self.settings.model.init_args}
+        """The arguments of the task that the data sets; a checkpoint has its own, which must agree with the data."""
+        data, names = self.data, [name for name in SET_BY_DATA if name in self.settings.model.init_args]
+        if self.checkpoint is not None:
+            same_classes, way = self.verb != "predict" and not data.subset, "" if self._fits else data.how_to_restrict
+            return self.checkpoint.facts(names, data, same_classes, way)
+        facts = {name: getattr(data, name) for name in names}
+        if facts.get("num_classes", 0) is None:
+            way = data.how_to_count or data.how_to_label
+            raise UserError(
+                f"the data does not say how many classes there are. To train, score or probe, {way}; to predict alone, "
+                f"set --data.num_classes"
+            )
+        return facts | ({"class_names": list(facts["class_names"])} if facts.get("class_names") else {})
 
     @cached_property
     def task(self) -> Task:
@@ -255,25 +266,6 @@ class Run:
             given = isinstance(model.teacher, dict)
             model.teacher = {**model.teacher, "source": teacher.source} if given else teacher.source
         model.attention = kept_attention(model.attention, teacher)
-
-    def _fact(self, name: str) -> Any:
-        """An argument of the model that the data sets; a checkpoint has its own, which must agree with the data."""
-        data = self.data
-        if self.checkpoint is not None:
-            must_agree = self.verb != "predict" and not data.subset
-            way = "" if self._fits else data.how_to_restrict
-            if name == "class_names" and must_agree:
-                self.checkpoint.check_classes(data.class_names, way)
-            count = data.num_classes if name == "num_classes" and must_agree else None
-            return self.checkpoint.from_data(name, count, data.in_chans, way)
-        value = getattr(data, name)
-        if value is None and name == "num_classes":
-            way = data.how_to_count or data.how_to_label
-            raise UserError(
-                f"the data does not say how many classes there are. To train, score or probe, {way}; to predict alone, "
-                f"set --data.num_classes"
-            )
-        return list(value) if name == "class_names" and value else value  # a list, as in a checkpoint
 
     def _check(self) -> None:
         """Checks what would fail after data and task are built; settles the precision."""

@@ -36,11 +36,12 @@ def test_a_model_that_cannot_run_keeps_no_other_from_the_table(tmp_path):
     costs = found["softmax"]
     assert isinstance(costs, Costs)
     network = linvit.create_backbone("deit_nano", attention="softmax", num_classes=10, img_size=32)
-    assert costs.parameters == sum(parameter.numel() for parameter in network.parameters())
-    assert costs.macs > 0
-    assert costs.memory > 0
-    assert costs.latency.median > 0
-    assert costs.state == 4 * 2 * 64 * 96 * 4  # four layers keep keys and values of 96 channels and 64 tokens
+    assert costs.numbers["parameters"] == sum(parameter.numel() for parameter in network.parameters())
+    assert all(costs.numbers[name] > 0 for name in ("macs", "memory_bytes", "latency_seconds"))
+    assert costs.numbers["latency_low"] <= costs.numbers["latency_seconds"] <= costs.numbers["latency_high"]
+    assert (
+        costs.numbers["state_bytes"] == 4 * 2 * 64 * 96 * 4
+    )  # four layers keep keys and values of 96 channels and 64 tokens
 
 
 def test_a_step_costs_what_its_network_does():

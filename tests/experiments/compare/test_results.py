@@ -18,11 +18,19 @@ from linvit.experiments.compare import report, tables
 from linvit.experiments.compare.costs import Costs
 from linvit.experiments.compare.results import Results, check_comparable, group, with_published, with_teachers
 from linvit.experiments.compare.statistics import wilson
-from linvit.experiments.measure import Timing
 from linvit.runs import result
 from linvit.runs.folder import RunFolder, find
 from linvit.tasks.published import PublishedScores
 from tests.experiments.compare.runs import write_run
+
+NUMBERS = {
+    "parameters": 1,
+    "macs": 2,
+    "latency_seconds": 3.0,
+    "latency_low": 3.0,
+    "latency_high": 3.0,
+    "memory_bytes": 4,
+}
 
 
 def results(folder, **options):
@@ -278,7 +286,7 @@ def test_the_authors_scores_of_the_very_model_stand_beside_ours(folder):
     found = replace(results(folder), source="")
     for variant in found.variants:
         published = PublishedScores({"top1": 0.722}, "their README") if variant.name == "softmax" else None
-        variant.published, variant.costs = None, Costs(1, 2, Timing((3.0,)), 4, published)
+        variant.published, variant.costs = None, Costs(NUMBERS, published)
     labelled = with_published(found)
     assert labelled.source == "top1 in per cent (their README)"
     assert [variant.published for variant in labelled.variants] == [None, 72.2]
@@ -355,7 +363,7 @@ def test_a_teacher_is_a_row_and_the_baseline_of_its_students(tmp_path):
     assert [float(rows[1][name]) for name in ("before_mean", "distance_before", "distance")] == pytest.approx(
         [0.55, 1.5, 0.3]
     )
-    for variant, costs in zip(found.variants, (Costs(1, 2, Timing((3.0,)), 4, None), "it failed"), strict=True):
+    for variant, costs in zip(found.variants, (Costs(NUMBERS, None), "it failed"), strict=True):
         variant.costs = costs
     assert len({len(row) for row in tables.numbers(found)}) == 1  # all columns in all rows
     chosen = with_teachers(Results("x", group(find([tmp_path])), "linear", None, ["model.attention"]))

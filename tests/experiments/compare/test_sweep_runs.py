@@ -203,7 +203,7 @@ def test_a_run_that_ended_well_without_its_last_evaluation_is_run_again(experime
 
 
 def test_a_run_that_tunes_and_ends_before_its_last_epoch_was_pruned(tmp_path, capsys):
-    run = SweepRun(tmp_path / TUNING, "a-trial0", 1000)
+    run = SweepRun(tmp_path / TUNING / "a-trial0-seed1000", "a-trial0", 1000)
     write_run(run.folder / "version_0", scores=(0.5,), epochs=3)
     run.ended(0, 4.0)
     say_how_it_ended([run], run)

@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,8 @@ from linvit.analysis.roofline import GPUS
 from linvit.attention.kernels.formula import INTERPRETED
 from linvit.cli.spec import read_spec, read_value, usable_device
 from linvit.errors import UserError, check_number
-from linvit.experiments.bench.builders import (
-    BASELINES,
-    accuracy_plot,
-    attention_builders,
-    backbone_builders,
-    check_builds,
-    costs_record,
-    record_kernels,
-    roofline,
-)
+from linvit.experiments.bench import builders
+from linvit.experiments.bench.builders import BASELINES, backbone_label, spec_label
 from linvit.experiments.bench.costs import costs_over_sizes
 from linvit.experiments.bench.report import CostReport
 from linvit.experiments.bench.runner import Build, Mode, Settings
@@ -109,17 +102,20 @@ def attention(argv: list[str]) -> int:
     check_number("--heads", args.heads, at_least=1, whole=True)
     specs = [read_spec(attentions, name) for name in args.names or attentions.names()]
     grids, settings = parse_sizes("--grids", args.grids), _settings(args)
-    builders = attention_builders(specs, settings, dim=args.dim, num_heads=args.heads, layer=args.layer)
+    build, named = builders.layer if args.layer else builders.mechanism, {spec_label(spec): spec for spec in specs}
+    modules = {
+        name: partial(build, spec, args.dim, args.heads, settings) for name, spec in (named | dict(BASELINES)).items()
+    }
     if args.roofline:
-        rows = roofline(builders, grids, settings)
+        rows = builders.roofline(modules, grids, settings)
         print("\n".join([*(reflow(line) for line in PREDICTION), "", *_aligned(rows)]))
         return 0
     what = f"{'attention layers' if args.layer else 'mechanisms alone'}, {args.dim} channels, {args.heads} heads"
     about: Any = {"title": "Attention", "axis": "tokens N", "baselines": list(BASELINES)}
-    report = _measured(args, what, builders, grids, settings, **about)
+    report = _measured(args, what, modules, grids, settings, **about)
     code = _finish(report, args.output)
     if "triton" in settings.modes:
-        print(reflow(record_kernels(report.costs, specs, settings)))
+        print(reflow(builders.record_kernels(report.costs, specs, settings)))
     return code
 
 
@@ -133,12 +129,12 @@ def backbone(argv: list[str]) -> int:
     specs = [read_spec(backbones, name) for name in args.names or NAMES]
     replaced = None if args.attention is None else read_value("--attention", args.attention)
     sizes, settings = parse_sizes("--img_sizes", args.img_sizes), _settings(args)._replace(optimizer=True)
-    builders = backbone_builders(specs, settings, replaced)
+    modules = {backbone_label(spec): partial(builders.backbone, spec, replaced, settings) for spec in specs}
     what = "backbones with classifier" + ("" if replaced is None else f", attention {args.attention}")
-    about: Any = {"title": "Backbones", "axis": "pixels", "baselines": [*builders][:1]}
-    report = _measured(args, what, builders, sizes, settings, **about)
-    plot = accuracy_plot(report) if replaced is None else {}
-    return _finish(report, args.output, plot | costs_record(report, specs, replaced))
+    about: Any = {"title": "Backbones", "axis": "pixels", "baselines": [*modules][:1]}
+    report = _measured(args, what, modules, sizes, settings, **about)
+    plot = builders.accuracy_plot(report) if replaced is None else {}
+    return _finish(report, args.output, plot | builders.costs_record(report, specs, replaced))
 
 
 def _parser(verb: str, epilog: str) -> argparse.ArgumentParser:
@@ -184,14 +180,14 @@ def _settings(args: argparse.Namespace) -> Settings:
 def _measured(
     args: argparse.Namespace,
     what: str,
-    builders: Mapping[str, Build],
+    modules: Mapping[str, Build],
     sizes: Sequence[tuple[int, int]],
     settings: Settings,
     **about: Any,
 ) -> CostReport:
     """Costs, and the conditions under which they were measured, a Ctrl-C that ended the measurement among them."""
-    for builder in builders.values():
-        check_builds(builder, sizes)
+    for build in modules.values():
+        builders.check_builds(build, sizes)
     how = f"batch {args.batch}, {args.dtype}{' autocast' * args.autocast}, {' and '.join(settings.modes)}"
     how += ", processor time of one thread" * args.cpu_time
     known = conditions(args.device) | {"settings": f"{what}, {how}", "batch": str(args.batch)}
@@ -202,7 +198,7 @@ def _measured(
             line.set_description_str(text, refresh=False)
             line.update(0)  # shows it, ten times a second at most
 
-        found, interrupted = costs_over_sizes(builders, sizes, settings, skipped=BASELINES, report=report, **measuring)
+        found, interrupted = costs_over_sizes(modules, sizes, settings, skipped=BASELINES, report=report, **measuring)
     known |= {"load at the end": cpu_load()} | ({INTERRUPTED: "yes, by Ctrl-C"} if interrupted else {})
     return CostReport(costs=found, conditions=known, **about)
 

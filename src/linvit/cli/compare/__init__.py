@@ -95,8 +95,7 @@ OPTIONS: dict[str, tuple[str, str, Any]] = {
 
 def main(argv: list[str]) -> int:
     """Runs `linvit compare`; returns 0, or 1 if runs are incomplete, or the exit code of the signal that ended it."""
-    own, options = _sorted(argv)
-    args = _parser().parse_args(own)
+    args, options = parse(argv)
     for name in ("jobs", "gpus_per_run", "cpus_per_run", "minutes", "trials"):
         if getattr(args, name) is not None:
             check_number(f"--{name}", getattr(args, name), at_least=1, whole=True)
@@ -112,17 +111,12 @@ def main(argv: list[str]) -> int:
         if options or args.grid or args.config:
             raise UserError(f"--report takes folders only; got {shlex.join(options) or args.grid or args.config}")
         return run.report([Path(folder) for folder in args.report], args)
-    spec, name = _spec(args, options)
+    spec, name = grid_of(args, options)
     return run.run(spec, args.name or name, args, shlex.join(["linvit", "compare", *argv]))
 
 
-def grid_of(argv: Sequence[str]) -> tuple[Sweep, str]:
-    """The grid that the arguments of `linvit compare` describe, and its name."""
-    own, options = _sorted(argv)
-    return _spec(_parser().parse_args(own), options)
-
-
-def _parser() -> argparse.ArgumentParser:
+def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """The arguments of this command, and those of `linvit fit`, each as one `--name=value`."""
     parser = argument_parser("linvit compare", __doc__, EPILOG)
     parser.allow_abbrev = False
     parser.usage = "linvit compare [GRID] [--config CONFIG] [--OPTION=VALUE,VALUE ...]"
@@ -131,11 +125,6 @@ def _parser() -> argparse.ArgumentParser:
         flags = [f"--{name}", *["-c"] * (name == "config")]
         named: Any = {"metavar": metavar} if metavar else {}
         parser.add_argument(*flags, help=about, **named, **settings)
-    return parser
-
-
-def _sorted(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The arguments of this command, and those of `linvit fit`, each as one `--name=value`."""
     known = {*(f"--{name}" for name in OPTIONS), "-c", "-h", "--help"}
     own, options = [], []
     rest = iter(argv)
@@ -149,10 +138,10 @@ def _sorted(argv: Sequence[str]) -> tuple[list[str], list[str]]:
             raise UserError(f"{name} has no value; write {name}=value")
         else:
             options.append(f"{name}={value}")
-    return own, options
+    return parser.parse_args(own), options
 
 
-def _spec(args: argparse.Namespace, options: Sequence[str]) -> tuple[Sweep, str]:
+def grid_of(args: argparse.Namespace, options: Sequence[str]) -> tuple[Sweep, str]:
     """The grid of a file, and what the command line says of it; and its name."""
     spec = Sweep()
     if args.grid is not None:

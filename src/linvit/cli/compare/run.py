@@ -172,9 +172,9 @@ def report(folders: Sequence[Path], args: argparse.Namespace) -> int:
 def finish(results: Results, root: Path, args: argparse.Namespace, command: str) -> int:
     """Measures the models, writes the report, prints the table; returns 1 if runs are missing, else 0."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    troubled = [f"{name}, seed {seed}: {text}" for (name, seed), text in results.trouble.items()]
     if not (firsts := results.firsts):
-        lines = [f"{v.name}, seed {seed}: {text}" for v in results.variants for seed, text in v.trouble.items()]
-        raise UserError("no run has begun to train, so there is nothing to compare:\n  " + "\n  ".join(lines))
+        raise UserError("no run has begun to train, so there is nothing to compare:\n  " + "\n  ".join(troubled))
     if not args.skip_costs:
         measured = costs.measure(
             firsts, BUDGET * len(firsts), device, imports=not args.report, teachers=results.teachers
@@ -188,11 +188,10 @@ def finish(results: Results, root: Path, args: argparse.Namespace, command: str)
     written.write_summary(results, root, device)
     title, table, *notes = tables.markdown(results).split("\n\n")
     print("\n\n".join([f"\n{title}", table, *map(reflow, [*notes, written.controls(results)])]))
-    troubled = {f"{v.name}, seed {seed}": text for v in results.variants for seed, text in v.trouble.items()}
-    for run, text in troubled.items():
-        print(f"incomplete: {run}: {text}")
+    for line in troubled:
+        print(f"incomplete: {line}")
     if troubled and command:
-        failed = " --retry" * any(text.startswith("it failed") for text in troubled.values())
+        failed = " --retry" * any(text.startswith("it failed") for text in results.trouble.values())
         print(f"run what is incomplete with\n  {command.removesuffix(failed)}{failed}")
     rank_zero_info(f"the report is {shown(page)}; the curves: tensorboard --logdir {shown(root)}")
     return 1 if troubled else 0
@@ -258,8 +257,7 @@ def resolve(grid: Sweep) -> dict[str, Config]:
             mistake = find_user_error(error)
             if mistake is None:
                 raise
-            given = ", ".join(f"{key}={value}" for key, value in settings.items())
-            raise UserError(f"the variant '{name}' ({given}) cannot be run: {mistake}") from error
+            raise UserError(f"the variant '{name}' ({_words(settings)}) cannot be run: {mistake}") from error
         complete = run.config  # is written and read again each time
         for other, before in found.items():
             if before == complete:

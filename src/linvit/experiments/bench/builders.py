@@ -3,7 +3,6 @@
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -53,16 +52,7 @@ class NaiveSoftmax(Attention):
         return weights @ v
 
 
-def attention_builders(
-    specs: Sequence[Spec], settings: Settings, *, dim: int, num_heads: int, layer: bool
-) -> dict[str, Build]:
-    """Mechanisms by their labels, then the baselines; with `layer` in an `AttentionLayer`, with its projections."""
-    named = {spec_label(spec): spec for spec in specs} | dict(BASELINES)
-    build = _layer if layer else _mechanism
-    return {name: partial(build, spec, dim, num_heads, settings) for name, spec in named.items()}
-
-
-def _mechanism(spec: Spec, dim: int, num_heads: int, settings: Settings, size: tuple[int, int]) -> Built:
+def mechanism(spec: Spec, dim: int, num_heads: int, settings: Settings, size: tuple[int, int]) -> Built:
     """A mechanism with queries, keys and values (B, h, N, d): normal noise, as a host's projections would make them."""
     grid = Grid(size)
     mechanism: Attention = attentions.create(spec, dim=dim, num_heads=num_heads, grid=grid, key_dim=None)
@@ -75,20 +65,15 @@ def _mechanism(spec: Spec, dim: int, num_heads: int, settings: Settings, size: t
     return mechanism, *make_inputs(mechanism, grid, make)
 
 
-def _layer(spec: Spec, dim: int, num_heads: int, settings: Settings, size: tuple[int, int]) -> Built:
+def layer(spec: Spec, dim: int, num_heads: int, settings: Settings, size: tuple[int, int]) -> Built:
+    """The same in an `AttentionLayer`, with its projections, and the layer's input (B, N, C)."""
     grid = Grid(size)
     x = torch.randn(settings.batch, grid.num_queries, dim).to(settings.device, settings.weights)
     return AttentionLayer(dim, num_heads, grid, attention=spec), (x.requires_grad_(), grid), {}
 
 
-def backbone_builders(
-    specs: Sequence[Spec], settings: Settings, attention: Spec | Sequence[Spec] | None
-) -> dict[str, Build]:
-    """Backbones with their classifier by their labels; `attention` replaces that of all of them."""
-    return {backbone_label(spec): partial(_backbone, spec, attention, settings) for spec in specs}
-
-
-def _backbone(spec: Spec, attention: Spec | Sequence[Spec] | None, settings: Settings, size: tuple[int, int]) -> Built:
+def backbone(spec: Spec, attention: Spec | Sequence[Spec] | None, settings: Settings, size: tuple[int, int]) -> Built:
+    """A backbone with its classifier, whose attention may be replaced, and images (B, 3, H, W)."""
     images = torch.randn(settings.batch, 3, *size).to(settings.device, settings.weights)
     return create_backbone(spec, attention, img_size=list(size)), (images,), {}
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from linvit import machine
 from linvit.analysis.operations import count_on_meta, kept_for_backward
 from linvit.errors import UserError
-from linvit.experiments.bench.runner import Build, Built, Candidate, Mode, Runner, Settings
+from linvit.experiments.bench.runner import Build, Mode, Runner, Settings
 from linvit.experiments.measure import Timing, interleaved, out_of_memory, peak_memory
 
 TIMES = (1, 2, 3, 4)  # the sides that are measured, over that of the image
@@ -36,6 +36,7 @@ class Cost:
     name: str
     size: tuple[int, int]  # of the patch grid or image, (H, W)
     mode: Mode = "eager"
+    build: Build | None = None  # makes the module
     parameters: int | None = None
     macs: int | None = None  # of the forward pass on one image; see `Operations`
     flops: int | None = None
@@ -80,42 +81,41 @@ def costs_over_sizes(
     """`measure_costs` of modules at every size (H, W), the small ones first; modes of attention are not `skipped`'s."""
     costs: list[Cost] = []
     for size in sorted(sizes, key=math.prod):
-        candidates = [
-            Candidate(name, size, build, mode)
+        own = [
+            Cost(name, size, mode, build)
             for name, build in builders.items()
             for mode in settings.modes
             if not (name in skipped and mode in ("no recompute", "triton"))
         ]
-        found, interrupted = measure_costs(candidates, settings, budget=budget / len(sizes), **measuring)
-        costs += found
-        if interrupted:
+        costs += own
+        if measure_costs(own, settings, budget=budget / len(sizes), **measuring):
             return costs, True
     return costs, False
 
 
 def measure_costs(
-    candidates: Sequence[Candidate],
+    costs: Sequence[Cost],
     settings: Settings,
     *,
     budget: float,
     clock: Callable[[], float] = time.perf_counter,
     report: Callable[[str], None] = lambda progress: None,
-) -> tuple[list[Cost], bool]:
-    """Measures operations and memory of each candidate, then the time of all in turns; whether Ctrl-C has ended that.
+) -> bool:
+    """Measures operations and memory of each module, then the time of all in turns; whether Ctrl-C has ended that.
 
     A pass that fails, or for which the memory does not suffice (on a CPU 80 % of what is free), has a note.
     """
-    costs = [Cost(one.name, one.size, one.mode) for one in candidates]
     times: dict[str, list[float]] = {}
     works: dict[str, Callable[[], Any]] = {}
     limit = machine.memory_limit() if torch.device(settings.device).type == "cpu" else nullcontext()
     interrupted = True
     with limit, suppress(KeyboardInterrupt):
-        for i, (cost, candidate) in enumerate(zip(costs, candidates, strict=True)):
+        for i, cost in enumerate(costs):
             what = "compiling" if cost.mode == "compiled" else "memory"
             report(f"{i / len(costs):4.0%} {what}: {cost.label}, {format_size(cost.size)}")
             with cost.noting_failures():
-                runner = Runner(*candidate.build(cost.size), settings, cost.mode)
+                assert cost.build is not None
+                runner = Runner(*cost.build(cost.size), settings, cost.mode)
                 _memory(cost, runner)
                 found = count_on_meta(runner.evaluated, *runner.inputs, **runner.options)
                 cost.parameters, cost.macs = found.parameters, found.matmul // settings.batch
@@ -132,7 +132,7 @@ def measure_costs(
         cost, name = costs[int(key.split()[0])], key.split()[1]
         if samples and name in cost.peak:
             cost.seconds[name] = Timing(tuple(samples))
-    return costs, interrupted
+    return interrupted
 
 
 def format_size(size: tuple[int, int]) -> str:
@@ -164,9 +164,8 @@ def costs_by_size(networks: Mapping[str, nn.Module], image: Tensor, device: torc
     found: list[Cost] = []
     for times in TIMES:
         images = image[None].repeat(1, 1, times, times).to(device)
-        size = (images.shape[-2], images.shape[-1])
-        candidates = [Candidate(name, size, partial(_with_images, own, images)) for name, own in networks.items()]
-        costs, _ = measure_costs(candidates, Settings(str(device), backward=False), budget=seconds / len(TIMES))
+        costs = [of_images(name, network, images) for name, network in networks.items()]
+        measure_costs(costs, Settings(str(device), backward=False), budget=seconds / len(TIMES))
         if not all(cost.seconds for cost in costs):
             break
         found += costs
@@ -176,8 +175,9 @@ def costs_by_size(networks: Mapping[str, nn.Module], image: Tensor, device: torc
     return found
 
 
-def _with_images(network: nn.Module, images: Tensor, _: Any) -> Built:
-    return network, (images,), {}
+def of_images(name: str, network: nn.Module, images: Tensor) -> Cost:
+    """The cost, to be measured, of a network on images (B, C, H, W)."""
+    return Cost(name, (images.shape[-2], images.shape[-1]), build=lambda _: (network, (images,), {}))
 
 
 def times_of(costs: Iterable[Cost], name: str) -> dict[float, float]:

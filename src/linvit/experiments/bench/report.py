@@ -60,29 +60,19 @@ Section = tuple[str, str, list[list[str]], str]
 """A table: its title, what stands above it, its rows, and the file of its plot, "" if it has none."""
 
 
-class CostReport(NamedTuple):
-    """Costs and the conditions under which they were measured."""
+class CostReport:
+    """Costs over an axis, such as "tokens N", and the conditions under which they were measured.
 
-    title: str
-    axis: str  # such as "tokens N"
-    costs: Sequence[Cost]
-    conditions: Mapping[str, str]
-    baselines: Sequence[str]  # names of modules that the others are compared with
+    Other modules are compared with those that are named as `baselines`.
+    """
 
-    @property
-    def names(self) -> list[str]:
-        """The modules in each of their modes, once."""
-        return list(dict.fromkeys(cost.label for cost in self.costs))
-
-    @property
-    def metrics(self) -> list[Metric]:
-        """Those that were measured at all."""
-        return [metric for metric in METRICS if any(metric.value(cost) is not None for cost in self.costs)]
-
-    @property
-    def sizes(self) -> list[tuple[int, int]]:
-        """Those that were measured, the smallest first."""
-        return list(dict.fromkeys(cost.size for cost in self.costs))
+    def __init__(
+        self, title: str, axis: str, costs: Sequence[Cost], conditions: Mapping[str, str], baselines: Sequence[str]
+    ) -> None:
+        self.title, self.axis, self.costs, self.conditions, self.baselines = title, axis, costs, conditions, baselines
+        self.names = list(dict.fromkeys(cost.label for cost in costs))  # the modules in each of their modes
+        self.metrics = [each for each in METRICS if any(each.value(cost) is not None for cost in costs)]
+        self.sizes = list(dict.fromkeys(cost.size for cost in costs))  # the smallest first
 
     def curve(self, name: str, metric: Metric) -> dict[float, float]:
         """A cost by tokens or pixels; infinity where memory did not suffice."""

@@ -48,15 +48,6 @@ Build = Callable[[tuple[int, int]], Built]
 """Makes these for a size (H, W), of patches or pixels, and may raise a `UserError`."""
 
 
-class Candidate(NamedTuple):
-    """A module at one size (H, W)."""
-
-    name: str
-    size: tuple[int, int]
-    build: Build
-    mode: Mode = "eager"
-
-
 class Runner:
     """A module with its inputs on the device, ready to run: forward in evaluation mode, all else in training mode."""
 

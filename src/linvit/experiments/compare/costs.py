@@ -4,6 +4,7 @@ import importlib
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -13,9 +14,8 @@ from torch import nn
 from linvit.analysis.recorder import observe
 from linvit.entries import restrict_imports_to
 from linvit.errors import UserError
-from linvit.experiments.bench.costs import Cost, costs_by_size, crossover, measure_costs, times_of
-from linvit.experiments.bench.runner import Built, Candidate, Settings
-from linvit.experiments.measure import Timing
+from linvit.experiments.bench.costs import Cost, costs_by_size, crossover, measure_costs, of_images, times_of
+from linvit.experiments.bench.runner import Settings
 from linvit.image_size import image_size
 from linvit.runs.folder import RunFolder
 from linvit.runs.parser import build_task
@@ -32,36 +32,17 @@ BATCH = 2  # images: BatchNorm behind a pooling to one pixel cannot train on one
 class Costs(NamedTuple):
     """Of a network, for one image."""
 
-    parameters: int  # that are learned
-    macs: int  # multiply-accumulates of matrix products and convolutions
-    latency: Timing  # of a forward pass per image, in batches of two
-    memory: int  # bytes that a forward and a backward pass of two images allocate at most, beyond the weights
+    numbers: dict[str, float]
+    """By the names that they have in files: `parameters` that are learned; `macs`, multiply-accumulates of matrix
+    products and convolutions; `latency_seconds`, the median of a forward pass per image in batches of two, and its
+    quartiles; `memory_bytes` that a forward and a backward pass of two images allocate at most, beyond the weights;
+    and `state_bytes` that attention keeps of all keys and values, sum over layers, where it is known (`Call.state`)."""
     published: PublishedScores | None  # of this very model, by its authors
     crossover: float | None = None  # of a student, from which side of image on it is faster than its teacher
-    state: int | None = None  # bytes that attention keeps of all keys and values, sum over layers; see `Call.state`
-
-    @property
-    def numbers(self) -> dict[str, float]:
-        """By the names that they have in files; seconds and bytes."""
-        low, high = self.latency.quartiles
-        found = {"parameters": self.parameters, "macs": self.macs, "latency_seconds": self.latency.median}
-        found |= {"latency_low": low, "latency_high": high, "memory_bytes": self.memory}
-        return found if self.state is None else found | {"state_bytes": self.state}
 
 
-class _Built(NamedTuple):
-    """A network that is measured on batches of random images."""
-
-    network: nn.Module
-    size: tuple[int, int]
-    channels: int
-    published: PublishedScores | None = None
-
-    def candidate(self, name: str, device: str, batch: int = BATCH) -> Candidate:
-        def build(size: tuple[int, int]) -> Built:
-            return self.network, (torch.randn(batch, self.channels, *size, device=device),), {}
-
-        return Candidate(name, self.size, build)
+Built = tuple[nn.Module, tuple[int, int, int], PublishedScores | None]
+"""A network, the images (C, H, W) that it takes, and its published scores."""
 
 
 def measure(
@@ -73,7 +54,7 @@ def measure(
 ) -> dict[str, Costs | str]:
     """The costs of each run's network with random weights, and of `teachers` by students, or why there are none."""
     found: dict[str, Costs | str] = {}
-    built: dict[str, _Built] = {}
+    built: dict[str, Built] = {}
     for name, run in runs.items():
         for one in dict.fromkeys([teachers.get(name, name), name]):  # a teacher once, before its students
             if one in built or one in found:
@@ -83,43 +64,39 @@ def measure(
                     built[one] = _network(run, imports, teacher=one != name)
             except Exception as error:  # one model that cannot be built keeps no other from the table
                 found[one] = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-    candidates = [one.candidate(name, device) for name, one in built.items()]
-    measured, _ = measure_costs(candidates, Settings(device=device, batch=BATCH), budget=budget)
-    found |= {cost.name: _costs(cost, built[cost.name]) for cost in measured}
+    costs = [of_images(name, own, torch.randn(BATCH, *image, device=device)) for name, (own, image, _) in built.items()]
+    measure_costs(costs, Settings(device=device, batch=BATCH), budget=budget)
+    found |= {cost.name: _costs(cost, *built[cost.name]) for cost in costs}
     for name, teacher in teachers.items():
         if isinstance(own := found[name], Costs) and isinstance(found[teacher], Costs):
-            pair = {one: built[one].network for one in (teacher, name)}
-            image = torch.randn(built[name].channels, *built[name].size)
-            costs = costs_by_size(pair, image, torch.device(device), budget / len(runs))
+            pair = {one: built[one][0] for one in (teacher, name)}
+            costs = costs_by_size(pair, torch.randn(built[name][1]), torch.device(device), budget / len(runs))
             found[name] = own._replace(crossover=crossover(times_of(costs, name), times_of(costs, teacher)))
     return found
 
 
 def of_a_step(runs: Mapping[str, Run], kind: str, budget: float, device: str) -> dict[str, float]:
     """What forward and backward pass of a batch cost per image: time (of a GPU by the clock), or MACs of forward."""
-    candidates, batch = [], 1
+    costs, batch = [], 1
     for name, run in runs.items():
         with torch.random.fork_rng(devices=[]), skip_pretrained():
             network = build_task(run.settings.model, **run.facts).measurable_network()
-        batch, built = (
-            run.data.batch_size,
-            _Built(network, image_size(run.facts["img_size"]), run.facts.get("in_chans", 3)),
-        )
-        candidates.append(built.candidate(name, device, batch))
+        batch, size = run.data.batch_size, image_size(run.facts["img_size"])
+        images = torch.randn(batch, run.facts.get("in_chans", 3), *size, device=device)
+        costs.append(of_images(name, network, images))
     clock = time.process_time if kind == "cpu_time" and device == "cpu" else time.perf_counter
-    settings = Settings(device=device, batch=batch)
-    measured, _ = measure_costs(candidates, settings, budget=budget * (kind == "cpu_time"), clock=clock)
+    measure_costs(costs, Settings(device=device, batch=batch), budget=budget * (kind == "cpu_time"), clock=clock)
     found: dict[str, float] = {}
-    for cost in measured:
-        seconds, images = cost.seconds.get("forward_backward"), runs[cost.name].data.batch_size
+    for cost in costs:
+        seconds = cost.seconds.get("forward_backward")
         step = (cost.macs or 0) * batch if kind == "macs" else seconds.median if seconds else 0
         if not step:
             raise UserError(f"what a training step of '{cost.name}' costs could not be measured: {cost.note}")
-        found[cost.name] = step / images
+        found[cost.name] = step / runs[cost.name].data.batch_size
     return found
 
 
-def _network(run: RunFolder, imports: bool, teacher: bool) -> _Built:
+def _network(run: RunFolder, imports: bool, teacher: bool) -> Built:
     """The network of a run, or of its teacher."""
     path = run.config["model"]["class_path"]
     module, _, name = path.rpartition(".")
@@ -132,19 +109,20 @@ def _network(run: RunFolder, imports: bool, teacher: bool) -> _Built:
         options["attention"] = given_options(Teacher.of(options["teacher"])).get("attention")
     with skip_pretrained(), restrict_imports_to(run.config if imports else ()):
         built = task(**options)
-    size, channels = image_size(facts["img_size"]), facts.get("in_chans", 3)
-    return _Built(built.measurable_network(), size, channels, built.published())
+    image = (facts.get("in_chans", 3), *image_size(facts["img_size"]))
+    return built.measurable_network(), image, built.published()
 
 
-def _costs(cost: Cost, built: _Built) -> Costs | str:
+def _costs(
+    cost: Cost, network: nn.Module, image: tuple[int, int, int], published: PublishedScores | None
+) -> Costs | str:
     """What was measured of a network, or why it was not."""
     latency, memory = cost.seconds.get("forward"), cost.peak.get("forward_backward")
     if cost.parameters is None or cost.macs is None or latency is None or memory is None:
         return cost.note or "interrupted"
-    per_image = Timing(tuple(seconds / BATCH for seconds in latency.samples))
-    try:
-        calls = observe(built.network.cpu(), torch.randn(1, built.channels, *built.size))
-        state = sum(call.state() for call in calls.values())
-    except Exception:  # no attention that linvit can look into, or too much of it
-        state = None
-    return Costs(cost.parameters, cost.macs, per_image, memory, built.published, state=state)
+    low, high = latency.quartiles
+    numbers = {"parameters": cost.parameters, "macs": cost.macs, "latency_seconds": latency.median / BATCH}
+    numbers |= {"latency_low": low / BATCH, "latency_high": high / BATCH, "memory_bytes": memory}
+    with suppress(Exception):  # no attention that linvit can look into, or too much of it
+        numbers["state_bytes"] = sum(call.state() for call in observe(network.cpu(), torch.randn(1, *image)).values())
+    return Costs(numbers, published)

@@ -171,7 +171,7 @@ def run_on_slurm(
         import submitit
     except ImportError as error:
         raise UserError("--engine=slurm needs the package 'submitit': pip install 'linvit[slurm]'") from error
-    root = runs[0].root
+    root = runs[0].folder.parent
     try:
         executor = submitit.AutoExecutor(root / "slurm", cluster, slurm_max_num_timeout=TIMEOUTS)
         executor.update_parameters(

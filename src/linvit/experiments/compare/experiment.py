@@ -23,34 +23,15 @@ FILE = "compare.yaml"  # the grid, in the folder of an experiment
 State = Literal["waiting", "stopped", "failed", "pruned", "finished"]
 
 
-@dataclass(frozen=True)
 class SweepRun:
-    """One run of the experiment in `root`: a folder `VARIANT-seedN` with its configuration, log, and `version_N`."""
+    """One run of an experiment, in a folder `VARIANT-seedN` with its configuration, log, and `version_N`.
 
-    root: Path
-    variant: str
-    seed: int
-    tuned: str = ""  # the values that tuning has found, `-lr0.002`, so that others make runs of their own
+    The folder's name is that of the run's curves in TensorBoard, and that of its complete configuration.
+    """
 
-    @property
-    def name(self) -> str:
-        """The name of its folder, which is that of its curves in TensorBoard, too."""
-        return f"{self.variant}{self.tuned}-seed{self.seed}"
-
-    @property
-    def folder(self) -> Path:
-        """Where all of it lies."""
-        return self.root / self.name
-
-    @property
-    def config(self) -> Path:
-        """The complete configuration, whose name is the run's."""
-        return self.folder / f"{self.name}.yaml"
-
-    @property
-    def log(self) -> Path:
-        """What its process prints."""
-        return self.folder / "log.txt"
+    def __init__(self, folder: Path, variant: str, seed: int) -> None:
+        self.folder, self.variant, self.seed, self.name = folder, variant, seed, folder.name
+        self.config, self.log = folder / f"{folder.name}.yaml", folder / "log.txt"
 
     @property
     def newest(self) -> RunFolder | None:
@@ -60,7 +41,7 @@ class SweepRun:
     @property
     def command(self) -> list[str]:
         """Starts it, or resumes it; of several stages, all but the last lie in folders of their own."""
-        arguments = ["--config", str(self.config), f"--trainer.default_root_dir={self.root}", "--resume=auto"]
+        arguments = ["--config", str(self.config), f"--trainer.default_root_dir={self.folder.parent}", "--resume=auto"]
         verb = ["linearize", "--no_page"] if read_yaml(self.config).get("stages") else ["fit"]
         return [sys.executable, "-m", "linvit", *verb, *arguments]
 
@@ -72,7 +53,7 @@ class SweepRun:
         """
         state: State = self._outcome().get("state", "waiting")
         if state == "finished" and (begun := self.newest) is not None and not begun.complete:
-            return "pruned" if self.root.name == TUNING else "stopped"
+            return "pruned" if self.folder.parent.name == TUNING else "stopped"
         return state
 
     @property
@@ -147,10 +128,10 @@ class Experiment:
         return [self.run(variant, seed) for seed in self.grid.all_seeds for variant in self.grid.variants]
 
     def run(self, variant: str, seed: int) -> SweepRun:
-        """The run of a variant with a seed."""
+        """The run of a variant with a seed; other values that tuning has found, `-lr0.002`, make runs of their own."""
         settings = self.grid.variants[variant]
-        found = "".join(f"-{value_label(key, settings[key])}" for key in self.grid.tune if key in settings)
-        return SweepRun(self.root, variant, seed, UNSAFE.sub("-", found))
+        tuned = "".join(f"-{value_label(key, settings[key])}" for key in self.grid.tune if key in settings)
+        return SweepRun(self.root / f"{variant}{UNSAFE.sub('-', tuned)}-seed{seed}", variant, seed)
 
     def prepare(self, configs: Mapping[str, dict[str, Any]]) -> None:
         """Writes the grid and the complete configuration of each variant; keeps other processes out meanwhile."""

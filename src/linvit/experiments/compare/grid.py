@@ -99,7 +99,11 @@ class Sweep:
             raise UserError(f"'{fixed[0]}' differs between the variants, so it cannot be set for all of them")
         if self.baseline is not None:
             check_choice("baseline", self.baseline, [*variants, TEACHER])
-        self._check_published(variants)
+        scores = self.published.get("scores")
+        if self.published and (self.published.keys() != {"source", "scores"} or not isinstance(scores, dict)):
+            raise UserError(f"'published' must have a source, and scores by variant; got {self.published!r}")
+        for name in () if self.vary else scores or ():  # with further options varied they are those of no variant
+            check_choice("a variant of 'published'", name, variants)
         return replace(self, vary={}, variants=variants, seeds=seeds)
 
     def budgeted(
@@ -158,13 +162,6 @@ class Sweep:
                     whole = f"{whole}+"
                 found[whole] = settings
         return found
-
-    def _check_published(self, variants: Mapping[str, Settings]) -> None:
-        scores = self.published.get("scores")
-        if self.published and (self.published.keys() != {"source", "scores"} or not isinstance(scores, dict)):
-            raise UserError(f"'published' must have a source, and scores by variant; got {self.published!r}")
-        for name in () if self.vary else scores or ():  # with further options varied they are those of no variant
-            check_choice("a variant of 'published'", name, variants)
 
 
 def place(config: dict[str, Any], key: str, value: Any) -> None:

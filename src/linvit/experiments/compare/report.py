@@ -4,7 +4,7 @@ import csv
 import math
 import shutil
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -61,7 +61,9 @@ def write(results: Results, folder: Path, device: str) -> Path:
     page.pictures([(plot, name.replace("_", " ")) for name, plot in plots.items()], width=560)
     _ranks(page, results, folder, where)
     _pictures(page, results)
-    _trouble(page, results)
+    if results.trouble:
+        page.heading("Incomplete runs, whose scores are left out")
+        page.table(["variant", "seed", "why"], [[*run, text] for run, text in results.trouble.items()])
     page.write(folder / PAGE)
     return folder / PAGE
 
@@ -84,7 +86,7 @@ def difficulty_plots(results: Results, where: str) -> dict[str, str]:
         x = float(own[numbers[0]])
         name = ", ".join(option_text(own, key) for key in keys if key != numbers[0])
         if not math.isnan(mean):
-            curves.setdefault(name, []).append((x, mean, 0.0 if math.isnan(spread) else spread))
+            curves.setdefault(name, []).append((x, mean, spread))
         classes = runs[variant.name].folder / "val_classes.csv"
         if runs[variant.name].model.get("score") == "aAcc" and results.score is None and classes.is_file():
             with classes.open(encoding="utf-8", newline="") as file:
@@ -95,7 +97,7 @@ def difficulty_plots(results: Results, where: str) -> dict[str, str]:
     drawn = {name: sorted(points) for name, points in curves.items()}
     order = sorted(drawn, key=lambda name: statistics.fmean(mean for _, mean, _ in drawn[name]), reverse=True)
     series = [
-        Series(name, tuple((x, y) for x, y, _ in drawn[name]), tuple((y - e, y + e) for _, y, e in drawn[name]))
+        Series(name, tuple((x, y) for x, y, _ in drawn[name]), tuple(spread for *_, spread in drawn[name]))
         for name in order
     ]
     levels = [Series("chance", tuple(sorted(chance.items()))), Series("ceiling", tuple((x, 1.0) for x in chance))]
@@ -109,18 +111,17 @@ def difficulty_plots(results: Results, where: str) -> dict[str, str]:
 def costs_plots(results: Results, where: str) -> dict[str, str]:
     """Score over latency and over MACs, with the Pareto front."""
     measured = [(variant, variant.costs) for variant in results.variants if isinstance(variant.costs, Costs)]
-    axes: dict[str, tuple[str, Callable[[Costs], float]]] = {
-        "score_over_latency": ("latency (ms)", lambda costs: costs.latency.median * 1e3),
-        "score_over_MACs": ("multiply-accumulates of one image (millions)", lambda costs: costs.macs / 1e6),
+    axes = {
+        "score_over_latency": ("latency (ms)", "latency_seconds", 1e3),
+        "score_over_MACs": ("multiply-accumulates of one image (millions)", "macs", 1e-6),
     }
     plots = {}
-    for name, (label, cost) in axes.items():
+    for name, (label, number, unit) in axes.items():
         series = []
         for variant, costs in measured:
             mean, spread, _ = results.summary(variant)
             if not math.isnan(mean):
-                bars = () if math.isnan(spread) else ((mean - spread, mean + spread),)
-                series.append(Series(variant.name, ((cost(costs), mean),), bars, (variant.name,)))
+                series.append(Series(variant.name, ((costs.numbers[number] * unit, mean),), (spread,), (variant.name,)))
         if series:
             title = f"{results.title}: {name.replace('_', ' ')}"
             note = f"grey: the Pareto front; bars: one standard deviation over seeds\n{where}"
@@ -154,9 +155,9 @@ def curve_plots(results: Results, where: str) -> dict[str, str]:
 def _series(variant: Variant, results: Results, tag: str | None) -> Series:
     """A curve with bars for the spread of scores over several seeds."""
     curve = mean_curve(variant, results, tag)
-    bars = tuple((mean - spread, mean + spread) for _, mean, spread in curve if not math.isnan(spread))
-    points = tuple((step, mean) for step, mean, _ in curve)
-    return Series(variant.name, points, bars if tag is None and len(bars) == len(points) else ())
+    spreads = tuple(spread for *_, spread in curve)
+    bars = spreads if tag is None and not any(map(math.isnan, spreads)) else ()
+    return Series(variant.name, tuple((step, mean) for step, mean, _ in curve), bars)
 
 
 def mean_curve(variant: Variant, results: Results, tag: str | None) -> tuple[tuple[float, float, float], ...]:
@@ -226,14 +227,6 @@ def _pictures(page: Page, results: Results) -> None:
         for name, paths in found.items():
             with page.folded(name, opened=len(found) < 4):
                 page.pictures([(path, path.stem) for path in paths])
-
-
-def _trouble(page: Page, results: Results) -> None:
-    troubled = [variant for variant in results.variants if variant.trouble]
-    if troubled:
-        page.heading("Incomplete runs, whose scores are left out")
-        rows = [[v.name, str(seed), text] for v in troubled for seed, text in sorted(v.trouble.items())]
-        page.table(["variant", "seed", "why"], rows)
 
 
 def _list(names: Iterable[str]) -> str:

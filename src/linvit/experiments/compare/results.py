@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -61,23 +62,25 @@ class Variant:
                     found.setdefault(printable(name, lines=False), []).append(top1)
         return found
 
+    def layers(self, kind: str) -> list[dict[str, float]]:
+        """What each finished run has measured last of its layers, under tags of the kind, a slash and the layer."""
+        return [
+            {
+                tag.rpartition("/")[2]: curve[-1][1]
+                for tag, curve in run.curves.items()
+                if tag.rpartition("/")[0] == kind
+            }
+            for run in self.finished.values()
+        ]
+
     def ranks(self) -> dict[str, float]:
         """The rank of each layer that was measured last, mean over heads and finished runs."""
-        found: dict[str, list[float]] = {}
-        for run in self.finished.values():
-            for tag, curve in run.curves.items():
-                if is_rank(tag):
-                    found.setdefault(tag.split("/")[1], []).append(curve[-1][1])
-        return {layer: statistics.fmean(values) for layer, values in found.items()}
+        runs = self.layers("rank")
+        return {one: statistics.fmean(own[one] for own in runs if one in own) for one in dict.fromkeys(chain(*runs))}
 
     def distances(self, start: str = "") -> list[float]:
         """How far each finished run is from its teacher, mean over layers; with `START` before any step."""
-        tag = f"{start}{DISTANCE}"
-        runs = (
-            [curve[-1][1] for name, curve in run.curves.items() if name.startswith(tag)]
-            for run in self.finished.values()
-        )
-        return [statistics.fmean(layers) for layers in runs if layers]
+        return [statistics.fmean(own.values()) for own in self.layers(f"{start}{DISTANCE}".strip("/")) if own]
 
     def rank(self) -> float | None:
         """The mean of `ranks` over the layers; None if none were measured."""
@@ -128,6 +131,11 @@ class Results:
     def firsts(self) -> dict[str, RunFolder]:
         """The run with the least seed of each variant that has runs."""
         return {variant.name: variant.runs[min(variant.runs)] for variant in self.variants if variant.runs}
+
+    @property
+    def trouble(self) -> dict[tuple[str, int], str]:
+        """Why runs have no score, by variant and seed."""
+        return {(one.name, seed): text for one in self.variants for seed, text in sorted(one.trouble.items())}
 
     @property
     def matched(self) -> bool:

@@ -3,9 +3,9 @@
 import math
 import statistics
 from collections.abc import Sequence
-from functools import cache
 from typing import NamedTuple
 
+import mpmath  # type: ignore[import-untyped]
 import numpy as np
 
 LEVEL = 0.95
@@ -75,25 +75,11 @@ def _alone(ours: Sequence[float], baseline: Sequence[float]) -> Difference:
     return Difference(mean, mean - half, mean + half, pairs, t_test(mean / error, pairs - 1))
 
 
-def t_quantile(freedom: int) -> float:
-    """The t that Student's distribution exceeds in absolute value with a probability of 5 %."""
-    angles, shares = _student(freedom)
-    return math.sqrt(freedom) * math.tan(float(np.interp(LEVEL, shares, angles)))
-
-
 def t_test(t: float, freedom: int) -> float:
     """The probability with which Student's distribution exceeds t in absolute value."""
-    angles, shares = _student(freedom)
-    return 1 - float(np.interp(math.atan(abs(t) / math.sqrt(freedom)), angles, shares))
+    return float(mpmath.betainc(freedom / 2, 0.5, 0, freedom / (freedom + t * t), regularized=True))
 
 
-@cache
-def _student(freedom: int) -> tuple[np.ndarray, np.ndarray]:
-    """Student's distribution function of |t|, as its values at angles a, where t = sqrt(n) tan(a).
-
-    There the density of n degrees of freedom is that of cos^(n-1)(a), which Simpson's rule integrates from 0 to pi/2.
-    """
-    angles = np.linspace(0, math.pi / 2, 20_001)
-    density = np.cos(angles) ** (freedom - 1)
-    parts = (density[:-2:2] + 4 * density[1::2] + density[2::2]).cumsum()
-    return angles[::2], np.concatenate([[0.0], parts / parts[-1]])
+def t_quantile(freedom: int) -> float:
+    """The t that Student's distribution exceeds in absolute value with a probability of 5 %."""
+    return float(mpmath.findroot(lambda t: t_test(float(t), freedom) - (1 - LEVEL), (1.9, 13), solver="anderson"))
