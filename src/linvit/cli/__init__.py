@@ -11,10 +11,6 @@ from linvit.plain_text import PrintableStream
 from linvit.signals import STOP
 
 VERBS = ("fit", "validate", "test", "predict")
-PLAIN = (  # plain functions: main(argv) -> exit code
-    *("list", "check", "import-weights", "data", "bench", "linearize", "compare", "leaderboard", "verify-resume"),
-    *("analyze", "probe", "evaluate", "export", "push", "doctor"),
-)
 HELP = """linvit: every linear attention, in every vision backbone, on every task.
 
 usage: linvit VERB [options]
@@ -50,6 +46,8 @@ Runs are kept in checkpoints/CONFIG_NAME/version_N. Watch them with
   tensorboard --logdir checkpoints
 `linvit VERB --help` explains a verb; `linvit --version` prints the version.
 """
+PLAIN = tuple(verb for verb in re.findall(r"^  ([a-z-]+)(?=  |$)", HELP, re.MULTILINE) if verb not in VERBS)
+"""Verbs that are plain functions: main(argv) -> exit code."""
 TASK = re.compile(r"(\w+\.)*[A-Z]\w*[a-z]\w*")  # the class of one, as a value of --model
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_LIBRARY")
 

@@ -76,11 +76,6 @@ class CsvLogger(Logger):
         if self._new:
             self._write()
 
-    @rank_zero_only
-    def finalize(self, status: str) -> None:
-        """The same at the end."""
-        self.save()
-
     def _write(self) -> None:
         appended = bool(self._columns) and all(row.keys() <= set(self._columns) for row in self._new.values())
         rows = self._new if appended else self._rows
