@@ -101,16 +101,27 @@ class RunFolder:
 
     @property
     def complete(self) -> bool:
-        """Whether the run's last evaluation is in its curves, which a kill may have cut off."""
+        """Whether the run has ended with its last evaluation in its curves; one that may end early says it has."""
+        most = self._trainer.get("max_epochs") or -1
+        early = self.epochs is None and (self._trainer.get("max_steps") or -1) < 0 and not 0 < most <= self._trained
+        return self.last_is_evaluated and (not early or (self.folder / RESULT).exists())
+
+    @property
+    def last_is_evaluated(self) -> bool:
+        """Whether the last evaluation is in the curves, which a kill may have cut off."""
         if self.score(EVALUATED) is None:
             return False
-        trained = max((int(epoch) + 1 for _, epoch in self.curves.get("epoch", [])), default=0)
         seen = max(curve[-1][0] for curve in self.curves.values()) + 1
         steps, epochs = self._trainer.get("max_steps") or -1, self._trainer.get("max_epochs") or -1
         if steps > 0:
             return self.evaluated(None, steps) or (epochs > 0 and self.evaluated(epochs, steps))
-        wanted = trained if self.epochs is None else self.epochs
-        return trained >= wanted and self.evaluated(wanted, seen)
+        wanted = self._trained if self.epochs is None else self.epochs
+        return self._trained >= wanted and self.evaluated(wanted, seen)
+
+    @property
+    def _trained(self) -> int:
+        """The epochs that have been trained, the last one perhaps in part."""
+        return max((int(epoch) + 1 for _, epoch in self.curves.get("epoch", [])), default=0)
 
     def evaluated(self, epochs: int | None, steps: int) -> bool:
         """Whether the evaluation that follows upon so many whole epochs, or that many steps, is in the curves.

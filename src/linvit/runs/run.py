@@ -207,7 +207,7 @@ class Run:
         for saves in self.trainer.checkpoint_callbacks:
             if isinstance(saves, SaveCheckpoints):
                 rank_zero_info(run_summary(saves, self.task.hparams["predict_with"], run, length))
-        if self.trainer.is_global_zero and RunFolder(run).complete:
+        if self.trainer.is_global_zero and RunFolder(run).last_is_evaluated:
             self._write_result(run)
         if missing := unsaved(self.trainer):
             raise UserError(missing)

@@ -100,7 +100,20 @@ def test_runs_of_one_name_are_told_apart_by_what_differs(tmp_path):
 def test_a_run_is_complete_with_its_last_evaluation(tmp_path, trainer, rows, complete):
     (tmp_path / "config.yaml").write_text(yaml.safe_dump({"trainer": trainer}))
     (tmp_path / "metrics.csv").write_text("\n".join(["step,epoch,val/score", *rows]))
+    (tmp_path / "result.json").touch()
     assert RunFolder(tmp_path).complete == complete
+
+
+@pytest.mark.parametrize("early", [{"callbacks": [{"class_path": "EarlyStopping"}]}, {"max_time": "00:01:00:00"}])
+def test_a_run_that_was_ended_is_not_taken_for_one_that_has_stopped_early(tmp_path, early):
+    rows = ["step,epoch,val/score", "9,0,.1", "19,1,.2"]
+    (tmp_path / "metrics.csv").write_text("\n".join(rows))
+    for epochs, complete in {9: False, -1: False, 2: True}.items():
+        (tmp_path / "config.yaml").write_text(yaml.safe_dump({"trainer": {"max_epochs": epochs, **early}}))
+        assert RunFolder(tmp_path).complete == complete
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"trainer": {"max_epochs": 9, **early}}))
+    (tmp_path / "result.json").touch()
+    assert RunFolder(tmp_path).complete
 
 
 def test_what_differs_besides_is_said(folder):
