@@ -163,13 +163,13 @@ def tuned(tmp_path, monkeypatch):
     started = []
 
     def make(score, *options):
-        def train(waiting, configs, args, watch):
+        def train(waiting, configs, args):
             assert STOP.deferred
             for run in waiting:
                 if len(started) == 3:
                     STOP.received = signal.SIGTERM
                     started.append("stopped")
-                    return False
+                    return
                 started.append(run.name)
                 tunes = run.seed == 1000
                 assert configs[run.variant]["data"]["init_args"]["samples_seed"] == (1003 if tunes else 3)
@@ -178,7 +178,7 @@ def tuned(tmp_path, monkeypatch):
                 scores = (0.1, score(attention, lr))
                 write_run(run.folder / "version_0", run.seed, scores, attention=attention, lr=lr)
                 run.ended(0, 1.0)
-            return True
+                yield run
 
         monkeypatch.setattr("linvit.cli.compare.run._run", train)
         command = ["compare", "quickstart", "--model.attention=softmax,linear", "--seeds=2", "--skip_costs", *options]

@@ -56,13 +56,13 @@ BOTH = {"softmax": 1, "linear": 1}
 
 def run(experiment, jobs=2):
     experiment.prepare(configs(**BOTH))
-    ended = []
     with STOP.caught():
         STOP.deferred = True
         todo = [run for run in experiment.runs if run.state not in ("finished", "failed")]
-        complete = run_here(todo, slots(jobs, [], 1), ended.append)
+        ended = {run.name: run.state for run in run_here(todo, slots(jobs, [], 1))}
+        complete = STOP.received is None
     STOP.release()
-    return complete, {run.name: run.state for run in ended}
+    return complete, ended
 
 
 def test_all_cells_are_run_and_none_again(experiment, program):
@@ -124,7 +124,7 @@ def test_a_run_that_a_killed_command_has_left_saves_before_it_is_started_again(e
     _wait_for(folder / "begun")
     program(softmax="assert (folder / 'version_0/saved').exists()")
     with STOP.caught():
-        assert run_here([run_], slots(1, [], 1), lambda run: None)
+        assert [*run_here([run_], slots(1, [], 1))] == [run_]
     STOP.release()
     left.wait()
     assert run_.state == "finished"
@@ -224,7 +224,7 @@ def test_cells_that_run_at_a_time_see_their_own_devices(experiment, program):
     program(softmax=body, linear=body)
     experiment.prepare(configs(**BOTH))
     with STOP.caught():
-        assert run_here(experiment.runs, slots(2, ["4", "5", "6", "7"], 2), lambda run: None)
+        assert len([*run_here(experiment.runs, slots(2, ["4", "5", "6", "7"], 2))]) == 4
     devices = [(run.folder / "devices").read_text() for run in experiment.runs]
     assert {*devices[:2]} == {*devices[2:]} == {"4,5", "6,7"}  # two at a time
 
@@ -232,7 +232,7 @@ def test_cells_that_run_at_a_time_see_their_own_devices(experiment, program):
 def test_ray_that_is_not_installed_is_named(experiment, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UserError, match=r"needs the package 'ray': pip install 'linvit\[ray\]'"):
-        run_on_ray(experiment.runs, None, 1, 0, print)
+        next(run_on_ray(experiment.runs, None, 1, 0))
 
 
 @pytest.mark.slow
@@ -241,7 +241,7 @@ def test_cells_on_ray(experiment, program):
     program(linear="sys.exit(2)")
     experiment.prepare(configs(**BOTH))
     with STOP.caught():
-        assert run_on_ray(experiment.runs, None, 1, 0, lambda run: None)
+        assert len([*run_on_ray(experiment.runs, None, 1, 0)]) == 4
     STOP.release()
     assert [run.state for run in experiment.runs] == ["finished", "failed"] * 2
 
@@ -252,7 +252,9 @@ def on_slurm(experiment, cluster):
     with STOP.caught():
         STOP.deferred = True
         todo = [run for run in experiment.runs if run.state not in ("finished", "failed")]
-        complete = run_on_slurm(todo, lambda run: None, cluster, timeout_min=5) if todo else True
+        for _ in run_on_slurm(todo, cluster, timeout_min=5) if todo else ():
+            pass
+        complete = STOP.received is None
     STOP.release()
     return complete, [run.state for run in experiment.runs]
 
@@ -261,10 +263,10 @@ def test_submitit_that_is_not_installed_is_named_and_so_is_a_machine_without_slu
     pytest.importorskip("submitit")
     monkeypatch.setenv("PATH", "")
     with pytest.raises(UserError, match=r"SLURM does not take the jobs: .*srun"):
-        run_on_slurm(experiment.runs, print)
+        run_on_slurm(experiment.runs)
     monkeypatch.setitem(sys.modules, "submitit", None)
     with pytest.raises(UserError, match=r"needs the package 'submitit': pip install 'linvit\[slurm\]'"):
-        run_on_slurm(experiment.runs, print)
+        run_on_slurm(experiment.runs)
 
 
 SBATCH = """#!/bin/sh
@@ -284,7 +286,6 @@ def test_what_slurm_is_asked_for_and_what_it_refuses(experiment, tmp_path, monke
     with pytest.raises(UserError, match=r"SLURM does not take the jobs: (.|\n)*invalid partition specified: gpu"):
         run_on_slurm(
             experiment.runs,
-            print,
             cpus_per_task=4,
             timeout_min=90,
             slurm_partition="gpu",

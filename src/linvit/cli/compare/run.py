@@ -7,9 +7,8 @@ import math
 import os
 import shlex
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from linvit.data.base import ImageData
 from linvit.errors import UserError, check_choice, find_user_error
 from linvit.experiments.compare import costs, tables
 from linvit.experiments.compare import report as written
-from linvit.experiments.compare.engines import Watch, run_here, run_on_ray, run_on_slurm, say_how_it_ended, slots
+from linvit.experiments.compare.engines import run_here, run_on_ray, run_on_slurm, say_how_it_ended, slots
 from linvit.experiments.compare.experiment import FILE, Experiment, SweepRun
 from linvit.experiments.compare.grid import TUNING_SEED, Sweep, place
 from linvit.experiments.compare.options import differing, references
@@ -137,7 +136,9 @@ def _complete(experiment: Experiment, configs: dict[str, Config], args: argparse
     rank_zero_info(f"{len(runs)} runs in {shown(experiment.root)}{done}")
     STOP.deferred = True  # the runs save first; before and after them a signal ends this process at once
     try:
-        return not waiting or _run(waiting, configs, args, partial(say_how_it_ended, runs))
+        for run in _run(waiting, configs, args) if waiting else ():
+            say_how_it_ended(runs, run)
+        return STOP.received is None
     finally:
         STOP.deferred = False
 
@@ -180,9 +181,11 @@ def finish(results: Results, root: Path, args: argparse.Namespace, command: str)
             firsts, BUDGET * len(firsts), device, imports=not args.report, teachers=results.teachers
         )
         for variant in results.variants:
-            variant.costs = measured.get(variant.name)
-            if isinstance(variant.costs, str):
-                rank_zero_warn(f"the costs of {variant.name} could not be measured: {variant.costs}")
+            found = measured.get(variant.name)
+            if isinstance(found, str):
+                rank_zero_warn(f"the costs of {variant.name} could not be measured: {found}")
+            else:
+                variant.costs = found
         results = results if results.source else with_published(results)
     page = written.write(results, root, device)
     written.write_summary(results, root, device)
@@ -197,15 +200,15 @@ def finish(results: Results, root: Path, args: argparse.Namespace, command: str)
     return 1 if troubled else 0
 
 
-def _run(runs: Sequence[SweepRun], configs: dict[str, Config], args: argparse.Namespace, watch: Watch) -> bool:
+def _run(runs: Sequence[SweepRun], configs: dict[str, Config], args: argparse.Namespace) -> Iterator[SweepRun]:
     accelerators = {config["trainer"]["accelerator"] for config in configs.values()}
     if args.engine == "ray":
         gpus = args.gpus_per_run if accelerators & {*GPU} else 0
-        return run_on_ray(runs, args.address, args.cpus_per_run, gpus, watch)
+        return run_on_ray(runs, args.address, args.cpus_per_run, gpus)
     if args.engine == "slurm":
         gpus = args.gpus_per_run if accelerators != {"cpu"} else 0
         return run_on_slurm(
-            runs, watch, timeout_min=args.minutes, slurm_partition=args.partition, cpus_per_task=args.cpus_per_run,
+            runs, timeout_min=args.minutes, slurm_partition=args.partition, cpus_per_task=args.cpus_per_run,
             gpus_per_node=gpus or None, slurm_array_parallelism=args.jobs,
         )  # fmt: skip
     devices = _devices(configs, args.gpus_per_run)
@@ -213,7 +216,7 @@ def _run(runs: Sequence[SweepRun], configs: dict[str, Config], args: argparse.Na
     given = slots(jobs, devices, args.gpus_per_run)
     where = f"{len(devices)} GPUs" if devices else f"the CPU, threads of each: {given[0]['OMP_NUM_THREADS']}"
     rank_zero_info(f"runs at a time: {jobs}, on {where}")
-    return run_here(runs, given, watch)
+    return run_here(runs, given)
 
 
 def _devices(configs: dict[str, Config], per_run: int) -> list[str]:

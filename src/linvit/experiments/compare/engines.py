@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, NamedTuple, Protocol
@@ -22,8 +22,6 @@ TIMEOUTS = 1000  # a run resumes in another job when its time is over
 
 Environment = Mapping[str, str]
 """Variables that a run's process gets: its threads, and the devices that it sees."""
-Watch = Callable[[SweepRun], None]
-"""Called with each run that has ended."""
 
 
 class Job(Protocol):
@@ -52,8 +50,8 @@ def say_how_it_ended(runs: Sequence[SweepRun], run: SweepRun) -> None:
     )
 
 
-def run_jobs(jobs: Mapping[SweepRun, Job], watch: Watch) -> bool:
-    """Waits for runs, and writes down how each has ended; returns whether all were run, and no signal ended them."""
+def run_jobs(jobs: Mapping[SweepRun, Job]) -> Iterator[SweepRun]:
+    """Waits for runs, writes down how each has ended, and yields it; a signal cancels those that are left."""
     running, cancelled = dict(jobs), False
     while running:
         if STOP.received is not None and not cancelled:
@@ -70,9 +68,8 @@ def run_jobs(jobs: Mapping[SweepRun, Job], watch: Watch) -> bool:
                 outcome = 1, 0.0
             if outcome is not None:
                 run.ended(*outcome)
-                watch(run)
+                yield run
         time.sleep(POLL if running else 0)
-    return STOP.received is None
 
 
 class _LocalJob:
@@ -110,10 +107,10 @@ class _LocalJob:
             self._process.send_signal(signal.SIGTERM)
 
 
-def run_here(runs: Sequence[SweepRun], slots: Sequence[Environment], watch: Watch) -> bool:
+def run_here(runs: Sequence[SweepRun], slots: Sequence[Environment]) -> Iterator[SweepRun]:
     """Starts runs on this machine, in their order, as many at a time as there are slots; see `run_jobs`."""
     free = list(slots)
-    return run_jobs({run: _LocalJob(run, free) for run in runs}, watch)
+    return run_jobs({run: _LocalJob(run, free) for run in runs})
 
 
 def slots(jobs: int, devices: Sequence[str], per_run: int) -> list[Environment]:
@@ -140,7 +137,7 @@ class _RayJob(NamedTuple):
         self.ray.cancel(self.reference)
 
 
-def run_on_ray(runs: Sequence[SweepRun], address: str | None, cpus: int, gpus: int, watch: Watch) -> bool:
+def run_on_ray(runs: Sequence[SweepRun], address: str | None, cpus: int, gpus: int) -> Iterator[SweepRun]:
     """Starts runs as tasks of Ray, which decides where and how many at a time; None starts Ray on this machine."""
     try:
         import ray
@@ -154,14 +151,14 @@ def run_on_ray(runs: Sequence[SweepRun], address: str | None, cpus: int, gpus: i
         gpus = gpus if ray.cluster_resources().get("GPU") else 0
         task = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=0)(lambda *given: ProcessJob()(*given))
         threads = {"OMP_NUM_THREADS": str(cpus)}
-        return run_jobs({run: _RayJob(ray, task.remote(run.command, str(run.log), threads)) for run in runs}, watch)
+        yield from run_jobs({run: _RayJob(ray, task.remote(run.command, str(run.log), threads)) for run in runs})
     finally:
         ray.shutdown()
 
 
 def run_on_slurm(
-    runs: Sequence[SweepRun], watch: Watch, cluster: str = "slurm", cpus_per_task: int = 1, **demands: Any
-) -> bool:
+    runs: Sequence[SweepRun], cluster: str = "slurm", cpus_per_task: int = 1, **demands: Any
+) -> Iterator[SweepRun]:
     """Starts runs as an array of jobs by submitit, of which `cluster` is the executor and `demands` are parameters.
 
     A run that is not finished within `timeout_min` saves, and its job is queued again.
@@ -184,4 +181,4 @@ def run_on_slurm(
         jobs: list[Any] = executor.map_array(ProcessJob(), commands, logs, [environment] * len(runs))
     except (RuntimeError, ValueError, OSError) as error:
         raise UserError(f"SLURM does not take the jobs: {error}") from error
-    return run_jobs(dict(zip(runs, jobs, strict=True)), watch)
+    return run_jobs(dict(zip(runs, jobs, strict=True)))

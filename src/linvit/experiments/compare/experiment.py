@@ -150,11 +150,10 @@ class Experiment:
 
     def results(self) -> Results:
         """What the runs that have been run amount to."""
-        published = self.grid.published
-        variants = [Variant(name) for name in self.grid.variants]
+        grid, scores = self.grid, self.grid.published.get("scores", {})
+        variants = [Variant(name, published=scores.get(name)) for name in grid.variants]
         for variant in variants:
-            variant.published = published.get("scores", {}).get(variant.name)
-            for seed in self.grid.all_seeds:
+            for seed in grid.all_seeds:
                 run = self.run(variant.name, seed)
                 begun, state = run.newest, run.state
                 if begun is not None:
@@ -163,14 +162,13 @@ class Experiment:
                     variant.trouble[seed] = f"it failed: {run.last_words()} ({run.log})"
                 elif state != "finished":
                     variant.trouble[seed] = "it has not begun" if begun is None else begun.progress
-        grid = self.grid
         results = Results(
             self.root.name,
             variants,
             grid.baseline or "",
             grid.score,
             grid.keys,
-            source=str(published.get("source", "")),
+            source=str(grid.published.get("source", "")),
             tuned=grid.tune,
             trials=grid.trials if grid.search == "optuna" else None,
             budget=grid.budget,

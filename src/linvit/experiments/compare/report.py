@@ -13,7 +13,6 @@ from torch.utils.tensorboard import SummaryWriter
 from linvit.callbacks.attention import maps
 from linvit.callbacks.report import write_table
 from linvit.experiments.compare import tables
-from linvit.experiments.compare.costs import Costs
 from linvit.experiments.compare.grid import LONGEST, UNSAFE
 from linvit.experiments.compare.options import differing, option_text, outermost
 from linvit.experiments.compare.results import Results, Variant, is_rank
@@ -46,7 +45,7 @@ def write(results: Results, folder: Path, device: str) -> Path:
     measured = {
         result.configuration(results.firsts[variant.name])["configuration"]: variant.costs.numbers
         for variant in results.variants
-        if isinstance(variant.costs, Costs) and variant.runs
+        if variant.costs is not None and variant.runs
     }
     if measured:
         result.write(folder / COSTS, {"schema": result.SCHEMA, "conditions": known, "costs": measured})
@@ -110,7 +109,7 @@ def difficulty_plots(results: Results, where: str) -> dict[str, str]:
 
 def costs_plots(results: Results, where: str) -> dict[str, str]:
     """Score over latency and over MACs, with the Pareto front."""
-    measured = [(variant, variant.costs) for variant in results.variants if isinstance(variant.costs, Costs)]
+    measured = [(variant, variant.costs) for variant in results.variants if variant.costs is not None]
     axes = {
         "score_over_latency": ("latency (ms)", "latency_seconds", 1e3),
         "score_over_MACs": ("multiply-accumulates of one image (millions)", "macs", 1e-6),

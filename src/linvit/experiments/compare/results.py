@@ -36,7 +36,7 @@ class Variant:
     runs: dict[int, RunFolder] = field(default_factory=dict)  # by seed
     trouble: dict[int, str] = field(default_factory=dict)  # of a seed whose run failed, or has not been finished
     published: float | None = None  # what a paper reports, in its unit
-    costs: Costs | str | None = None  # or why they could not be measured
+    costs: Costs | None = None  # if they were measured
     known: dict[int, Score] = field(default_factory=dict)  # of a teacher, which has no runs: what its students logged
     source: str = ""  # of the weights of a teacher
 
@@ -241,8 +241,7 @@ def with_published(results: Results) -> Results:
     """The same with the scores that the authors of the models published, in per cent, where there are some."""
     sources: dict[str, None] = {}
     for variant in results.variants:
-        published = variant.costs.published if isinstance(variant.costs, Costs) else None
-        if published is not None:
+        if variant.costs is not None and (published := variant.costs.published) is not None:
             metric, score = next(iter(published.scores.items()))
             variant.published = 100 * score
             sources[f"{metric} in per cent ({published.source})"] = None

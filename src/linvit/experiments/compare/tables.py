@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from linvit.experiments.bench.costs import crossover_text
-from linvit.experiments.compare.costs import Costs
 from linvit.experiments.compare.grid import BUDGETS
 from linvit.experiments.compare.results import AVERAGED, Results
 from linvit.experiments.compare.statistics import LEAST, Difference, spread
@@ -49,7 +48,6 @@ def numbers(results: Results) -> list[list[Any]]:
 
 def notes(results: Results) -> list[str]:
     """What a reader of the table must know: how its numbers came about, and what is doubtful."""
-    costs = [variant.costs for variant in results.variants if isinstance(variant.costs, Costs)]
     found = [
         f"Score: {results.tag} of the epoch beside it, a run's last, mean ± standard deviation over seeds. "
         f"Difference: mean over the seeds that both have, with its 95 % confidence interval by the paired t-test, "
@@ -97,7 +95,7 @@ def notes(results: Results) -> list[str]:
             f"untrained start: {most}. Compare the trained weights instead, by --score=val/score, train for more "
             f"steps, or lower --model.ema_decay."
         )
-    if costs:
+    if any(variant.costs for variant in results.variants):
         found.append(
             "Latency: median of a forward pass per image, in batches of two, all variants in turns. MACs: of one "
             "image. Memory: the most that a forward and a backward pass of two images allocate, beyond the weights. "
@@ -160,7 +158,7 @@ def _table(results: Results) -> list[dict[str, Cell]]:
     table = []
     for variant in results.variants:
         scores, best = variant.scores(results.score), results.best(variant)
-        found = variant.costs if isinstance(variant.costs, Costs) else None
+        found = variant.costs
         costs: dict[str, float | None] = {**found.numbers, "faster_from": found.crossover} if found else {}
         row = {"variant": _cell(str, variant=variant.name)}
         row |= {f"{key} (tuned)": _cell(str, **{key: results.best_value(variant, key)[0]}) for key in results.tuned}
