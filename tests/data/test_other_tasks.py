@@ -16,6 +16,7 @@ from linvit.data.loading.sampler import generator
 from linvit.data.sources.images import Target
 from linvit.data.transforms.geometry import Box, PixelOp, apply, crop, resize
 from linvit.data.transforms.on_device import DeviceOps
+from linvit.runs.run import Run
 from tests.data.images import png
 
 
@@ -105,9 +106,15 @@ def test_prediction_needs_no_targets(source):
     assert data.predict_set[0].keys() == {"image", "index", "id"}
 
 
-def test_samples_can_be_sent_to_spawned_processes(source):
-    """As on Windows and macOS."""
-    data = DenseData(source, num_workers=0)
+@pytest.mark.parametrize(
+    "config", ["quickstart", "segmentation_quickstart", "detection_quickstart", "diagnostics/recall"]
+)
+def test_samples_can_be_sent_to_spawned_processes(config):
+    """As on Windows and macOS, and on Linux from Python 3.14 on; a trainer cannot be sent."""
+    data = Run.read(["fit", "--config", config, "--data.num_workers=0"]).data
     data.setup("fit")
-    again = pickle.loads(pickle.dumps(data.train_set))
-    assert torch.equal(again[0]["mask"], data.train_set[0]["mask"])
+    both = data.train_set, data.val_dataloader().dataset
+    data.trainer = lambda: None
+    for samples in both:
+        again = pickle.loads(pickle.dumps(samples))
+        assert torch.equal(again[0]["image"], samples[0]["image"])

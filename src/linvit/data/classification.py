@@ -1,7 +1,7 @@
 """Labelled images: embedded, from disk, or from the hub, through one loading path."""
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar, Literal, get_args
 
 import datasets
@@ -162,7 +162,8 @@ class ClassificationData(ImageData):
         if table in self.splits and not self.data_source.streaming:
             rows = self.splits[table]
             check_labels(rows, self.image_column, label, self.num_classes or 0, table, self.source)
-        return {"label": Target(label, self._read_label)}
+        reader = partial(check_label, num_classes=self.num_classes, source=self.source, places=self.places)
+        return {"label": Target(label, reader)}
 
     def restrict_to(self, classes: Sequence[str]) -> None:
         """Looks the classes up by name; see `ImageData.restrict_to`."""
@@ -175,10 +176,6 @@ class ClassificationData(ImageData):
         super().finish(batch)
         if self.places is not None:
             batch["classes"] = torch.tensor(self.places, device=batch["image"].device)
-
-    def _read_label(self, label: int | None, name: str) -> int:
-        number = check_label(label, name, self.num_classes, self.source)
-        return number if self.places is None else self.places[number]
 
     def check_training(self) -> None:
         """Warns of trained classes without validation images; the labels of a stream are not known beforehand."""

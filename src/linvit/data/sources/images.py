@@ -22,11 +22,16 @@ Transform = Callable[[Sample, int], Sample]
 """A sample and its seed to the sample that is used."""
 
 
+def whole_cell(cell: Any, name: str) -> Any:
+    """A cell as it is."""
+    return cell
+
+
 class Target(NamedTuple):
     """Something that belongs to an image: a column, and what reads its cell, given what messages call the image."""
 
     column: str
-    read: Callable[[Any, str], Any] = lambda cell, name: cell
+    read: Callable[[Any, str], Any] = whole_cell
 
 
 @dataclass

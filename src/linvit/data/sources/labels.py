@@ -106,14 +106,16 @@ def label_counts(rows: datasets.Dataset, label: str, num_classes: int) -> str:
     return f"{counts.min()} to {counts.max()} of each class" + (f", {empty} classes have none" if empty else "")
 
 
-def check_label(label: int | None, name: str, num_classes: int | None, source: str) -> int:
-    """The label of one image, if it lies in [0, num_classes); without a number it is only to be 0 or more."""
+def check_label(
+    label: int | None, name: str, num_classes: int | None, source: str, places: Sequence[int] | None = None
+) -> int:
+    """The label of one image, or its entry in `places`, if it lies in [0, num_classes); None is any number from 0."""
     if label is None or label < 0 or (num_classes is not None and label >= num_classes):
         raise UserError(
             f"the label of '{name}' in '{source}' is {label}, but there are {num_classes} classes: 0 to "
             f"{(num_classes or 0) - 1}. Repair the label, or set --data.num_classes"
         )
-    return label
+    return label if places is None else places[label]
 
 
 def count_classes(splits: dict[str, datasets.Dataset], label: str, expected: int | None, source: str) -> int:
