@@ -27,7 +27,7 @@ from linvit.image_size import image_size
 from linvit.layers.attention_layer import AttentionLayer
 from linvit.layers.block import Block, ResidualConv
 from linvit.layers.hosting import QKNorm
-from linvit.layers.mlp import BatchNormLinear
+from linvit.layers.mlp import BatchNormLinear, Linear
 from linvit.layers.patch_embed import ConvEmbed
 from linvit.registry import Spec, preset
 
@@ -125,11 +125,11 @@ class ConvMlp(nn.Module):
 
     def __init__(self, dim: int, hidden: int, last_act: bool = False) -> None:
         super().__init__()
-        self.fc1 = nn.Linear(dim, hidden)
+        self.fc1 = Linear(dim, hidden)
         self.act = nn.GELU()
         self.conv = ResidualConv(hidden)
         self.last_act = nn.GELU() if last_act else nn.Identity()
-        self.fc2 = nn.Linear(hidden, dim)
+        self.fc2 = Linear(hidden, dim)
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         """(B, N, C) -> (B, N, C)."""

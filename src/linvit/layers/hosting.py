@@ -64,7 +64,7 @@ class ConvStem(nn.Module):
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.in_proj = nn.Linear(dim, dim)
+        self.in_proj = Linear(dim, dim)
         self.conv = nn.Conv2d(dim, dim, 3, padding=1, groups=dim)
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
@@ -76,7 +76,7 @@ class ConvStem(nn.Module):
         return F.silu(grid.map_patches(self.conv, x))
 
 
-class OutputGate(nn.Linear):
+class OutputGate(Linear):
     """Multiplies the output of a mechanism by a linear map of the layer's input, or by SiLU of that."""
 
     recompute: bool = True

@@ -21,6 +21,14 @@ def upcast(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
+def product_in(dtype: torch.dtype, a: Tensor, b: Tensor) -> Tensor:
+    """`a @ b` of (n, m) and (m, d), or of (b, n, m) and (b, m, d), in a wider dtype, with no sum rounded before."""
+    if a.is_cuda and a.dtype != dtype and not torch.is_grad_enabled():  # torch's product has no derivative
+        out: Tensor = (torch.mm if a.ndim == 2 else torch.bmm)(a, b, out_dtype=dtype)
+        return out
+    return a.to(dtype) @ b.to(dtype)
+
+
 def channelwise_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """`q * sum_m(k_m * v_m)` entry by entry, (B, h, N, d): linear attention with a head per channel."""
     return q * (k * v).sum(-2, keepdim=True)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from linvit.attention.ops.decorators import takes_function
-from linvit.attention.ops.functional import upcast
+from linvit.attention.ops.functional import product_in, upcast
 
 ALIGNED = 8
 """Channels that are added to values in bfloat16, of which two are used: tensor cores want rows of 16 bytes."""
@@ -68,7 +68,7 @@ class _LinearAttention(torch.autograd.Function):
         q, k = (x.to(v.dtype, memory_format=torch.contiguous_format).contiguous() for x in (q, k))
         v = torch.cat([v, v.new_full((1,), -1).expand(*v.shape[:-1], ALIGNED)], dim=-1)
         sums = k.mT @ v  # (B, h, dk, d + 8)
-        quotient = _product(q, sums)
+        quotient = product_in(torch.float32, q.flatten(0, 1), sums.flatten(0, 1)).unflatten(0, q.shape[:2])
         divisor = eps - quotient[..., width : width + 1]  # (B, h, N, 1)
         out = torch.div(quotient[..., :width], divisor, out=_like_tokens(q, width))
         ctx.save_for_backward(q, k, v, sums, divisor, out)
@@ -102,21 +102,13 @@ class _WideProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
         ctx.save_for_backward(a, b)
-        return torch.bmm(a, b, out_dtype=torch.float32) if a.is_cuda else a.float() @ b.float()
+        return product_in(torch.float32, a, b)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
         a, b = ctx.saved_tensors
         gradient = gradient.to(a.dtype)
         return gradient @ b.mT, a.mT @ gradient
-
-
-def _product(a: Tensor, b: Tensor) -> Tensor:
-    """`a @ b` of (B, h, n, m) and (B, h, m, d) in bfloat16, added up and kept in float32."""
-    if a.is_cuda:
-        wide: Tensor = torch.bmm(a.flatten(0, 1), b.flatten(0, 1), out_dtype=torch.float32).unflatten(0, a.shape[:2])
-        return wide
-    return a.float() @ b.float()
 
 
 def _like_tokens(q: Tensor, width: int) -> Tensor:
