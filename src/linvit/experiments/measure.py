@@ -5,7 +5,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from lightning.pytorch.utilities.memory import is_out_of_cpu_memory
@@ -16,6 +16,7 @@ LONG = 0.1  # seconds of a call that is made but once to warm up
 LEAST, MOST = 3, 100  # samples of each callable
 
 Work = Callable[[], Any]
+Name = TypeVar("Name")
 
 
 class Timing(NamedTuple):
@@ -42,15 +43,15 @@ class Timing(NamedTuple):
 
 
 def interleaved(
-    works: Mapping[str, Work],
+    works: Mapping[Name, Work],
     *,
     budget: float,
     least: int = LEAST,
     device: str | torch.device = "cpu",
-    times: dict[str, list[float]] | None = None,
+    times: dict[Name, list[float]] | None = None,
     on_sample: Callable[[float], None] | None = None,
     clock: Callable[[], float] = time.perf_counter,
-) -> dict[str, Timing]:
+) -> dict[Name, Timing]:
     """Times callables in turns, so that other work of the machine slows all of them.
 
     Each of at most 100 rounds takes a sample of every callable, the mean of as many calls as take 2 ms. A callable that
@@ -79,7 +80,7 @@ def interleaved(
         calls[name] = max(1, math.ceil(SAMPLE / max(seconds, 1e-9)))
     share, spent = budget / max(len(works), 1), dict.fromkeys(works, 0.0)
 
-    def unfinished(name: str) -> bool:
+    def unfinished(name: Name) -> bool:
         return len(times[name]) < least or (spent[name] < share and len(times[name]) < MOST)
 
     while running := [name for name in works if unfinished(name)]:

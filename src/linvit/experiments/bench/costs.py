@@ -105,8 +105,8 @@ def measure_costs(
 
     A pass that fails, or for which the memory does not suffice (on a CPU 80 % of what is free), has a note.
     """
-    times: dict[str, list[float]] = {}
-    works: dict[str, Callable[[], Any]] = {}
+    times: dict[tuple[int, str], list[float]] = {}
+    works: dict[tuple[int, str], Callable[[], Any]] = {}
     limit = machine.memory_limit() if torch.device(settings.device).type == "cpu" else nullcontext()
     interrupted = True
     with limit, suppress(KeyboardInterrupt):
@@ -121,17 +121,16 @@ def measure_costs(
                 cost.parameters, cost.macs = found.parameters, found.matmul // settings.batch
                 cost.flops = found.flops // settings.batch
             for name in cost.peak:
-                works[f"{i} {name}"] = partial(_timed, cost, name, getattr(runner, name))
+                works[i, name] = partial(_timed, cost, name, getattr(runner, name))
 
         def on_sample(left: float) -> None:
             report(f"timing, {left:.0f} s left")
 
         interleaved(works, budget=budget, device=settings.device, times=times, on_sample=on_sample, clock=clock)
         interrupted = False
-    for key, samples in times.items():
-        cost, name = costs[int(key.split()[0])], key.split()[1]
-        if samples and name in cost.peak:
-            cost.seconds[name] = Timing(tuple(samples))
+    for (i, name), samples in times.items():
+        if samples and name in costs[i].peak:
+            costs[i].seconds[name] = Timing(tuple(samples))
     return interrupted
 
 

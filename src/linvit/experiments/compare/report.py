@@ -93,14 +93,13 @@ def difficulty_plots(results: Results, where: str) -> dict[str, str]:
             chance[x] = max(counts) / sum(counts)
     if not curves:
         return {}
-    drawn = {name: sorted(points) for name, points in curves.items()}
-    order = sorted(drawn, key=lambda name: statistics.fmean(mean for _, mean, _ in drawn[name]), reverse=True)
     series = [
-        Series(name, tuple((x, y) for x, y, _ in drawn[name]), tuple(spread for *_, spread in drawn[name]))
-        for name in order
+        Series(name, tuple((x, y) for x, y, _ in sorted(points)), tuple(spread for *_, spread in sorted(points)))
+        for name, points in curves.items()
     ]
+    series.sort(key=lambda one: statistics.fmean(mean for _, mean in one.points), reverse=True)
     levels = [Series("chance", tuple(sorted(chance.items()))), Series("ceiling", tuple((x, 1.0) for x in chance))]
-    ticks = tuple(sorted({x for points in drawn.values() for x, *_ in points}))
+    ticks = tuple(sorted({x for one in series for x, _ in one.points}))
     axis = Axis(numbers[0].rpartition(".")[2], log=min(ticks) > 0 and _wide(series, 3), ticks=ticks)
     title = f"{results.title}: {results.tag} over {axis.label}"
     drawing = small_multiples(title, series, axis, Axis(results.tag), where, levels if chance else ())
