@@ -52,6 +52,20 @@ def record_of(folder, **changes):
     return json.loads((folder / "runs/linear-seed0/version_0/result.json").read_text()) | changes
 
 
+def test_a_test_of_some_images_is_in_no_table(folder):
+    path = folder / "runs/linear-seed0/version_0/result.json"
+    for images, shown in {100: 0.5, 32: None}.items():
+        test = {"split": "test", "images": images, "scores": {"test/score": 0.5}}
+        data = FINGERPRINT | {"images": FINGERPRINT["images"] | {"test": 100}}
+        for each in folder.rglob("result.json"):
+            result.write(each, json.loads(each.read_text()) | {"data": data})
+        result.write(path, record_of(folder, test=test))
+        (section,) = collect([folder]).sections
+        assert {row["configuration"]: row["test"] for row in section.rows} == {
+            "deit_nano, softmax": None, "deit_nano, linear": shown,
+        }  # fmt: skip
+
+
 def test_two_machines_are_merged_and_their_latencies_never_in_one_front(folder):
     board = collect([folder])
     assert board.left_out == []

@@ -35,12 +35,12 @@ AXES = {
 }
 NOTES = (
     "Score: of the last epoch, mean and standard deviation over seeds. Best: the highest of all epochs, chosen by the "
-    "set that scores it. Test: by linvit test. Top-1 on a set: by linvit evaluate. Front: the costs over which no "
-    "other run has at least the score of a row for at most its cost. Published figures were not measured here: they "
-    "are in no front, and hollow in plots. Latency is that of a forward pass per image, in batches of two, and memory "
-    "that of a forward and a backward pass of two, both by linvit compare; where a size of images is said, both are by "
-    "linvit bench backbone, memory is that of a training step, and the head has 1,000 classes. Those of two machines "
-    "(M1, M2) are never in one front."
+    "set that scores it. Test: by linvit test of all images. Top-1 on a set: by linvit evaluate. Front: the costs "
+    "over which no other run has at least the score of a row for at most its cost. Published figures were not "
+    "measured here: they are in no front, and hollow in plots. Latency is that of a forward pass per image, in "
+    "batches of two, and memory that of a forward and a backward pass of two, both by linvit compare; where a size of "
+    "images is said, both are by linvit bench backbone, memory is that of a training step, and the head has 1,000 "
+    "classes. Those of two machines (M1, M2) are never in one front."
 )
 
 
@@ -183,8 +183,7 @@ def _section(place: Sequence[str], records: Sequence[dict[str, Any]], costs: Map
     for configuration, own in groups.items():
         name, clash = names[configuration], [*names.values()].count(names[configuration]) > 1
         scores, tag = [one["score"]["final"] for one in own], own[0]["score"]["tag"].replace("val/", "test/")
-        tests = [one["test"]["scores"] for one in own if one["test"] and one["test"]["split"] == "test"]
-        test = [scored[tag] for scored in tests if tag in scored]
+        test = [one["test"]["scores"][tag] for one in own if _tested(one) and tag in one["test"]["scores"]]
         name += printable(f", {configuration[:6]}", lines=False) * clash
         row: dict[str, Any] = {"configuration": name, "row": 0}
         row |= {"score": statistics.fmean(scores), "±": spread(scores) if len(own) > 1 else None, "seeds": len(own)}
@@ -213,6 +212,12 @@ def _section(place: Sequence[str], records: Sequence[dict[str, Any]], costs: Map
         facts.append(f"Warning: the scores of {which} are of a moving average of the weights, those of others are not")
     title = printable(", ".join(filter(None, [place[0], *place[2:]])), lines=False)
     return Section(title, ", ".join(facts), rows, axes)
+
+
+def _tested(one: Mapping[str, Any]) -> bool:
+    """Whether a run was tested on all images of a test split, which `limit_test_batches` may have cut."""
+    test, known = one["test"], one["data"]["images"]
+    return bool(test) and test["split"] == "test" and test["images"] == known.get("test", test["images"])
 
 
 def _name(options: Mapping[str, Any], keys: Sequence[str]) -> str:
