@@ -38,6 +38,15 @@ def test_a_checkpoint_says_how_to_predict(run):
     assert torch.equal(network(images), task.network(images))
 
 
+def test_a_network_that_was_trained_with_mesa_needs_no_moving_average(run, tmp_path):
+    content = torch.load(run.checkpoint("best"), weights_only=True)
+    content["hyper_parameters"] |= {"ema_decay": 0.9, "mesa": 1.0}
+    torch.save(content | {"ema_updates": 0}, tmp_path / "best.ckpt")
+    description, state = read_trained(tmp_path / "best.ckpt")
+    build_task(description, state, "FILE")
+    assert description == read_trained(run.folder)[0]
+
+
 def test_a_checkpoint_without_a_description_is_refused(run, tmp_path):
     content = torch.load(run.checkpoint("best"), weights_only=True)
     del content["linvit"]

@@ -35,7 +35,7 @@ def started(task, folder):
 
 @pytest.mark.parametrize("copied", ["all", "attention", "mlp", "nothing"])
 def test_the_student_starts_with_what_is_copied_of_the_weights_that_predict(teacher, tmp_path, copied):
-    mine = tiny_task(**STUDENT, ema_decay=0.9, teacher={"source": teacher, "copied": copied})
+    mine = tiny_task(**STUDENT, ema_decay=0.9, mesa=1.0, teacher={"source": teacher, "copied": copied})
     before = {name: value.clone() for name, value in mine.network.state_dict().items()}
     theirs = ClassificationTask.load_from_checkpoint(teacher).ema.network.state_dict()
     started(mine, tmp_path)

@@ -28,7 +28,14 @@ from linvit.weights import torch_file
 from linvit.weights.read import AVERAGE, HUB, HUB_FILES, TRAINED, WRITTEN_BY, download, model_named
 
 Weights = Literal["raw", "ema"]
-OF_TRAINING = {*SET_BY_RUN, "pretrained", "freeze", "ema_decay", *(field.name for field in fields(Optimisation))}
+OF_TRAINING = {
+    *SET_BY_RUN,
+    "pretrained",
+    "freeze",
+    "ema_decay",
+    "mesa",
+    *(field.name for field in fields(Optimisation)),
+}
 """Options of a task that do not change its trained network."""
 
 

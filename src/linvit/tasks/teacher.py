@@ -160,6 +160,7 @@ def teacher_network(task: "Task", teacher: Teacher) -> nn.Module:
     """The task's network with the teacher's attention and weights, for images of the task's size."""
     options = {**task.hparams, "attention": None, "teacher": None, "pretrained": None, "freeze": None}
     options |= {"ema_decay": None, "predict_with": "raw", "compile": False, "grad_checkpointing": False}
+    options.pop("mesa", None)  # which needs the moving average
     if teacher.source is None:
         backbone = task.hparams["backbone"]
         if not isinstance(backbone, Mapping) or not backbone.get("pretrained"):
