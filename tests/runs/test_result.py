@@ -6,9 +6,12 @@ import shutil
 from pathlib import Path
 
 from linvit.data import ClassificationData, DiagnosticData
+from linvit.experiments.compare.results import Results, group
+from linvit.experiments.linearize import scores
 from linvit.runs import result
-from linvit.runs.folder import RunFolder
+from linvit.runs.folder import RunFolder, find
 from tests.data.images import image_folder
+from tests.experiments.compare.runs import write_run
 
 PAGE = (Path(__file__).parents[2] / "docs" / "results.md").read_text(encoding="utf-8")
 
@@ -30,6 +33,15 @@ def test_a_finished_run_has_a_record(run):
     own = {"rank/blocks.0.attn", "entropy/blocks.0.attn"}
     assert own <= record["diagnostics"].keys()
     assert json.loads(json.dumps(result.derive(RunFolder(run.folder))))["score"] == record["score"]
+
+
+def test_of_equal_epochs_the_last_is_the_best_as_in_its_checkpoint(tmp_path):
+    folder = write_run(tmp_path / "softmax-seed0/version_0", scores=(0.5, 0.75, 0.75, 0.7), epochs=4)
+    score = result.derive(RunFolder(folder))["score"]
+    assert (score["best"], score["best_epoch"], score["final_epoch"]) == (0.75, 3, 4)
+    results = Results("x", group(find([tmp_path])), "softmax", None, [])
+    assert results.best(results.variants[0]) == (0.75, 3)
+    assert list(scores([RunFolder(folder)])) == ["student after epoch 4, the last", "student after epoch 3, the best"]
 
 
 def test_the_page_has_every_field(run):

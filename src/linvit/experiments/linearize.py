@@ -101,7 +101,7 @@ def scores(runs: Sequence[RunFolder]) -> dict[str, float]:
     found |= {name: end.value for name, end in ends.items() if end is not None}
     later = by_epoch([run], run.score_tag())
     if later:
-        last, best = max(later), max(later, key=lambda epoch: later[epoch])
+        last, best = max(later), max(later, key=lambda epoch: (later[epoch], epoch))
         found[f"student after epoch {last}, the last"] = later[last]
         found |= {f"student after epoch {best}, the best": later[best]} if later[best] > later[last] else {}
     return found

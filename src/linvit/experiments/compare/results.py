@@ -204,7 +204,7 @@ class Results:
     def best(self, variant: Variant) -> tuple[float, int] | None:
         """The best score of a run, mean over seeds, and the median of its epoch; None without scores."""
         curves = [run.scores(run.score_tag(self.score)) for run in variant.finished.values()]
-        best = [max(curve, key=lambda score: self.sign * score.value) for curve in curves if curve]
+        best = [max(curve, key=lambda score: (self.sign * score.value, score.step)) for curve in curves if curve]
         if not best:
             return None
         return statistics.fmean(one.value for one in best), statistics.median_low(one.epoch for one in best)
