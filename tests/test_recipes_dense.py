@@ -68,9 +68,12 @@ def test_it_is_compared_with_what_is_published_of_it(key):
     model, _, _, _ = settings(key)
     network = {key: model[key] for key in ("backbone", "head")} | {"attention": model.get("attention")}
     if len(key) == 3:
-        want, found = dense_info()[key], published_ap(**network, num_classes=80, decay_epochs=model["decay_epochs"])
+        want, found = (
+            dense_info()[key],
+            published_ap({**network, "num_classes": 80, "decay_epochs": model["decay_epochs"]}),
+        )
     else:
-        want, found = dense_info()[(*key, "")], published_miou(**network, num_classes=150, img_size=512)
+        want, found = dense_info()[(*key, "")], published_miou({**network, "num_classes": 150, "img_size": 512})
     assert (found is None) == (not want.scores)
     assert found is None or (found.scores, found.source) == (want.scores, want.source)
 

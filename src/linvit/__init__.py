@@ -3,13 +3,13 @@
 `import linvit` is cheap: classes that need torch are imported when they are first touched.
 """
 
-import importlib
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from linvit import registry  # its `backbones` and `heads` have the names of folders, so they get none here
 from linvit.errors import UserError as UserError
 from linvit.registry import preset as preset
+from linvit.source import deferred
 
 if TYPE_CHECKING:
     from linvit.attention.base import Attention as Attention
@@ -38,39 +38,17 @@ register_attention, list_attentions = registry.attentions.register, registry.att
 register_backbone, list_backbones = registry.backbones.register, registry.backbones.names
 register_head, list_heads = registry.heads.register, registry.heads.names
 
-_LAZY = {
-    "Attention": "linvit.attention.base",
-    "AttentionLayer": "linvit.layers.attention_layer",
-    "Backbone": "linvit.backbones.base",
-    "DetectionHead": "linvit.heads.detection.base",
-    "Distillation": "linvit.linearization.distillation",
-    "Grid": "linvit.attention.base",
-    "Matching": "linvit.linearization.distillation",
-    "SegmentationHead": "linvit.heads.segmentation.base",
-    "create_attention": "linvit.attention.base",
-    "create_backbone": "linvit.backbones.create",
-    "create_detector": "linvit.heads.detection.detector",
-    "create_head": "linvit.heads.create",
-    "create_segmentor": "linvit.heads.segmentation.segmentor",
-    "full_precision": "linvit.attention.ops.decorators",
-    "linearize": "linvit.linearization.student",
-    "load": "linvit.inference.model",
-    "load_pretrained": "linvit.weights.load",
-    "recomputed": "linvit.attention.ops.decorators",
-    "replace_attention": "linvit.backbones.replace_attention",
-}
-
+__getattr__, _deferred = deferred(__name__, __file__)
 _REGISTRIES = ("attention", "backbone", "head")
 __all__ = sorted(
-    ["UserError", "preset", *_LAZY, *(name for kind in _REGISTRIES for name in (f"list_{kind}s", f"register_{kind}"))]
+    [
+        "UserError",
+        "preset",
+        *_deferred,
+        *(name for kind in _REGISTRIES for name in (f"list_{kind}s", f"register_{kind}")),
+    ]
 )
 
 
-def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        return getattr(importlib.import_module(_LAZY[name]), name)
-    raise AttributeError(f"module 'linvit' has no attribute '{name}'")
-
-
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_LAZY])
+    return sorted([*globals(), *_deferred])

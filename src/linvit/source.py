@@ -5,11 +5,14 @@ A target is `package.module:Class`. Its file is found along the dotted path, and
 
 import ast
 import functools
+import importlib
 import importlib.util
 import re
 import warnings
+from collections.abc import Callable
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
+from typing import Any
 
 
 def summary(target: str) -> str:
@@ -68,6 +71,20 @@ def missing_package(target: str) -> str:
     """The top-level package or module of a target if it is not installed; empty if it is."""
     package = target.partition(":")[0].partition(".")[0]
     return "" if _find(package) else package
+
+
+def deferred(package: str, file: str) -> tuple[Callable[[str], Any], list[str]]:
+    """`__getattr__` of a package that imports on first use what is imported `if TYPE_CHECKING` there, and the names."""
+    tree = _parse(file)
+    imports = [line for block in tree.body if isinstance(block, ast.If) for line in block.body] if tree else []
+    homes = {alias.name: line.module for line in imports if isinstance(line, ast.ImportFrom) for alias in line.names}
+
+    def get(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module '{package}' has no attribute '{name}'")
+        return getattr(importlib.import_module(str(homes[name])), name)
+
+    return get, sorted(homes)
 
 
 def _find(name: str) -> ModuleSpec | None:

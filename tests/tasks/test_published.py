@@ -12,10 +12,10 @@ SETTINGS = {"backbone": "swin_tiny", "attention": None, "num_classes": 1000, "im
 
 
 def test_the_number_of_the_backbone_at_its_size():
-    assert published_top1(**SETTINGS) == PublishedScores(
+    assert published_top1(SETTINGS) == PublishedScores(
         {"top1": pytest.approx(0.812)}, "microsoft/Swin-Transformer: MODELHUB.md"
     )
-    assert published_top1(**{**SETTINGS, "backbone": {"name": "swin_tiny"}, "img_size": [224, 224]}) is not None
+    assert published_top1({**SETTINGS, "backbone": {"name": "swin_tiny"}, "img_size": [224, 224]}) is not None
 
 
 @pytest.mark.parametrize(
@@ -30,10 +30,10 @@ def test_the_number_of_the_backbone_at_its_size():
 )
 def test_options_that_make_no_other_model_keep_its_number(backbone):
     """SOFT-Small is published with code of one size and a README that tells another's."""
-    assert published_top1(**{**SETTINGS, "backbone": backbone}) == published_top1(
-        **{**SETTINGS, "backbone": backbone["name"]}
+    assert published_top1({**SETTINGS, "backbone": backbone}) == published_top1(
+        {**SETTINGS, "backbone": backbone["name"]}
     )
-    assert published_top1(**{**SETTINGS, "backbone": backbone}) is not None
+    assert published_top1({**SETTINGS, "backbone": backbone}) is not None
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_options_that_make_no_other_model_keep_its_number(backbone):
     ids=str,
 )
 def test_no_number_for_what_nobody_published(change):
-    assert published_top1(**{**SETTINGS, **change}) is None
+    assert published_top1({**SETTINGS, **change}) is None
 
 
 def test_a_task_asks_for_its_own_model():
@@ -64,9 +64,9 @@ ADE20K = {"backbone": "swin_tiny", "head": "upernet", "attention": None, "num_cl
 
 
 def test_the_mean_iou_of_a_backbone_under_a_head():
-    assert published_miou(**ADE20K).scores == {"mIoU": pytest.approx(0.4451)}
+    assert published_miou(ADE20K).scores == {"mIoU": pytest.approx(0.4451)}
     spelled_out = {"backbone": {"name": "swin_tiny", "window_size": 7}, "head": {"name": "upernet", "width": 512}}
-    assert published_miou(**{**ADE20K, **spelled_out}) == published_miou(**ADE20K)
+    assert published_miou({**ADE20K, **spelled_out}) == published_miou(ADE20K)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_the_mean_iou_of_a_backbone_under_a_head():
     ids=str,
 )
 def test_no_mean_iou_of_what_nobody_published(change):
-    assert published_miou(**{**ADE20K, **change}) is None
+    assert published_miou({**ADE20K, **change}) is None
 
 
 COCO = {
@@ -95,9 +95,9 @@ COCO = {
 
 
 def test_the_average_precision_of_a_backbone_under_a_head():
-    assert published_ap(**COCO).scores == {"box_AP": pytest.approx(0.46), "mask_AP": pytest.approx(0.416)}
-    assert published_ap(**{**COCO, "decay_epochs": [8.0, 11.0]}).scores["box_AP"] == pytest.approx(0.437)
-    plain = published_ap(**{**COCO, "backbone": "pvt_tiny", "head": "retinanet", "decay_epochs": [8, 11]})
+    assert published_ap(COCO).scores == {"box_AP": pytest.approx(0.46), "mask_AP": pytest.approx(0.416)}
+    assert published_ap({**COCO, "decay_epochs": [8.0, 11.0]}).scores["box_AP"] == pytest.approx(0.437)
+    plain = published_ap({**COCO, "backbone": "pvt_tiny", "head": "retinanet", "decay_epochs": [8, 11]})
     assert plain.scores == {"box_AP": pytest.approx(0.367)}
 
 
@@ -107,7 +107,7 @@ def test_the_average_precision_of_a_backbone_under_a_head():
     ids=str,
 )
 def test_no_average_precision_of_what_nobody_published(change):
-    assert published_ap(**{**COCO, **change}) is None
+    assert published_ap({**COCO, **change}) is None
 
 
 SOFT_SMALL = {"name": "soft_norm_small", "depths": [1, 3, 7, 4]}
@@ -122,8 +122,8 @@ def test_the_scores_of_dense_soft_small_belong_to_the_size_that_is_published_wit
         54_084_944: (published_miou, ADE20K, linvit.create_segmentor),
     }
     for parameters, (published, settings, create) in models.items():
-        assert published(**{**settings, "backbone": SOFT_SMALL}) is not None
-        assert published(**{**settings, "backbone": "soft_norm_small"}) is None
+        assert published({**settings, "backbone": SOFT_SMALL}) is not None
+        assert published({**settings, "backbone": "soft_norm_small"}) is None
         with torch.device("meta"):
             model = create(backbone=SOFT_SMALL, head=settings["head"], num_classes=settings["num_classes"])
         assert num_parameters(model) == parameters

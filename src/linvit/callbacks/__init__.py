@@ -1,29 +1,23 @@
 """Callbacks: what a run logs, and the reports that it writes. One is imported on its first use."""
 
-import importlib
-from typing import Any
+from typing import TYPE_CHECKING
 
-_MODULES = {
-    "AttentionMaps": "attention.maps",
-    "AttentionRank": "attention.measurement",
-    "BadImageCount": "monitors",
-    "ClassReport": "report",
-    "ExactResume": "exact_resume",
-    "GradientNorm": "monitors",
-    "ImageCount": "monitors",
-    "ImageGrid": "monitors",
-    "Memory": "monitors",
-    "NonFiniteGuard": "non_finite",
-    "PredictionWriter": "predictions",
-    "SaveCheckpoints": "save_checkpoints",
-    "StopOnSignal": "stop_on_signal",
-    "Throughput": "monitors",
-}
+from linvit.source import deferred
 
-__all__ = list(_MODULES)
+if TYPE_CHECKING:
+    from linvit.callbacks.attention.maps import AttentionMaps as AttentionMaps
+    from linvit.callbacks.attention.measurement import AttentionRank as AttentionRank
+    from linvit.callbacks.exact_resume import ExactResume as ExactResume
+    from linvit.callbacks.monitors import BadImageCount as BadImageCount
+    from linvit.callbacks.monitors import GradientNorm as GradientNorm
+    from linvit.callbacks.monitors import ImageCount as ImageCount
+    from linvit.callbacks.monitors import ImageGrid as ImageGrid
+    from linvit.callbacks.monitors import Memory as Memory
+    from linvit.callbacks.monitors import Throughput as Throughput
+    from linvit.callbacks.non_finite import NonFiniteGuard as NonFiniteGuard
+    from linvit.callbacks.predictions import PredictionWriter as PredictionWriter
+    from linvit.callbacks.report import ClassReport as ClassReport
+    from linvit.callbacks.save_checkpoints import SaveCheckpoints as SaveCheckpoints
+    from linvit.callbacks.stop_on_signal import StopOnSignal as StopOnSignal
 
-
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return getattr(importlib.import_module(f"linvit.callbacks.{_MODULES[name]}"), name)
-    raise AttributeError(f"module 'linvit.callbacks' has no attribute '{name}'")
+__getattr__, __all__ = deferred(__name__, __file__)

@@ -79,13 +79,11 @@ class ValidationPictures(Callback):
         self.images = images
         self._rows: list[np.ndarray] = []
 
-    def rows(
-        self, trainer: Trainer, pl_module: LightningModule, batch: dict[str, Any], predicted: Any
-    ) -> Iterable[np.ndarray]:
+    def rows(self, task: LightningModule, batch: dict[str, Any], predicted: Any) -> Iterable[np.ndarray]:
         """The rows of a batch's images, each (H, columns x width, 3), uint8, from what `score_batch` has returned."""
         raise NotImplementedError
 
-    def below(self, trainer: Trainer, pl_module: LightningModule) -> list[np.ndarray]:
+    def below(self, task: LightningModule) -> list[np.ndarray]:
         """What stands below the rows, as wide as they are."""
         return []
 
@@ -99,7 +97,7 @@ class ValidationPictures(Callback):
         missing = self.images - len(self._rows)
         if trainer.is_global_zero and trainer.loggers and missing > 0:
             predicted = outputs.get(pl_module.hparams["predict_with"], outputs["raw"])
-            self._rows += islice(self.rows(trainer, pl_module, batch, predicted), missing)
+            self._rows += islice(self.rows(pl_module, batch, predicted), missing)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Writes the picture."""
@@ -110,7 +108,7 @@ class ValidationPictures(Callback):
         for i, title in enumerate(self.titles):
             place = (i + 0.5) * self.width, LINE / 2
             ImageDraw.Draw(titles).text(place, title, "black", ImageFont.load_default(12), anchor="mm")
-        picture = np.concatenate([np.asarray(titles), *self._rows, *self.below(trainer, pl_module)])
+        picture = np.concatenate([np.asarray(titles), *self._rows, *self.below(pl_module)])
         with training_on(trainer):
             Path(folder).mkdir(parents=True, exist_ok=True)
             write_picture(Path(folder) / f"val_{self.name}.png", Image.fromarray(picture))
@@ -126,23 +124,21 @@ class SegmentationPictures(ValidationPictures):
 
     name, titles, width = "segmentation", ("image", "labels", "prediction"), 320
 
-    def rows(
-        self, trainer: Trainer, pl_module: LightningModule, batch: dict[str, Any], predicted: Any
-    ) -> Iterator[np.ndarray]:
+    def rows(self, task: LightningModule, batch: dict[str, Any], predicted: Any) -> Iterator[np.ndarray]:
         """Lays labels and predictions over the images of a batch."""
-        colours = palette(pl_module.hparams["num_classes"])
+        colours = palette(task.hparams["num_classes"])
         for image, mask, classes in zip(batch["image"], batch["mask"], predicted, strict=True):
-            picture = pixels(image, trainer)
+            picture = pixels(image, task.trainer)
             side = (self.width, max(round(self.width * picture.shape[0] / picture.shape[1]), 1))
             shown = np.asarray(Image.fromarray(picture).resize(side))
             whole = [Image.fromarray(found.to(torch.int32).cpu().numpy(), mode="I") for found in (mask, classes)]
             maps = [np.asarray(found.resize(side, Image.Resampling.NEAREST)) for found in whole]
             yield np.concatenate([shown, *(overlay(shown, found, colours) for found in maps)], 1)
 
-    def below(self, trainer: Trainer, pl_module: LightningModule) -> list[np.ndarray]:
+    def below(self, task: LightningModule) -> list[np.ndarray]:
         """The legend."""
-        colours = palette(pl_module.hparams["num_classes"])
-        return [np.asarray(legend(colours, class_names(pl_module), len(self.titles) * self.width))]
+        colours = palette(task.hparams["num_classes"])
+        return [np.asarray(legend(colours, class_names(task), len(self.titles) * self.width))]
 
 
 def write_mask(target: Path, classes: np.ndarray, colours: np.ndarray, image: str) -> Path:
@@ -191,13 +187,11 @@ class DetectionPictures(ValidationPictures):
         super().__init__(images)
         self.threshold = threshold
 
-    def rows(
-        self, trainer: Trainer, pl_module: LightningModule, batch: dict[str, Any], predicted: Any
-    ) -> Iterator[np.ndarray]:
+    def rows(self, task: LightningModule, batch: dict[str, Any], predicted: Any) -> Iterator[np.ndarray]:
         """Draws the images of a batch; see `ValidationPictures`."""
-        colours, names = palette(pl_module.hparams["num_classes"]), class_names(pl_module)
+        colours, names = palette(task.hparams["num_classes"]), class_names(task)
         for image, pair in zip(batch["image"], predicted, strict=True):
-            plain = enlarged(Image.fromarray(pixels(image, trainer)), self.width, self.width)
+            plain = enlarged(Image.fromarray(pixels(image, task.trainer)), self.width, self.width)
             shown = [plain, plain.copy(), plain.copy()]
             for picture, objects in zip(shown[1:], pair, strict=True):
                 draw(picture, objects, colours, names, self.threshold)

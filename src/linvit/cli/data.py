@@ -13,7 +13,7 @@ from linvit.callbacks.report import write_table
 from linvit.data.base import ImageData
 from linvit.data.sources.folder import ignored_files
 from linvit.data.sources.labels import read_names
-from linvit.data.sources.scan import ScanResult, band_values, describe_bands, scan
+from linvit.data.sources.scan import ScanResult, describe_bands, scan
 from linvit.data.sources.splits import HUB, source_kind
 from linvit.data.sources.tiles import SETS, cut, find_areas, isprs_areas, read_classes, read_mask
 from linvit.errors import UserError, check_number
@@ -93,7 +93,7 @@ def main(argv: list[str]) -> int:
     report = data.check_targets(found, args.workers)
     found.bad += report.bad
     rows = pictures.get("train") or next(iter(pictures.values()))
-    bands = describe_bands(band_values(rows, image, reader), data.bands)
+    bands = describe_bands(rows, image, reader)
     print("\n".join([*report.lines, *bands, *refused, *report.refused]))
     print("\n".join([*_bad(found, args.output), *_ignored(args.source), *_copies(found)]))
     if args.output is not None:

@@ -18,7 +18,6 @@ from torch.utils.data import DataLoader
 from linvit.data.loading.loader import make_loader
 from linvit.data.loading.sampler import (
     EvalSampler,
-    GroupedSampler,
     SeededIndex,
     TrainSampler,
     check_equal_batches,
@@ -330,8 +329,7 @@ class ImageData(LightningDataModule):
         if isinstance(self.train_set, Images):
             options = (self._seed, *self._rank_and_world, self.repeated_aug, self.batch_size)
             groups = self.data_source.groups(self.train_set.chosen)
-            total = len(self.train_set)
-            sampler = TrainSampler(total, *options) if groups is None else GroupedSampler(groups, *options)
+            sampler = TrainSampler(len(self.train_set), *options, groups)
         return make_loader(self.train_set, self.batch_size, self.num_workers, self.collate, sampler, training=True)
 
     def val_dataloader(self) -> DataLoader[Any]:

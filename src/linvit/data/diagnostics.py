@@ -123,7 +123,7 @@ class DiagnosticData(GeneratedData):
         super().__init__(
             source, batch_size, num_workers, size, mean=half, std=half, seed=seed, predict_path=predict_path
         )
-        self.data_source = GeneratedSource(source, self.images, given, partial(sample, given=given))
+        self.data_source = GeneratedSource(source, self.images, options=given, make=partial(sample, given=given))
         self.train_transform = self.eval_transform = EvalTransform(None)
 
 
@@ -169,5 +169,5 @@ class PathfinderData(GeneratedData):
         super().__init__(source, img_size=img_size, **data)
         made = partial(paths.sample, side=img_size)
         given = Generated(train, val, test, samples_seed)
-        self.data_source = GeneratedSource(source, self.images, given, made)
+        self.data_source = GeneratedSource(source, self.images, options=given, make=made)
         self.train_transform = self.eval_transform = classification.EvalTransform(self.size, "center", 1.0)

@@ -178,8 +178,7 @@ class ClassificationTask(Task):
 
     def published(self) -> PublishedScores | None:
         """The published top-1 accuracy on ImageNet-1K."""
-        names = ("backbone", "attention", "num_classes", "img_size")
-        return published_top1(**{name: self.hparams[name] for name in names})
+        return published_top1(self.hparams)
 
 
 def scored_logits(network: nn.Module, batch: Mapping[str, Any]) -> Tensor:

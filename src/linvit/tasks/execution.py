@@ -1,7 +1,7 @@
 """How a network is executed: in which precision, with less memory or with more; and what of it is trained."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -85,22 +85,21 @@ def _total(own: Tensor, group: Any = None) -> list[Tensor]:
 
 
 class SharedScore(Metric):
-    """One of several scores of a `state`, such as a confusion matrix; who updates that calls `update` of each score."""
+    """One of the `figures()` of a state, such as a confusion matrix; who updates that calls `update` of each score."""
 
     full_state_update = False
 
-    def __init__(self, state: Any, score: Callable[..., Any], *arguments: Any) -> None:
+    def __init__(self, state: Any, name: str) -> None:
         super().__init__()
         self.state = state
-        self.score = score
-        self.arguments = arguments
+        self.name = name
 
     def update(self) -> None:
         """Says that the state has been updated."""
 
     def compute(self) -> Tensor:
-        """The score, a scalar: what the function says of the state and its further arguments."""
-        return torch.as_tensor(self.score(self.state, *self.arguments), dtype=torch.float32, device=self.device)
+        """The score, a scalar."""
+        return torch.as_tensor(self.state.figures()[self.name], dtype=torch.float32, device=self.device)
 
     def reset(self) -> None:
         """Empties the state, too."""

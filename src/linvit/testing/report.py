@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -141,19 +142,10 @@ class Contract(NamedTuple):
         return Report(str(subject), tuple(lines), time.perf_counter() - start)
 
 
-def failed(note: str) -> ClauseError:
-    """Returns what a clause raises that the subject breaks."""
-    return ClauseError(Verdict.FAIL, note)
-
-
-def not_declared(note: str) -> ClauseError:
-    """Returns what a clause raises that has no declaration to compare with."""
-    return ClauseError(Verdict.UNDECLARED, note)
-
-
-def not_supported(note: str) -> ClauseError:
-    """Returns what a clause raises where the subject declares that it cannot do this."""
-    return ClauseError(Verdict.UNSUPPORTED, note)
+failed = partial(ClauseError, Verdict.FAIL)
+not_declared = partial(ClauseError, Verdict.UNDECLARED)
+not_supported = partial(ClauseError, Verdict.UNSUPPORTED)
+"""What a clause raises, with a note."""
 
 
 def require(holds: object, note: str) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from linvit.data.loading.loader import make_loader
-from linvit.data.loading.sampler import GroupedSampler, TrainSampler
+from linvit.data.loading.sampler import TrainSampler
 
 GROUPS = (np.random.default_rng(0).random(103) < 0.3).astype(int)
 
@@ -22,7 +22,7 @@ def steps(world, batch, state=None, batches=None, epoch=4, groups=GROUPS, **opti
     """The samples of each step, of all ranks, and the state of the loaders behind the last one."""
     shares, states = [], []
     for rank in range(world):
-        sampler = GroupedSampler(groups, 3, rank, world, batch_size=batch, **options)
+        sampler = TrainSampler(len(groups), 3, rank, world, batch_size=batch, groups=groups, **options)
         loader = make_loader(Rows(), batch, 0, list, sampler, training=True)
         if state is not None:
             loader.load_state_dict(state)

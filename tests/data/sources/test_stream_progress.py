@@ -33,7 +33,9 @@ class Epoch:
         """Trains for some batches, or to the end of the epoch; returns the batches of each rank."""
         shares, states = [], []
         for rank in range(ranks):
-            samples = stream(self.shards, rank, ranks, workers, seed=1, buffer=5, batch_size=batch_size, total=COUNT)
+            samples = stream(
+                self.shards, rank, ranks, workers, seed=1, buffer=5, batch_size=batch_size, given_total=COUNT
+            )
             loader = make_loader(samples, batch_size, workers, collate, training=True)
             if self.state is not None:
                 loader.load_state_dict(self.state)

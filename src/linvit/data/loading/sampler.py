@@ -114,17 +114,27 @@ class TrainSampler(TrainOrder, DistributedSampler[SeededIndex]):
     the shuffled list before it is distributed, so that the copies land on different ranks, and ends the epoch after as
     many samples as without. It is cut to whole batches, unless a rank has less than one.
 
+    With `groups`, int (total,), the samples of a step, of all ranks, are of one group; what is left makes mixed ones.
+
     It is a `DistributedSampler` so that Lightning leaves it in place and sets its epoch.
     """
 
     def __init__(
-        self, total: int, seed: int, rank: int = 0, world_size: int = 1, repeated_aug: int = 1, batch_size: int = 1
+        self,
+        total: int,
+        seed: int,
+        rank: int = 0,
+        world_size: int = 1,
+        repeated_aug: int = 1,
+        batch_size: int = 1,
+        groups: np.ndarray | None = None,
     ) -> None:
         check_enough_samples(total, world_size)
         self.total = total
         self.seed = seed
         self.rank = rank
         self.repeated_aug = repeated_aug
+        self.groups = groups
         self.epoch = 0
         self.topology = WorkerTopology(world_size, 1, batch_size)
 
@@ -142,28 +152,9 @@ class TrainSampler(TrainOrder, DistributedSampler[SeededIndex]):
         rows = np.random.default_rng([self.seed, self.epoch]).permutation(self.total)
         copies = np.arange(self.repeated_aug)
         uses: np.ndarray = (rows[: -(-self.total // self.repeated_aug), None] * self.repeated_aug + copies).ravel()
-        return uses[: self.total]
-
-    def __len__(self) -> int:
-        """Samples of this rank in a whole epoch."""
-        return self.topology.epoch_samples(self.total) // self.topology.ranks
-
-    @property
-    def identity(self) -> dict[str, int]:
-        """What the order follows from, besides the epoch; other ranks or batches only share it differently."""
-        return {"samples": self.total, "seed": self.seed, "repeated_aug": self.repeated_aug}
-
-
-class GroupedSampler(TrainSampler):
-    """Shuffles so that the samples of a step, of all ranks, are of one group; what is left makes mixed ones last."""
-
-    def __init__(self, groups: np.ndarray, *order: int, **options: int) -> None:
-        super().__init__(len(groups), *order, **options)
-        self.groups = groups
-
-    def order(self) -> np.ndarray:
-        """The uses of samples, in steps of one group, in random order; what does not fill a step comes last."""
-        uses, step = super().order(), self.topology.step
+        uses, step = uses[: self.total], self.topology.step
+        if self.groups is None:
+            return uses
         rng = np.random.default_rng([self.seed, self.epoch, 0])
         groups = self.groups[uses // self.repeated_aug]
         parts = [uses[groups == group] for group in np.unique(groups)]
@@ -173,11 +164,18 @@ class GroupedSampler(TrainSampler):
         full = np.concatenate([*(part[:end] for part, end in zip(parts, whole, strict=True)), rest[:mixed]])
         return np.concatenate([rng.permutation(full.reshape(-1, step)).ravel(), rest[mixed:]])
 
+    def __len__(self) -> int:
+        """Samples of this rank in a whole epoch."""
+        return self.topology.epoch_samples(self.total) // self.topology.ranks
+
     @property
     def identity(self) -> dict[str, int]:
-        """What the order follows from, besides the epoch: also who shares it."""
+        """What the order follows from, besides the epoch; with groups also who shares it."""
+        own = {"samples": self.total, "seed": self.seed, "repeated_aug": self.repeated_aug}
+        if self.groups is None:
+            return own
         counts = {f"group {group}": int(count) for group, count in enumerate(np.bincount(self.groups))}
-        return super().identity | counts | self.topology._asdict()
+        return own | counts | self.topology._asdict()
 
 
 class EvalSampler(DistributedSampler[SeededIndex]):

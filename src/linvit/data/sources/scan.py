@@ -119,13 +119,6 @@ PIXELS_SAMPLED = 4096  # of each
 PERCENTILES = {"least": 0, "0.5 %": 0.5, "median": 50, "99.5 %": 99.5, "largest": 100}
 
 
-class BandValues(NamedTuple):
-    """How many images of a sample have so many bands of which type, and values (bands, n) of the most frequent kind."""
-
-    kinds: Counter[tuple[int, str]]
-    values: np.ndarray
-
-
 def json_list(text: str) -> list[Any]:
     """An option of a command line that is a list."""
     try:
@@ -137,15 +130,18 @@ def json_list(text: str) -> list[Any]:
     return found
 
 
-def band_values(rows: datasets.Dataset, image: str, reader: ImageReader) -> BandValues:
-    """Looks at images spread evenly over a table; those that cannot be read, or are what is asked for, are left out."""
-    rows = undecoded(rows, image)
+def describe_bands(rows: datasets.Dataset, image: str, reader: ImageReader) -> list[str]:
+    """Lines with the percentiles of each band, and the options that fit them beside what is asked for already.
+
+    They are of images spread evenly over a table; those that cannot be read, or are what is asked for, are left out.
+    """
+    rows, bands = undecoded(rows, image), reader.bands
     found: dict[tuple[int, str], list[np.ndarray]] = defaultdict(list)
     for number in np.linspace(0, len(rows) - 1, min(len(rows), IMAGES_SAMPLED)).astype(int).tolist():
         try:
             data = reader.load(rows[number][image])
             kind = header(data)
-            if kind.width * kind.height > reader.max_pixels or (kind.plain and reader.bands == RGB):
+            if kind.width * kind.height > reader.max_pixels or (kind.plain and bands == RGB):
                 continue
             values = stored_values(data, kind, False, f"of row {number}")
         except (MemoryError, UserError):
@@ -154,23 +150,18 @@ def band_values(rows: datasets.Dataset, image: str, reader: ImageReader) -> Band
             continue
         places = np.random.default_rng(number).integers(values[0].size, size=PIXELS_SAMPLED)
         found[len(values), kind.dtype].append(values.reshape(len(values), -1)[:, places])
-    kinds = Counter({kind: len(own) for kind, own in found.items()})
-    return BandValues(kinds, np.concatenate(found[kinds.most_common(1)[0][0]], 1) if kinds else np.zeros((0, 0)))
-
-
-def describe_bands(found: BandValues, bands: Bands) -> list[str]:
-    """Lines with the percentiles of each band, and the options that fit them beside what is asked for already."""
-    if not found.kinds:
+    if not found:
         return []
-    kinds = ", ".join(f"{count} of {dtype} ({n:,} images)" for (count, dtype), n in found.kinds.most_common())
-    lines = [f"  bands     {kinds}"]
-    numbers = bands.numbers or tuple(range(1, len(found.values) + 1))
-    if max(numbers) > len(found.values):
+    kinds = Counter({kind: len(own) for kind, own in found.items()}).most_common()
+    sampled, dtype = np.concatenate(found[kinds[0][0]], 1), kinds[0][0][1]  # (bands, n), of the most frequent kind
+    lines = [f"  bands     {', '.join(f'{count} of {kind} ({n:,} images)' for (count, kind), n in kinds)}"]
+    numbers = bands.numbers or tuple(range(1, len(sampled) + 1))
+    if max(numbers) > len(sampled):
         return [*lines, f"  NO BAND   {max(numbers)}"]
     lines.append(f"  {'band':>6}" + "".join(f"{name:>12}" for name in PERCENTILES))
-    ranges, eight_bits = [], found.kinds.most_common(1)[0][0][1] == "uint8"
+    ranges, eight_bits = [], dtype == "uint8"
     for number in numbers:
-        band = found.values[number - 1].astype(np.float64)
+        band = sampled[number - 1].astype(np.float64)
         known = band[np.isfinite(band)]
         row = np.percentile(known if len(known) else [0.0, 1.0], [*PERCENTILES.values()])
         lines.append(f"  {number:>6}" + "".join(f"{value:>12.5g}" for value in row))
@@ -180,7 +171,7 @@ def describe_bands(found: BandValues, bands: Bands) -> list[str]:
     used = bands.ranges or tuple(ranges)
     if not eight_bits or bands.ranges is not None:
         options["value_range"] = ",".join(f"[{low:g},{high:g}]" for low, high in used)
-    scaled = Bands(numbers, used if len(used) == len(numbers) else used[:1]).take(found.values[:, None]) / LEVELS
+    scaled = Bands(numbers, used if len(used) == len(numbers) else used[:1]).take(sampled[:, None]) / LEVELS
     options["mean"] = ",".join(f"{value:.3f}" for value in scaled.mean((1, 2)))
     options["std"] = ",".join(f"{value:.3f}" for value in scaled.std((1, 2)).clip(1e-3))
     return [*lines, f"  options   {' '.join(f'--data.{name}=[{value}]' for name, value in options.items())}"]

@@ -207,18 +207,17 @@ class GeneratedReader(SampleReader):
         return self.transform(sample, seed) | {"index": number, "id": f"{split}_{row['scene']}"}
 
 
+@dataclass(eq=False, kw_only=True)
 class GeneratedSource(DataSource):
     """A source whose images, of three bands of 8 bits, are made from a split and a seed when they are asked for."""
 
+    make: Callable[[str, int], dict[str, Any]]
     image_column = "scene"
 
-    def __init__(
-        self, name: str, images: ImageReader, options: Generated, make: Callable[[str, int], dict[str, Any]]
-    ) -> None:
-        super().__init__(name, images, options=options)
-        if images.bands != RGB:
-            raise UserError(f"the images of {name} have three bands of 8 bits; leave --data.bands and value_range out")
-        self.make = make
+    def __post_init__(self) -> None:
+        if self.images.bands != RGB:
+            what = f"the images of {self.name} have three bands of 8 bits"
+            raise UserError(f"{what}; leave --data.bands and value_range out")
 
     @cached_property
     def splits(self) -> Splits:
@@ -239,7 +238,7 @@ class SceneSource(GeneratedSource):
     classes = Classes(CLASSES[1:], [*range(10)])
 
     def __init__(self, images: ImageReader, options: Scenes, size: tuple[int, int]) -> None:
-        super().__init__(SCENES, images, options, partial(_with_objects, size=size, options=options))
+        super().__init__(SCENES, images, options=options, make=partial(_with_objects, size=size, options=options))
 
 
 def _with_objects(split: str, seed: int, size: tuple[int, int], options: Scenes) -> dict[str, Any]:

@@ -10,6 +10,7 @@ loader processes and samples per batch; in others it starts again.
 
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import chain, count, islice
 from typing import Any, NamedTuple, TypeVar
 
@@ -88,6 +89,7 @@ def worker_batches(batches: int, worker: int, workers: int) -> tuple[int, int]:
     return first, first + each + (worker < more)
 
 
+@dataclass(eq=False)
 class Stream(TrainOrder, IterableDataset[Sample]):
     """Samples of one split as they are streamed; without a seed those of evaluation, in order, every row once.
 
@@ -95,39 +97,32 @@ class Stream(TrainOrder, IterableDataset[Sample]):
     row).
     """
 
-    def __init__(
-        self,
-        shards: Shards,
-        reader: SampleReader,
-        batch_size: int,
-        num_workers: int,
-        rank: int,
-        world_size: int,
-        bad: BadImages,
-        source: str,
-        seed: int | None = None,
-        buffer: int = 1,
-        total: int | None = None,
-    ) -> None:
-        self.topology = WorkerTopology(world_size, max(num_workers, 1), batch_size)
-        self.shards = shards
-        self.rows = reader.columns_of(shards.rows)
-        self.buffer = buffer
-        self.reader = reader
-        self.rank = rank
-        self.bad = bad
-        self.source = source
-        self.seed = seed
+    shards: Shards
+    reader: SampleReader
+    batch_size: int
+    num_workers: int
+    rank: int
+    world_size: int
+    bad: BadImages
+    source: str
+    seed: int | None = None
+    buffer: int = 1
+    given_total: int | None = None
+
+    def __post_init__(self) -> None:
+        shards, total = self.shards, self.given_total
+        self.topology = WorkerTopology(self.world_size, max(self.num_workers, 1), self.batch_size)
+        self.rows = self.reader.columns_of(shards.rows)
         self.epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # loader processes live longer than an epoch
         self.length: int | None = None
-        if seed is not None:
+        if self.seed is not None:
             if shards.total is None and total is None:
-                raise UserError(f"nothing says how many rows '{source}' trains on; set --data.streaming_rows")
+                raise UserError(f"nothing says how many rows '{self.source}' trains on; set --data.streaming_rows")
             if total is not None and shards.total is not None and total > shards.total:
-                raise UserError(f"--data.streaming_rows={total}, but '{source}' has {shards.total}; leave it out")
+                raise UserError(f"--data.streaming_rows={total}, but '{self.source}' has {shards.total}; leave it out")
             self.total = total or shards.total or 0
-            bad.start(self.total)
-            self.length = self.topology.epoch_samples(self.total) // world_size
+            self.bad.start(self.total)
+            self.length = self.topology.epoch_samples(self.total) // self.world_size
 
     def __len__(self) -> int:
         """Samples of this rank in an epoch of training."""

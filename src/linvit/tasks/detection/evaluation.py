@@ -166,10 +166,6 @@ class DetectionResults:
         self._images[index] = true, detected
         self._figures = None
 
-    def figure(self, name: str) -> float:
-        """One of `figures`."""
-        return self.figures()[name]
-
     def figures(self) -> dict[str, float]:
         """The figures by name, such as "box_AP" and "mask_AP50", on all ranks, all of which must call it."""
         if self._figures is None:

@@ -147,7 +147,7 @@ class DetectionTask(Task):
         settings = self.hparams
         results = DetectionResults(settings["num_classes"], kinds, settings["area_from"])
         names = [f"{kind}_{name}" for kind in kinds for name in FIGURES]
-        return {name: SharedScore(results, DetectionResults.figure, name) for name in names}
+        return {name: SharedScore(results, name) for name in names}
 
     def setup(self, stage: str) -> None:
         """Raises a `UserError` before the first batch if the package that evaluates is not installed."""
@@ -203,8 +203,7 @@ class DetectionTask(Task):
 
     def published(self) -> PublishedScores | None:
         """The published average precision on COCO."""
-        names = ("backbone", "head", "attention", "num_classes", "decay_epochs")
-        return published_ap(**{name: self.hparams[name] for name in names})
+        return published_ap(self.hparams)
 
     def class_findings(self, stage: str) -> Findings:
         """Objects and average precision of each class of the set that was just evaluated, and curves, on rank 0."""

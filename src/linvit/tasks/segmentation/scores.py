@@ -1,7 +1,7 @@
 """Losses and scores of semantic segmentation: labels are (B, H, W), and those of `IGNORE_INDEX` count for nothing."""
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -62,8 +62,9 @@ class PixelMean(MeanMetric):
 class PixelConfusion(MulticlassConfusionMatrix):
     """Confusion matrix (K, K) of pixels: rows are labels, columns are predictions; ignored pixels are left out."""
 
-    def __init__(self, num_classes: int, **options: Any) -> None:
-        super().__init__(num_classes, ignore_index=IGNORE_INDEX, validate_args=False, **options)
+    def __init__(self, num_classes: int, exclude_from_mean: Sequence[int] = ()) -> None:
+        super().__init__(num_classes, ignore_index=IGNORE_INDEX, validate_args=False)
+        self.exclude_from_mean = exclude_from_mean
 
     def update(self, preds: Tensor, target: Tensor) -> None:
         """Counts predicted classes (...) by their labels (...): half of torchmetrics' time, and no wait on CUDA."""
@@ -71,6 +72,10 @@ class PixelConfusion(MulticlassConfusionMatrix):
         pairs = target.where(valid, 0) * self.num_classes + preds
         counts = torch.zeros(self.num_classes**2, dtype=torch.long, device=preds.device)
         self.confmat += counts.scatter_add_(0, pairs.flatten(), valid.flatten().long()).view_as(self.confmat)
+
+    def figures(self) -> dict[str, Tensor]:
+        """The scores by name; see `mean_scores`."""
+        return mean_scores(self.compute(), self.exclude_from_mean)
 
 
 def class_scores(matrix: Tensor) -> dict[str, Tensor]:
@@ -82,11 +87,6 @@ def class_scores(matrix: Tensor) -> dict[str, Tensor]:
         "Acc": both / labelled,
         "F1": 2 * both / (labelled + predicted),
     }
-
-
-def mean_score(confusion: PixelConfusion, name: str, exclude_from_mean: Sequence[int] = ()) -> Tensor:
-    """One of the scores of `mean_scores`."""
-    return mean_scores(confusion.compute(), exclude_from_mean)[name]
 
 
 def mean_scores(matrix: Tensor, exclude_from_mean: Sequence[int] = ()) -> dict[str, Tensor]:

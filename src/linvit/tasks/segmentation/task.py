@@ -35,7 +35,6 @@ from linvit.tasks.segmentation.scores import (
     PixelMean,
     class_scores,
     dice_loss,
-    mean_score,
     pixel_cross_entropy,
 )
 
@@ -155,9 +154,8 @@ class SegmentationTask(Task):
         for name in self.hparams["exclude_from_mean"]:
             check_choice("an entry of exclude_from_mean", name, list(names))
         excluded = [names.index(name) for name in self.hparams["exclude_from_mean"]]
-        confusion = PixelConfusion(self.hparams["num_classes"])
-        scores = {name: SharedScore(confusion, mean_score, name, excluded) for name in SCORES}
-        return {"loss": PixelMean(), **scores}
+        confusion = PixelConfusion(self.hparams["num_classes"], excluded)
+        return {"loss": PixelMean(), **{name: SharedScore(confusion, name) for name in SCORES}}
 
     def training_loss(self, batch: dict[str, Any]) -> Tensor:
         """Cross entropy and Dice loss of the logits, and those of auxiliary logits with their weight."""
@@ -217,8 +215,7 @@ class SegmentationTask(Task):
         settings = self.hparams
         if self.window is not None or settings["mirror"] or [*settings["scales"]] != [1]:
             return None
-        names = ("backbone", "head", "attention", "num_classes", "img_size")
-        return published_miou(**{name: settings[name] for name in names})
+        return published_miou(settings)
 
     def class_findings(self, stage: str) -> Findings:
         """Pixels and scores of each class of the set that was just evaluated, and the confusion matrix."""

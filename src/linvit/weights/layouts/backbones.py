@@ -201,7 +201,7 @@ MLLA = Layout(
     name="mlla",
     marks=(r"patch_embed\.conv1\.conv\.weight", r"layers\.0\.blocks\.0\.attn\.qk\.weight"),
     renames=(
-        (r"^patch_embed\.conv(\d)\.(?:(\d)\.)?(conv|norm)\.", _stem),
+        (r"^patch_embed\.conv(\d?)\.(?:(\d)\.)?(conv|norm)\.", _stem),
         NEXT_STAGE,
         (r"\.embed\.conv\.([012])\.conv\.", lambda match: f".embed.conv.{2 * int(match[1])}."),
         (r"\.embed\.conv\.2\.norm\.", ".embed.conv.5."),
@@ -269,11 +269,7 @@ H_VITTT = Layout(
     marks=(r"patch_embed\.conv\.4\.conv\.weight", r"layers\.0\.blocks\.0\.attn\.w3"),
     split=vittt_parts,
     renames=(
-        (
-            r"^patch_embed\.conv\.(\d)\.(conv|norm)\.",
-            lambda match: f"stages.0.embed.conv.{3 * int(match[1]) + (match[2] == 'norm')}.",
-        ),
-        *MLLA.renames[1:5],  # of the stages
+        *MLLA.renames[:5],  # of the stem and the stages
         (r"\.mlp\.dwc\.", ".mlp.conv."),
         *DENSE_NORMS,
         *_VITTT,
