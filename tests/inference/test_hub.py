@@ -112,6 +112,11 @@ def test_the_card(run, pushed):
     assert "Touvron et al. 2021" in text
     assert f"{max(value for _, value in RunFolder(run.folder).curves['val/score']):.4f} on the validation" in text
     other = ModelDescription("0", "package.tasks:InkTask", {})  # a task whose network is its own
+    tied = RunFolder(run.folder)
+    tied.curves["val/score"] = [(9, 0.5), (19, 0.5), (29, 0.25)]  # best.ckpt is of the last of equal ones
+    assert "0.5000 on the validation split (val/score), after 20 steps" in write_card(
+        other, tied, "mit", {"linvit": "a"}, in_timm=False
+    )
     assert "\n# InkTask\n" in write_card(other, RunFolder(run.folder), "mit", {"linvit": "a"}, in_timm=False)
 
 

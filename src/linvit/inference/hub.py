@@ -132,10 +132,10 @@ def write_card(
     }
     origin = (data.get("init_args") or {}).get("source")
     taught = " It was trained beside a teacher, as a copy with another attention." * bool(run.model.get("teacher"))
-    curve, scores = run.curves.get(run.score_tag()), ""
-    if curve and (run.config.get("checkpoint") or {}).get("monitor") == EVALUATED:
-        step, score = max(curve, key=lambda point: point[1])
-        scores = f"{score:.4f} on the validation split ({run.score_tag()}), after {step + 1} steps, the run's best."
+    best, scores = run.best_score(run.score_tag()), ""
+    if best is not None and (run.config.get("checkpoint") or {}).get("monitor") == EVALUATED:
+        where = f"on the validation split ({run.score_tag()}), after {best.step + 1} steps"
+        scores = f"{best.value:.4f} {where}, the run's best."
     images = (description.preprocessing or {}).items()
     prepared = ", ".join(f"{name} {value}" for name, value in images if value is not None)
     return TEMPLATE.format(

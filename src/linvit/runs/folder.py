@@ -143,6 +143,10 @@ class RunFolder:
         """The last value of a curve; None if there is none."""
         return scores[-1] if (scores := self.scores(tag)) else None
 
+    def best_score(self, tag: str, sign: int = 1) -> Score | None:
+        """The largest value of a curve, or with the sign -1 the least; of equal ones the last, as best.ckpt is."""
+        return max(self.scores(tag), key=lambda score: (sign * score.value, score.step), default=None)
+
     def scores(self, tag: str) -> list[Score]:
         """All values of a curve."""
         epochs = dict(self.curves.get("epoch", []))

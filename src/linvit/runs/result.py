@@ -46,8 +46,9 @@ def derive(run: RunFolder) -> dict[str, Any]:
     """The record of a finished run, as far as its folder tells it; what it does not tell is None or empty."""
     last = {tag: curve[-1][1] for tag, curve in run.curves.items()}
     tag = run.score_tag() if run.score_tag() in last else EVALUATED
-    best = max(run.scores(tag), key=lambda score: (score.value, score.step))  # of equal ones the last, as best.ckpt
-    final = run.scores(tag)[-1]
+    best, final = run.best_score(tag), run.score(tag)
+    assert best is not None
+    assert final is not None
     score = {"tag": tag, "final": final.value, "final_epoch": final.epoch}
     size, speeds = run.hparams.get("img_size"), [speed for _, speed in run.curves.get("images/s", [])]
     costs = {"image_size": None if size is None else list(image_size(size)), "parameters": None, "macs": None}

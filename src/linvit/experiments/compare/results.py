@@ -203,8 +203,8 @@ class Results:
 
     def best(self, variant: Variant) -> tuple[float, int] | None:
         """The best score of a run, mean over seeds, and the median of its epoch; None without scores."""
-        curves = [run.scores(run.score_tag(self.score)) for run in variant.finished.values()]
-        best = [max(curve, key=lambda score: (self.sign * score.value, score.step)) for curve in curves if curve]
+        found = (run.best_score(run.score_tag(self.score), self.sign) for run in variant.finished.values())
+        best = [score for score in found if score is not None]
         if not best:
             return None
         return statistics.fmean(one.value for one in best), statistics.median_low(one.epoch for one in best)
