@@ -50,9 +50,7 @@ class StopOnSignal(Callback):
         """Ends the run if its state is saved."""
         self._end_if_saved()
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The same after the last step of an epoch."""
-        self._end_if_saved()
+    on_train_epoch_end = on_train_batch_start  # after the last step of an epoch
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The same before validation; agrees on how many batches all ranks have."""

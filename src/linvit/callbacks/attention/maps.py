@@ -63,7 +63,7 @@ class AttentionMaps(Measurement):
                 break
             rows.append(attention_maps(image, call, self.query, self.max_tokens))
         for what, reason in rows[0].left_out.items() if not self._told else ():
-            rank_zero_warn(f"{self.name}: {what} is left out: {reason}")
+            rank_zero_warn(f"{type(self).__name__}: {what} is left out: {reason}")
         self._told = True
         for kind in (kind for kind in KINDS if kind in rows[0].maps):
             picture, step = gallery(rows, kind), trainer.global_step

@@ -41,11 +41,6 @@ class Measurement(Callback):
         self._supported = False
         self._samples: Tensor | None = None
 
-    @property
-    def name(self) -> str:
-        """Of the callback, for messages."""
-        return type(self).__name__
-
     def measure(self, trainer: Trainer, calls: list[dict[str, Call]], until: float) -> None:
         """Measures what the layers received, for each image by name, until `time.monotonic()` is `until`."""
         raise NotImplementedError
@@ -64,7 +59,7 @@ class Measurement(Callback):
             observable(cast("Any", pl_module).network, getattr(getattr(trainer, "datamodule", None), "size", 224))
             self._supported = True
         except (UserError, AttributeError) as error:  # also of a task without a `network`
-            rank_zero_warn(f"{self.name}: the model has no attention that can be measured: {error}")
+            rank_zero_warn(f"{type(self).__name__}: the model has no attention that can be measured: {error}")
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Measures if it is time to."""
@@ -79,7 +74,7 @@ class Measurement(Callback):
         try:
             self.measure(trainer, self._calls(trainer, pl_module, batch), started + min(SECONDS, share))
         except Exception as error:  # a measurement must never end a run
-            rank_zero_warn(f"{self.name}: step {step} cannot be measured: {type(error).__name__}: {error}")
+            rank_zero_warn(f"{type(self).__name__}: step {step} cannot be measured: {type(error).__name__}: {error}")
         self.seconds += time.monotonic() - started
 
     def _calls(self, trainer: Trainer, task: Any, batch: Any) -> list[dict[str, Call]]:
@@ -153,7 +148,7 @@ class AttentionRank(Measurement):
             try:
                 found = self._layer(layer, [of_image[layer] for of_image in calls])
             except Exception as error:
-                rank_zero_warn(f"{self.name}: {layer} cannot be measured: {type(error).__name__}: {error}")
+                rank_zero_warn(f"{type(self).__name__}: {layer} cannot be measured: {type(error).__name__}: {error}")
                 continue
             for part, numbers in found.items():
                 curves |= self._curves(layer, part, numbers)
