@@ -83,6 +83,10 @@ def test_a_budget_sets_how_long_variants_train():
     assert (budgeted.keys, budgeted.grid()) == ([], budgeted)
     configs["a"] = {"trainer": {"max_epochs": 20, "max_steps": 900}}
     assert found.budgeted(configs, costs, {"b": "a"}).variants["b"] == {"trainer.max_steps": 600}
+    for name, images in {"a": 8, "b": 16}.items():
+        configs[name]["data"] = {"init_args": {"batch_size": images}}
+    configs["b"]["trainer"]["accumulate_grad_batches"] = 3
+    assert found.budgeted(configs, costs, {"b": "a"}).variants["b"] == {"trainer.max_steps": 100}
     configs["a"] = {"trainer": {"max_epochs": None, "max_time": "00:01:00:00"}}
     with pytest.raises(UserError, match=r"--budget=macs changes trainer\.max_epochs of the variants"):
         found.budgeted(configs, costs, {})

@@ -11,6 +11,7 @@ from jsonargparse import ArgumentParser
 
 from linvit.errors import UserError, check_choice, check_number
 from linvit.registry import attentions, backbones, heads
+from linvit.runs.folder import flat
 from linvit.signatures import parameters_of
 
 Settings = Mapping[str, Any]
@@ -109,7 +110,7 @@ class Sweep:
     def budgeted(
         self, configs: Mapping[str, Mapping[str, Any]], costs: Mapping[str, float], references: Mapping[str, str]
     ) -> "Sweep":
-        """The same whose variants train as long as their references, by the costs of a step of training of each."""
+        """The same whose variants train as long as their references, by what an image costs each in training."""
         found: dict[str, Settings] = {}
         for name, settings in self.variants.items():
             reference = references.get(name, name)
@@ -118,7 +119,10 @@ class Sweep:
             length = trainer.get(key.partition(".")[2]) or -1
             if length < 1:
                 raise UserError(f"--budget={self.budget} changes trainer.max_epochs of the variants, so it must be set")
-            found[name] = {**settings, key: max(1, round(length * costs[reference] / costs[name]))}
+            ratio = costs[reference] / costs[name]
+            if key == "trainer.max_steps":
+                ratio *= _images_per_step(configs[reference]) / _images_per_step(configs[name])
+            found[name] = {**settings, key: max(1, round(length * ratio))}
         common = {key: value for key, value in self.set.items() if key not in LENGTHS}
         return replace(self, set=common, variants=found)
 
@@ -162,6 +166,13 @@ class Sweep:
                     whole = f"{whole}+"
                 found[whole] = settings
         return found
+
+
+def _images_per_step(config: Mapping[str, Any]) -> int:
+    """Of an optimiser step, on each device."""
+    options = flat(config)
+    images: int = options.get("data.batch_size", 1) * options.get("trainer.accumulate_grad_batches", 1)
+    return images
 
 
 def place(config: dict[str, Any], key: str, value: Any) -> None:
