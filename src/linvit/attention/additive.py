@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
+from linvit.attention.ops.activations import normalize, of_both
 from linvit.attention.ops.decorators import mixed_precision, recomputed
-from linvit.attention.ops.functional import join_heads, normalize, split_heads
+from linvit.attention.ops.functional import join_heads, split_heads
 from linvit.errors import UserError
 
 SMALLEST = 1e-12  # norm that is divided by, as in `torch.nn.functional.normalize`
@@ -45,7 +46,7 @@ class AdditiveAttention(Attention):
     @mixed_precision
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, d) each -> (B, h, N, d); k is not used."""
-        q, v = (normalize(join_heads(x), SMALLEST) for x in (q, v))  # (B, N, C)
+        q, v = of_both(lambda x: normalize(x, SMALLEST), join_heads(q), join_heads(v))  # (B, N, C)
         mixed = q * (self.weights(v).mT @ v)
         out = F.linear(mixed, self.proj.weight.to(v.dtype), self.proj.bias.to(v.dtype)) + v
         return split_heads(out, self.num_heads)
@@ -58,6 +59,6 @@ class AdditiveAttention(Attention):
         """`q_c a^T` for every channel c, (B, h, d, N, N): how the values of length 1 are mixed, before P and `+ v`."""
         if v is None:
             raise UserError("the matrix of additive depends on the values; pass v=")
-        q, v = (normalize(join_heads(x), SMALLEST) for x in (q, v))
+        q, v = of_both(lambda x: normalize(x, SMALLEST), join_heads(q), join_heads(v))
         weights = self.weights(v)[:, None, None].mT  # (B, 1, 1, 1, N)
         return split_heads(q, self.num_heads).mT.unsqueeze(-1) * weights

@@ -12,9 +12,9 @@ from typing import Literal
 from torch import Tensor
 
 from linvit.attention.base import Attention, Grid, OutNorm
-from linvit.attention.ops.activations import ACTIVATIONS
+from linvit.attention.ops.activations import ACTIVATIONS, normalize
 from linvit.attention.ops.decorators import mixed_precision, recomputed
-from linvit.attention.ops.functional import channelwise_attention, channelwise_factors, safe_norm, upcast, wide
+from linvit.attention.ops.functional import channelwise_attention, channelwise_factors, upcast, wide
 from linvit.errors import check_number
 
 CHANNELS = (1, 3)  # all channels of a token in (B, h, N, d): its heads and the channels within them
@@ -22,8 +22,8 @@ TOKENS = 2
 
 
 KERNELS: dict[str, Callable[[Tensor, "HydraAttention", int], Tensor]] = {
-    "l2": lambda x, options, keys: x / safe_norm(x, options.eps, 2, CHANNELS, wide(x)),
-    "l1": lambda x, options, keys: x / safe_norm(x, options.eps, 1, CHANNELS, wide(x)),
+    "l2": lambda x, options, keys: normalize(x, options.eps, 2, CHANNELS, wide(x)),
+    "l1": lambda x, options, keys: normalize(x, options.eps, 1, CHANNELS, wide(x)),
     "constant": lambda x, options, keys: x / options.constant,
     "mean": lambda x, options, keys: x / math.sqrt(keys),
     "identity": lambda x, options, keys: x,

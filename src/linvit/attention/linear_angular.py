@@ -17,8 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from linvit.attention.base import Attention, Complexity, Grid
+from linvit.attention.ops.activations import normalize, of_both
 from linvit.attention.ops.decorators import mixed_precision, recomputed
-from linvit.attention.ops.functional import normalize, safe_norm
+from linvit.attention.ops.functional import safe_norm
 from linvit.attention.ops.value_conv import ConvolvedValues, convolve_heads, convolve_sequence
 from linvit.errors import UserError, check_number, check_odd
 
@@ -79,13 +80,13 @@ class LinearAngularAttention(Attention):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, dk), (B, h, N, dk), (B, h, N, d) -> (B, h, N, d)."""
-        return self._global(q, k, v).add_(self.convolved(v, grid))
+        return self._global(q, k, v) + self.convolved(v, grid)
 
     @recomputed
     @mixed_precision
     def _global(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """The linear-angular attention, normalised."""
-        unit_q, unit_k = normalize(q, self.eps), normalize(k, self.eps)
+        unit_q, unit_k = of_both(lambda x: normalize(x, self.eps), q, k)
         halved = v if self.own_half else v.mean(-2, keepdim=True)
         y = (unit_q @ (unit_k.mT @ v / math.pi)).add_(halved, alpha=0.5)
         if self.sparse_reg and self.training:

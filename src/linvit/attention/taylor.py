@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from linvit.attention.base import Attention, Grid
+from linvit.attention.ops.activations import normalize, of_both
 from linvit.attention.ops.decorators import mixed_precision, recomputed
-from linvit.attention.ops.functional import normalize
 from linvit.errors import check_number
 
 
@@ -61,12 +61,12 @@ class TaylorAttention(Attention):
     @mixed_precision
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""
-        q, k = normalize(q, self.norm_eps), normalize(k, self.norm_eps)
+        q, k = of_both(lambda x: normalize(x, self.norm_eps), q, k)
         return (v.sum(-2, keepdim=True) + q @ (k.mT @ v)) * self._weights(q, k)
 
     def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """`diag(gamma / denominator) [1, Q]` and `[1, K]`: the constant term is one more channel."""
-        q, k = normalize(q, self.norm_eps), normalize(k, self.norm_eps)
+        q, k = of_both(lambda x: normalize(x, self.norm_eps), q, k)
         ones_q, ones_k = torch.ones_like(q[..., :1]), torch.ones_like(k[..., :1])
         return torch.cat([ones_q, q], -1) * self._weights(q, k), torch.cat([ones_k, k], -1)
 

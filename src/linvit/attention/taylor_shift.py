@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from linvit.attention.base import Attention, Complexity, Grid
+from linvit.attention.ops.activations import normalize, of_both
 from linvit.attention.ops.decorators import mixed_precision, recomputed
-from linvit.attention.ops.functional import normalize, upcast
+from linvit.attention.ops.functional import upcast
 from linvit.attention.ops.linear import linear_attention, linear_factors
 from linvit.errors import UserError, check_number
 
@@ -73,7 +74,7 @@ class TaylorShiftAttention(Attention):
     @mixed_precision
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, mask: Tensor | None = None) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d); keys outside `mask` (B, M) take no part."""
-        q, k = self._scaled(upcast(q), upcast(k))
+        q, k = self._scaled(q, k)
         if self._is_direct(grid):  # in at least float32
             x = q @ k.mT
             weights = (self.a * x + self.b) * x + self.c
@@ -97,10 +98,11 @@ class TaylorShiftAttention(Attention):
         return 2 * n * m < (n + m) * (self.max_rank or 0)
 
     def _scaled(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries and keys whose products are x."""
+        """Queries and keys whose products are x, in at least float32."""
         if self.temperature is None:
-            return q, k
-        return normalize(q, 1e-12) * self.temperature.to(q.dtype), normalize(k, 1e-12)
+            return upcast(q), upcast(k)
+        q, k = of_both(lambda x: normalize(upcast(x), 1e-12), q, k)
+        return q * self.temperature.to(q.dtype), k
 
     def _features(self, x: Tensor, weighted: bool = False) -> Tensor:
         """`[x_i x_j for i <= j, x, 1]`, (..., r), times the factors of the expansion if `weighted`."""

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
+from linvit.attention.ops.activations import normalize
 from linvit.attention.ops.decorators import recomputed
-from linvit.attention.ops.functional import normalize, upcast
+from linvit.attention.ops.functional import upcast
 from linvit.errors import UserError, check_choice
 from linvit.layers.mlp import BatchNormLinear, Linear
 

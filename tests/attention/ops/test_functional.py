@@ -8,11 +8,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from linvit.attention.ops.activations import focus
+from linvit.attention.ops.activations import focus, normalize
 from linvit.attention.ops.functional import (
     channelwise_attention,
     channelwise_factors,
-    normalize,
     resize_tokens,
 )
 from linvit.attention.ops.linear import key_sums, linear_attention, linear_factors
@@ -211,6 +210,14 @@ def test_unit_of_zero_is_zero_with_the_gradient_handed_on(order: float, eps: flo
     assert (y[1] == 0).all()
     assert (gradient[1] == 0.5).all()
     assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("dims", [(-1,), (0, 2)])
+def test_derivatives_of_unit_vectors(dims: tuple[int, ...]) -> None:
+    """Of the first and second order, of norms above and below eps."""
+    x = (randn(2, 3, 4) * torch.tensor([1e-3, 1, 2])[:, None]).double().requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: normalize(x, 0.1, dims=dims), x, eps=1e-7)
+    assert torch.autograd.gradgradcheck(lambda x: normalize(x, 0.1, dims=dims), x, eps=1e-7)
 
 
 def test_unit_of_nan_is_nan() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from linvit.attention.ops.decorators import takes_function
-from linvit.attention.ops.functional import l2_norm
+from linvit.attention.ops.functional import l2_norm, safe_norm
 
 HAND_WRITTEN = True
 
@@ -22,6 +22,19 @@ def elu_plus_one(x: Tensor) -> Tensor:
     if HAND_WRITTEN and torch.is_grad_enabled() and takes_function(x):
         return _EluPlusOne.apply(x)  # type: ignore[no-any-return]
     return F.relu(x) + x.clamp_max(0).exp()  # the derivative at 0 is that of the second term, 1
+
+
+def normalize(
+    x: Tensor, eps: float, order: float = 2, dims: tuple[int, ...] = (-1,), dtype: torch.dtype | None = None
+) -> Tensor:
+    """Vectors brought to length one, `x / max(||x||, eps)`, with norms of the given order over `dims`.
+
+    A vector of zeros stays zero at any eps and passes its gradient on unchanged; the quotient would divide it by eps.
+    `dtype` is that of the norms.
+    """
+    if HAND_WRITTEN and order == 2 and x.requires_grad and takes_function(x):
+        return _Unit.apply(x, eps, dims, dtype)  # type: ignore[no-any-return]
+    return x / safe_norm(x, eps, order, dims, dtype)
 
 
 def of_both(phi: Callable[[Tensor], Tensor], q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
@@ -101,3 +114,24 @@ class _Focus(torch.autograd.Function):
         along = (gradient * y).sum(-1, keepdim=True, dtype=x.dtype) / norm / norm
         across = torch.addcmul(gradient, y, along, value=-1)
         return torch.addcmul(x * along, y / x.clamp_min(tiny), across, value=ctx.factor), None, None
+
+
+class _Unit(torch.autograd.Function):
+    """Its gradient is `(g - y (y g)) / n`, and `g / n` where the norm n is a constant."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, eps: float, *given: Any) -> Tensor:
+        ctx.given = eps, 2, *given
+        norm = safe_norm(x, *ctx.given)
+        y = x / norm
+        ctx.save_for_backward(x, y, norm)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        x, y, norm = ctx.saved_tensors
+        if torch.is_grad_enabled():  # the gradient will be differentiated, too
+            norm = safe_norm(x, *ctx.given)
+        eps, _, dims, _ = ctx.given
+        along = (gradient * y).sum(dims, keepdim=True) * (norm > eps)
+        return (torch.addcmul(gradient, y, along, value=-1) / norm).to(x.dtype), None, None, None

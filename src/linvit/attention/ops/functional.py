@@ -39,20 +39,12 @@ def channelwise_factors(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     return q.mT.unsqueeze(-1), k.mT.unsqueeze(-1)
 
 
-def normalize(x: Tensor, eps: float, order: float = 2, dims: tuple[int, ...] = (-1,)) -> Tensor:
-    """Vectors brought to length one, `x / max(||x||, eps)`, with norms of the given order over `dims`.
-
-    A vector of zeros stays zero at any eps and passes its gradient on unchanged; the quotient would divide it by eps.
-    """
-    return x / safe_norm(x, eps, order, dims)
-
-
 def safe_norm(
     x: Tensor, eps: float, order: float = 2, dims: tuple[int, ...] = (-1,), dtype: torch.dtype | None = None
 ) -> Tensor:
     """What `normalize` divides by, with `dims` kept at length 1: `max(||x||, eps)`, and 1 for a vector of zeros."""
     norm: Tensor = torch.linalg.vector_norm(x, order, dims, keepdim=True, dtype=dtype)
-    return norm.clamp_min(eps).masked_fill(norm == 0, 1)
+    return F.threshold(norm, 0, 1).clamp_min(eps)
 
 
 def l2_norm(x: Tensor) -> Tensor:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from linvit.attention.base import Attention, Grid
+from linvit.attention.ops.activations import normalize
 from linvit.attention.ops.decorators import full_precision
-from linvit.attention.ops.functional import normalize
 from linvit.layers.hosting import AttentionHost, attend, queries_keys_values
 from linvit.registry import Spec, attentions
 
