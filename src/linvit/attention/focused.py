@@ -163,7 +163,7 @@ class FocusedAttention(ConvolvedAttention):
             else:
                 powered = vectors**self.focusing_factor
                 x = powered / l2_norm(powered) * l2_norm(vectors)
-        return x.reshape(*tokens, self.num_heads, -1).transpose(-3, -2).to(dtype)
+        return x.reshape(*tokens, self.num_heads, self.key_dim).transpose(-3, -2).to(dtype)
 
     def convolved(self, v: Tensor, grid: Grid) -> Tensor:
         """The depthwise convolution of the patch values, (B, h, M, d) -> (B, h, N, d); 0 for prefix tokens."""
@@ -177,7 +177,7 @@ class FocusedAttention(ConvolvedAttention):
         local: Tensor = cast("nn.Conv2d", self.dwc)(patches.unflatten(2, grid.size)).flatten(2).mT  # (B*h, H*W, d)
         if grid.num_prefix:
             local = F.pad(local, (0, 0, grid.num_prefix, 0))
-        return local.reshape(*v.shape[:2], -1, self.head_dim).to(v.dtype)
+        return local.reshape(*v.shape[:2], *local.shape[1:]).to(v.dtype)
 
     def kernel_factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """Those of linear attention on focused features."""

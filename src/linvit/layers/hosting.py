@@ -191,8 +191,10 @@ def attend(
         extra["bias"] = bias
     if mechanism.takes_input:
         extra["x"] = x
-    q = q.reshape(*q.shape[:2], mechanism.key_heads, -1).transpose(1, 2)  # (B, h, N, d)
-    k = k.reshape(*k.shape[:2], mechanism.key_heads, -1).transpose(1, 2)
-    v = v.reshape(*v.shape[:2], mechanism.num_heads, -1).transpose(1, 2)
+    heads, key_heads = mechanism.num_heads, mechanism.key_heads
+    # Widths are counted: -1 stands for none where there are no images.
+    q = q.reshape(*q.shape[:2], key_heads, q.shape[2:].numel() // key_heads).transpose(1, 2)  # (B, h, N, d)
+    k = k.reshape(*k.shape[:2], key_heads, k.shape[2:].numel() // key_heads).transpose(1, 2)
+    v = v.reshape(*v.shape[:2], heads, v.shape[2:].numel() // heads).transpose(1, 2)
     out: Tensor = mechanism(q, k, v, grid, **extra)
     return out.transpose(1, 2).flatten(2)

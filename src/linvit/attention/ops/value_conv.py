@@ -98,7 +98,7 @@ def convolve_values(conv: Callable[[Tensor], Tensor], v: Tensor, grid: Grid) -> 
 
 def convolve_each(plane: Tensor, kernels: Tensor) -> Tensor:
     """Every channel of every image (B, C, H, W) convolved by its own kernel, of (B, C, k, k)."""
-    if torch.compiler.is_exporting():  # `groups` would fix the number of images
+    if torch.compiler.is_exporting() or not len(plane):  # `groups` would fix the number of images, and must not be 0
         parts = zip(shifts(plane, kernels.shape[-1]), kernels.flatten(2).unbind(-1), strict=True)
         return torch.stack([shifted * entry[..., None, None] for shifted, entry in parts]).sum(0)
     alone, kernels = plane.flatten(0, 1)[None], kernels.flatten(0, 1)[:, None]  # (1, B C, H, W), (B C, 1, k, k)
