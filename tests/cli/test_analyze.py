@@ -138,6 +138,7 @@ def test_other_mistakes_are_named(best, tmp_path):
     (tmp_path / "empty").mkdir()
     shutil.copy(best, tmp_path / "alone.ckpt")
     assert "or else a model without a run" in refused()
+    assert refused("--ckpt_path", best, tmp_path / "nowhere") == f"there is no checkpoint at '{tmp_path / 'nowhere'}'"
     assert "or else a model without a run" in refused("--backbone", "deit_nano", "--ckpt_path", best)
     assert "--attention is for --backbone" in refused("--ckpt_path", best, "--attention", "linear")
     assert "there is no checkpoint at" in refused("--ckpt_path", best.with_name("missing.ckpt"))

@@ -23,6 +23,7 @@ class Terminal(io.StringIO):
     [
         (["--model", "nowhere.ckpt", "a.png"], "there is no checkpoint at 'nowhere.ckpt'"),
         (["--model", "RUN"], "the following arguments are required: IMAGE"),
+        (["--model", "RUN", "a.png", "--output", "text.png/x"], "Choose another one with --output"),
         (["--model", "RUN", "empty"], "there are no images in"),
         (["--model", "RUN", "text.png"], "text.png' cannot be predicted: not an image of the formats"),
         (["--model", "RUN", "text.png", "--on_error=skip"], "none of the images in 'text.png' can be predicted"),

@@ -403,6 +403,7 @@ class TestMistakes:
             ({"data__batch_size": 0}, ["batch_size must be a whole number at least 1; got 0"]),
             ({"data__num_workers": -2}, ["num_workers", "-2"]),
             ({"data__augmentation.hflip": 3}, ["hflip must be a number at least 0 and at most 1; got 3"]),
+            ({"model__drop_path_rate": 1.5}, ["drop_path_rate must be a number at least 0 and below 1; got 1.5"]),
             ({"model__label_smoothing": 1}, ["label_smoothing must lie in [0, 1); got 1"]),
             ({"model__atention": "linear"}, ["'atention'", "Did you mean --model.attention?"]),
             ({"data__batchsize": 3}, ["'batchsize'", "Did you mean --data.batch_size?"]),
@@ -435,13 +436,14 @@ class TestMistakes:
         ("old", "new", "words"),
         [
             ("    attention: focused", "    atention: focused", ["'atention'", "Did you mean --model.attention?"]),
+            ("    attention: focused", "    old_option: 1", ["another version of linvit", "remove it from mine.yaml"]),
             ("    attention: focused", "    attention: {factor: 4}", ["has no name"]),
             ("    lr: 2.0e-3", "    lr: [1, 2]", ["lr", "float", "[1, 2]"]),
             ("model:", "modell:", ["modell", "Did you mean --model"]),
             ("data.yaml", "nowhere.yaml", ["nowhere.yaml"]),
             ("model:", "model: [", ["mine.yaml"]),
         ],
-        ids=["key", "nameless", "type", "section", "sibling", "syntax"],
+        ids=["key", "of another version", "nameless", "type", "section", "sibling", "syntax"],
     )
     def test_in_a_yaml_file(self, tmp_path, old, new, words):
         content = yaml.safe_load(QUICKSTART.read_text(encoding="utf-8"))
@@ -575,6 +577,17 @@ class TestCheckpointMistakes:
         text, left = self.error(tmp_path, f"--config={run.config}", "--ckpt_path=x.ckpt", verb="test")
         assert "checkpoint 'x.ckpt' belongs to another task (backbone deit_nano, attention focused): " in text
         assert "linvit.tasks.ClassificationTask takes no anchors" in text
+        assert not left
+
+    def test_one_of_another_version(self, run, tmp_path):
+        def change(content):
+            content["hyper_parameters"].update(old_option=3)
+            content["linvit"].update(version="0.0.7")
+
+        self.changed(run, tmp_path / "x.ckpt", change)
+        text, left = self.error(tmp_path, f"--config={run.config}", "--ckpt_path=x.ckpt", verb="test")
+        assert "checkpoint 'x.ckpt' is of linvit 0.0.7 (" in text
+        assert "takes no old_option. --model.pretrained=x.ckpt in place of --ckpt_path takes its weights" in text
         assert not left
 
     @pytest.mark.parametrize("verb", ["fit", "validate", "test"])

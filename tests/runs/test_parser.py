@@ -108,6 +108,11 @@ def test_what_explains_the_types_is_left_out():
             "Problem with given class_path 'linvit.callbacks.AttentionRank': Option 'every_n_step' is not accepted",
             "'every_n_steps'",  # a key in the list of callbacks
         ),
+        (
+            "Problem with given class_path 'linvit.data.DetectionData': Group 'augmentation' does not accept option "
+            "'crop_scale'",
+            "--data.augmentation.crop_size",  # the crop_scale of another class is no help
+        ),
         ("Subcommand 'fit' does not accept option 'modell.init_args.backbone'", "--model.backbone"),
         ("Subcommand 'fit' does not accept option 'modell.class_path'", "--model"),
         ("unrecognized arguments: --trainer.zzz=3", None),

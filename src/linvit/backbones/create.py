@@ -8,7 +8,7 @@ from torch import nn
 
 from linvit.backbones.replace_attention import replace_attention
 from linvit.backbones.timm.record import record
-from linvit.errors import UserError
+from linvit.errors import UserError, check_number
 from linvit.registry import Spec, backbones
 from linvit.signatures import takes
 
@@ -43,6 +43,8 @@ def create_backbone(
     """
     given = {"num_classes": num_classes, "img_size": img_size, "in_chans": in_chans, "drop_path_rate": drop_path_rate}
     options |= {name: value for name, value in given.items() if value is not None}
+    if drop_path_rate is not None:  # a backbone would build, and fail in its first step
+        check_number("drop_path_rate", drop_path_rate, at_least=0, below=1)
     name, _ = backbones.parse(spec)
     if attention is not None:
         if not takes(backbones.get(name), "attention"):

@@ -47,7 +47,7 @@ def main(argv: list[str]) -> int:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     data, subjects = _backbone(args) if args.backbone is not None else _checkpoints(args)
     folder = args.output or Path(*[run_of_checkpoint(path) or "" for path in (args.ckpt_path or [])[:1]], "analysis")
-    check_writable(folder)
+    check_writable(folder, "--output")
     photos = read_photos(data, args.count, device, spread=args.images is None)
     query = Query(*args.query) if args.query else Query()
     found = [analyze(subject, photos, query) for subject in subjects]
@@ -102,6 +102,8 @@ def _checkpoints(args: argparse.Namespace) -> tuple[ImageData, list[AnalysedMode
     """The models of checkpoints, and the data of a configuration, which the first run has if none is named."""
     folder = run_of_checkpoint(args.ckpt_path[0])
     config = args.config or (folder and folder / "config.yaml")
+    if missing := next((path for path in args.ckpt_path if not Path(path).exists()), None):
+        raise UserError(f"there is no checkpoint at '{missing}'")
     if config is None or (args.config is None and not Path(config).is_file()):
         raise UserError(f"'{args.ckpt_path[0]}' lies in no run's folder; name its configuration: --config CONFIG")
     options = ["--config", str(config), "--data.num_workers=0", "--model.compile=false", "--seed_everything=false"]

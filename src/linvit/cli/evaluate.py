@@ -60,7 +60,7 @@ def main(argv: list[str]) -> int:
         check_number(f"--{name}", getattr(args, name), at_least=least)
     given = dict(read_spec(text) for text in args.sets)
     folder = args.output or Path(run_of_checkpoint(args.model) or "", "evaluation")
-    check_writable(folder)
+    check_writable(folder, "--output")
     if not args.model.startswith(TIMM):
         check_finished(Path(args.model))
     fabric = Fabric(devices=args.devices)

@@ -82,7 +82,7 @@ def main(argv: list[str]) -> int:
     args, others = parser.parse_known_args([option for option in argv if option not in options])
     check_number("--epochs", args.epochs, at_least=1)
     folder = args.output or Path(*[run_of_checkpoint(name) or "" for name in args.networks[:1]], "probe")
-    check_writable(folder)
+    check_writable(folder, "--output")
     options = [*others, *options, "--model.compile=false"]
     names = args.networks or [None]
     wanted = [*[(names[0], False)] * args.random, *((name, True) for name in names)]

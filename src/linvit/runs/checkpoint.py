@@ -4,6 +4,7 @@ import pkgutil
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from linvit.runs.folder import (
 from linvit.signatures import equal_options
 from linvit.tasks.base import SET_BY_DATA, SET_BY_RUN
 from linvit.tasks.pretrained import skip_pretrained
-from linvit.tasks.safe_loading import check_content, epochs_done, no_larger_than, stopped_early
+from linvit.tasks.safe_loading import DESCRIPTION, check_content, epochs_done, no_larger_than, stopped_early
 from linvit.weights import torch_file
 from linvit.weights.read import model_named
 
@@ -50,6 +51,7 @@ class Checkpoint:
         self.purge_step: int = self.step + bool(content.get(WITHIN_STEP))
         self._asked = ""
         self._options: dict[str, Any] = content["hyper_parameters"]
+        self._version: Any = known.get("version") if isinstance(known := content.get(DESCRIPTION), dict) else None
         self._weights: dict[str, Tensor] = content["state_dict"]
         self._optimizers: Any = content.get("optimizer_states")
 
@@ -62,9 +64,12 @@ class Checkpoint:
         self._asked = model_named(given.as_dict())
         unknown = [name for name in self._options if name not in given and name not in SET_BY_DATA]
         if unknown:
+            old = self._version not in (None, version("linvit"))
+            whose = f"is of linvit {self._version}" if old else "belongs to another task"
+            way = f"--model.pretrained={shlex.quote(str(self.path))} in place of --ckpt_path takes its weights alone"
             raise UserError(
-                f"checkpoint '{self.path}' belongs to another task ({model_named(self._options)}): {model.class_path} "
-                f"takes no {', '.join(unknown)}"
+                f"checkpoint '{self.path}' {whose} ({model_named(self._options)}): {model.class_path} takes no "
+                f"{', '.join(unknown)}. {way}"
             )
         for name, value in {"pretrained": None, **self._options}.items():
             if name in SET_BY_DATA or name in SET_BY_RUN:

@@ -316,15 +316,15 @@ def how_to_resume(run: Path) -> str:
     return f"continue with\n  {RunFolder(run).command}" if run_config(run).exists() else ""
 
 
-def check_writable(folder: Path) -> None:
-    """Raises a `UserError` unless files can be made in `folder`, which is not created yet."""
+def check_writable(folder: Path, option: str = "--trainer.default_root_dir") -> None:
+    """Raises a `UserError` unless files can be made in `folder`, which is not created yet; `option` names another."""
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     try:
         tempfile.TemporaryFile(dir=existing).close()  # what the file system allows, and not only the mode of the folder
     except OSError as error:
         raise UserError(
             f"cannot write to the output folder '{folder}': '{existing}': {error.strerror}. Choose another one with "
-            f"--trainer.default_root_dir"
+            f"{option}"
         ) from error
 
 

@@ -132,6 +132,10 @@ class CommandLine(LightningCLI):
                 example = "quickstart" if self.verb == "fit" else "RUN/config.yaml --ckpt_path RUN"
                 raise UserError(NO_CONFIG.format(self.verb, example)) from error
             message = readable(error.message).replace("parsing config", f"parsing config {', '.join(files)}")
+            if (unknown := UNKNOWN.search(error.message)) and message.endswith("."):  # no option is near
+                name = next(group for group in unknown.groups() if group).rpartition(".")[2]
+                if files and not any(option.partition("=")[0].endswith(name) for option in options):
+                    message += f" If another version of linvit or another task wrote it, remove it from {files[-1]}"
             see = "" if self.quiet else f"\nSee linvit {self.verb} --help"  # other verbs have options of their own
             raise UserError(f"{message}{see}") from error
 
@@ -222,6 +226,8 @@ def _suggestion(given: str, owner: type | None) -> str:
         if not part:  # a callback in a list, whose options no flag sets
             return did_you_mean(given, options_of(owner))
     parts: dict[str, Iterable[type]] = {"model": subclasses(Task), "data": subclasses(ImageData)}
+    if owner is not None:  # another class's option of the same name would be suggested
+        parts[part] = [owner]
     parts |= {"trainer": [Trainer], "checkpoint": [SaveCheckpoints], "non_finite": [NonFiniteGuard]}
     options = [f"{name}.{option}" for name, owners in parts.items() for one in owners for option in options_of(one)]
     known: dict[str, str] = {}

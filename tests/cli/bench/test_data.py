@@ -112,7 +112,7 @@ def test_fewer_images_than_a_batch_are_refused(tmp_path):
 def test_options_may_stand_between_what_is_measured_and_where(folder, monkeypatch, capsys):
     monkeypatch.setattr(bench, "rate", lambda loader, images: 1.0)
     assert main(["bench", "data", "--images", "1", "--rounds", "1", str(folder)]) == 0
-    assert f"1 of 80 images of {folder}" in capsys.readouterr().out
+    assert f"1 images, drawn from the 80 of {folder}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("option", ["--images", "--rounds"])

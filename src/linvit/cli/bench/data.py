@@ -65,7 +65,10 @@ def _measure(args: argparse.Namespace) -> None:
             f"'{data.source}' has {count} training images, less than one batch of {data.batch_size}; add some"
         )
     recipe = data.train_transform.augmentation if isinstance(data, ClassificationData) else None
-    print(f"{args.images} of {count} images of {data.source}, {data.size[0]}x{data.size[1]}\n{recipe or ''}\n")
+    sized = f"{data.size[0]}x{data.size[1]}"
+    print(f"{args.images} images, drawn from the {count} of {data.source}, {sized}
+{recipe or ''}
+")
     loaders: dict[str, Callable[[], Any]] = {}
     if missing := [type(data).__name__] if recipe is None else _unknown_to_timm(data, recipe):
         print(f"timm's loader is left out; it does not do {', '.join(missing)}\n")
