@@ -66,9 +66,7 @@ def _measure(args: argparse.Namespace) -> None:
         )
     recipe = data.train_transform.augmentation if isinstance(data, ClassificationData) else None
     sized = f"{data.size[0]}x{data.size[1]}"
-    print(f"{args.images} images, drawn from the {count} of {data.source}, {sized}
-{recipe or ''}
-")
+    print(f"{args.images} images, drawn from the {count} of {data.source}, {sized}\n{recipe or ''}\n")
     loaders: dict[str, Callable[[], Any]] = {}
     if missing := [type(data).__name__] if recipe is None else _unknown_to_timm(data, recipe):
         print(f"timm's loader is left out; it does not do {', '.join(missing)}\n")
