@@ -37,6 +37,9 @@ def test_a_run_on_some_classes_and_at_another_size(run, tmp_path):
     record = json.loads((run.folder / "result.json").read_text(encoding="utf-8"))
     clean, larger = (found["clean", size, None, None]["top1"] for size in (32, 40))
     assert record["evaluation"] == {"clean": clean, "clean 40x40": larger, "a": own["top1"]}
+    done = linvit("evaluate", run.checkpoint("last"), "--sets", "clean=odd", *QUICK[:2], "--output=last", cwd=tmp_path)
+    assert done.code == 0, done.err  # of another checkpoint than the best, whose scores are those of the run
+    assert json.loads((run.folder / "result.json").read_text(encoding="utf-8")) == record
     tested = float(re.search(r"test/top1 +(\S+)", run.then("test").out)[1])
     assert found["clean", 32, None, None]["top1"] == pytest.approx(tested)
     assert own["images_per_second"] > 0

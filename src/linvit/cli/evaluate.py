@@ -17,7 +17,7 @@ from linvit.evaluation.report import corruption_tables, table_of, top1_by_set, w
 from linvit.evaluation.scores import Evaluator
 from linvit.evaluation.sets import ImageSet, read_set, real_labels
 from linvit.runs import result
-from linvit.runs.folder import RESULT, check_writable, run_config, run_of_checkpoint, shown
+from linvit.runs.folder import RESULT, RunFolder, check_writable, run_config, run_of_checkpoint, shown
 from linvit.runs.run import Run
 from linvit.terminal import argument_parser, reflow, table
 
@@ -72,11 +72,16 @@ def main(argv: list[str]) -> int:
         print("\n".join(table(table_of(scores, model))))
         for _, said in corruption_tables(scores, model).values():
             print(reflow(said))
-        if (run := run_of_checkpoint(args.model)) is not None and (run / RESULT).exists():
+        if (run := run_of_checkpoint(args.model)) is not None and (run / RESULT).exists() and is_best(args.model, run):
             record = result.read(run / RESULT)
             result.write(run / RESULT, record | {"evaluation": record["evaluation"] | top1_by_set(scores, model)})
         print(shown(write(scores, model, others, args.model, shlex.join(["linvit", "evaluate", *argv]), folder)))
     return 0
+
+
+def is_best(model: str, run: Path) -> bool:
+    """Whether a run's folder is named, or its best checkpoint, whose scores are the run's."""
+    return Path(model).is_dir() or Path(model).name == RunFolder(run).best[0]
 
 
 def read_spec(text: str) -> tuple[str, list[Path]]:
