@@ -16,7 +16,7 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCL
 from linvit.callbacks.non_finite import NonFiniteGuard
 from linvit.callbacks.save_checkpoints import SaveCheckpoints
 from linvit.data.base import ImageData
-from linvit.errors import UserError, did_you_mean
+from linvit.errors import UserError, check_number, did_you_mean
 from linvit.runs.configs import configs, with_bases
 from linvit.signals import STOP
 from linvit.tasks import Task
@@ -138,6 +138,8 @@ class CommandLine(LightningCLI):
                     message += f" If another version of linvit or another task wrote it, remove it from {files[-1]}"
             see = "" if self.quiet else f"\nSee linvit {self.verb} --help"  # other verbs have options of their own
             raise UserError(f"{message}{see}") from error
+        if not isinstance(seed := self.config.seed_everything, bool | None):
+            check_number("--seed_everything", seed, at_least=0, below=2**32, whole=True)
 
     def instantiate_classes(self) -> None:
         """Builds nothing."""

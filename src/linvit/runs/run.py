@@ -298,6 +298,9 @@ class Run:
             self.settings, trainer=TrainerOptions, checkpoint=SaveCheckpoints, non_finite=NonFiniteGuard
         )
         options = dict(built.trainer)
+        for name in ("accumulate_grad_batches", "log_every_n_steps", "check_val_every_n_epoch"):  # Lightning divides by
+            if options[name] is not None:
+                check_number(f"--trainer.{name}", options[name], at_least=1, whole=True)
         saves = options["enable_checkpointing"] is not False
         callbacks = as_list(options["callbacks"])
         if options["enable_progress_bar"] is not False:
