@@ -91,7 +91,7 @@ class HedgehogAttention(Attention):
         else:
             y = y + x if self.skip else y
             if self.activation == "softmax_dim":
-                both = torch.cat([y.softmax(-1).to(dtype), (-y).softmax(-1).to(dtype)], -1)
+                both = torch.stack([y, -y], -2).softmax(-1).flatten(-2).to(dtype)
             else:
                 both = torch.cat([y - y.amax(-1, keepdim=True), y.amin(-1, keepdim=True) - y], -1).exp()
         return F.threshold(both[..., : self.max_rank], EPS, EPS)
