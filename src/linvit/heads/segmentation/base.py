@@ -13,7 +13,7 @@ class SegmentationHead(Head):
     A subclass writes a constructor that takes `channels`, `reductions` and `num_classes` and calls this one, and a
     `forward`; options are keyword arguments with defaults. It names its last layer `classifier`. Maps may be of any
     size: where a side of the image is not a multiple of a reduction, a map's side is that quotient rounded up, or down
-    in some of timm's models.
+    in CSWin and some of timm's models.
 
     Attributes:
         reduction: Image side over the logits' side: 4, unless a head sets another.
