@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 from linvit.errors import UserError
 
+__all__ = ["image_size"]
+
 
 def image_size(img_size: int | Sequence[int]) -> tuple[int, int]:
     """Returns (H, W) for a side or for [H, W]; raises a `UserError` if it is neither, or not positive."""
