@@ -18,7 +18,7 @@ from linvit.attention.base import Attention, Grid
 from linvit.attention.ops.activations import of_both
 from linvit.attention.ops.decorators import mixed_precision, recomputed
 from linvit.attention.ops.functional import wide
-from linvit.attention.ops.linear import key_sums
+from linvit.attention.ops.linear import linear_attention
 from linvit.errors import check_number
 
 
@@ -42,9 +42,7 @@ class CosFormerAttention(Attention):
     @mixed_precision
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""
-        q, k = features(q, k)
-        context, total = key_sums(k, v)
-        return (q @ context) / (q @ total).clamp_min(self.eps)
+        return linear_attention(*features(q, k), v, self.eps, least=True)
 
     def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """`diag(1 / max(Q K^T 1, eps)) Q` and `K`."""

@@ -255,3 +255,17 @@ def test_resize_is_as_precise_as_its_dtype(dtype: torch.dtype, tolerance: float)
     resized = resize_tokens(table.to(dtype), (3, 4), (7, 5))
     assert resized.dtype == dtype
     assert_near(resized, exact, tolerance)
+
+
+def test_a_least_denominator_has_no_gradient_where_it_is_taken() -> None:
+    """In bfloat16, too, whose derivative is written by hand."""
+    given = [randn(2, 3, 9, width).abs() for width in (4, 4, 5)]
+    exact, rounded = ([x.to(dtype).requires_grad_() for x in given] for dtype in (torch.float64, torch.bfloat16))
+    divisors = given[0] @ given[1].sum(-2, keepdim=True).mT
+    least = float(divisors.detach().median())  # of half of the queries
+    want = given[0] @ (given[1].mT @ given[2]) / divisors.clamp_min(least)
+    outputs = [linear_attention(*inputs, least, least=True) for inputs in (exact, rounded)]
+    assert_near(outputs[0], want, 1e-12)
+    gradients = [torch.autograd.grad(out.sum(), inputs) for out, inputs in zip(outputs, (exact, rounded), strict=True)]
+    for near, far in zip(*gradients, strict=True):
+        assert (near - far).norm() < 0.02 * near.norm()

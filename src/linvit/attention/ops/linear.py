@@ -19,21 +19,22 @@ ALIGNED = 8
 """Channels that are added to values in bfloat16, of which two are used: tensor cores want rows of 16 bytes."""
 
 
-def linear_attention(q: Tensor, k: Tensor, v: Tensor, eps: float, mean: bool = False) -> Tensor:
+def linear_attention(q: Tensor, k: Tensor, v: Tensor, eps: float, mean: bool = False, least: bool = False) -> Tensor:
     """Normalised linear attention `phi(q) (phi(k)^T v) / (phi(q) sum phi(k) + eps)` on given features.
 
     Katharopoulos et al. 2020, Eq. 5: (B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d).
-    With means over the keys instead of sums the quotient is the same but for the weight of `eps`. Features may be wider
+    With means over the keys instead of sums the quotient is the same but for the weight of `eps`. Where `eps` is the
+    `least` denominator, it is not added. Features may be wider
     than values in bfloat16.
     """
     if v.dtype == torch.bfloat16 and not torch.compiler.is_compiling() and takes_function(q):
-        return _LinearAttention.apply(q, k, v, eps * k.shape[-2] if mean else eps)  # type: ignore[no-any-return]
+        return _LinearAttention.apply(q, k, v, eps * k.shape[-2] if mean else eps, least)  # type: ignore[no-any-return]
     if torch.compiler.is_compiling():  # which lays (B, h, N, d) out like images where convolutions follow
         heads = q.shape[:2]
         q, k, v = q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)  # (B h, N, d)
-        out: Tensor = apply_key_sums(q, *key_sums(k, v, mean), eps).unflatten(0, heads)
+        out: Tensor = apply_key_sums(q, *key_sums(k, v, mean), eps, least).unflatten(0, heads)
         return out
-    return apply_key_sums(q, *key_sums(k, v, mean), eps)
+    return apply_key_sums(q, *key_sums(k, v, mean), eps, least)
 
 
 def key_sums(k: Tensor, v: Tensor, mean: bool = False) -> tuple[Tensor, Tensor]:
@@ -43,12 +44,12 @@ def key_sums(k: Tensor, v: Tensor, mean: bool = False) -> tuple[Tensor, Tensor]:
     return (context / k.shape[-2], total / k.shape[-2]) if mean else (context, total)
 
 
-def apply_key_sums(q: Tensor, context: Tensor, total: Tensor, eps: float) -> Tensor:
+def apply_key_sums(q: Tensor, context: Tensor, total: Tensor, eps: float, least: bool = False) -> Tensor:
     """`q context / (q total + eps)` for query features (B, h, N, dk) and `key_sums`, (B, h, N, d)."""
     q = q.contiguous()
     divisor = q @ total
     lost = torch.compiler.is_exporting() and eps < 1e-7  # torch's ONNX exporter adds nothing that is so near 0
-    divisor = divisor.clamp_min(eps) if lost else divisor + eps
+    divisor = divisor.clamp_min(eps) if least or lost else divisor + eps
     return (q @ context) * divisor.reciprocal()
 
 
@@ -63,29 +64,33 @@ class _LinearAttention(torch.autograd.Function):
     """`linear_attention` of bfloat16."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, eps: float) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, eps: float, least: bool) -> Tensor:
         width = v.shape[-1]
         q, k = (x.to(v.dtype, memory_format=torch.contiguous_format).contiguous() for x in (q, k))
         v = torch.cat([v, v.new_full((1,), -1).expand(*v.shape[:-1], ALIGNED)], dim=-1)
         sums = k.mT @ v  # (B, h, dk, d + 8)
         quotient = product_in(torch.float32, q.flatten(0, 1), sums.flatten(0, 1)).unflatten(0, q.shape[:2])
-        divisor = eps - quotient[..., width : width + 1]  # (B, h, N, 1)
+        total = quotient[..., width : width + 1]  # (B, h, N, 1)
+        divisor = total.neg().clamp_min_(eps) if least else eps - total
+        ctx.least = eps if least else None
         out = torch.div(quotient[..., :width], divisor, out=_like_tokens(q, width))
         ctx.save_for_backward(q, k, v, sums, divisor, out)
         return out
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         q, k, v, sums, divisor, out = ctx.saved_tensors
         width = out.shape[-1]
         of_quotient = v.new_empty(*q.shape[:-1], width + ALIGNED)
         of_numerator, rest = of_quotient[..., :width], of_quotient[..., width:].zero_()
         torch.div(gradient, divisor, out=of_numerator)
         along = (of_numerator * out).sum(-1, keepdim=True, dtype=divisor.dtype)
+        if ctx.least is not None:
+            along = along * (divisor > ctx.least)
         torch.sub(along, rest[..., :1].copy_(along), out=rest[..., 1:2])  # what rounding left over
         of_sums = q.mT @ of_quotient
-        return of_quotient @ sums.mT, v @ of_sums.mT, k @ of_sums[..., :width], None
+        return of_quotient @ sums.mT, v @ of_sums.mT, k @ of_sums[..., :width], None, None
 
 
 def wide_product(a: Tensor, b: Tensor) -> Tensor:
