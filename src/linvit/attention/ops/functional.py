@@ -24,8 +24,7 @@ def upcast(x: Tensor) -> Tensor:
 def product_in(dtype: torch.dtype, a: Tensor, b: Tensor) -> Tensor:
     """`a @ b` of (n, m) and (m, d), or of (b, n, m) and (b, m, d), in a wider dtype, with no sum rounded before."""
     if a.is_cuda and a.dtype != dtype and not torch.is_grad_enabled():  # torch's product has no derivative
-        out: Tensor = (torch.mm if a.ndim == 2 else torch.bmm)(a, b, out_dtype=dtype)
-        return out
+        return (torch.mm if a.ndim == 2 else torch.bmm)(a, b, out_dtype=dtype)
     return a.to(dtype) @ b.to(dtype)
 
 
@@ -49,20 +48,17 @@ def safe_norm(
 
 def l2_norm(x: Tensor) -> Tensor:
     """L2 norms over the last dimension, (..., C) -> (..., 1)."""
-    norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return norm
+    return torch.linalg.vector_norm(x, dim=-1, keepdim=True)  # type: ignore[no-any-return]
 
 
 def join_heads(x: Tensor) -> Tensor:
     """(B, h, N, d) -> (B, N, h d); a view of what `split_heads` gave."""
-    joined: Tensor = x.transpose(1, 2).flatten(2)
-    return joined
+    return x.transpose(1, 2).flatten(2)
 
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:
     """(B, N, h d) -> (B, h, N, d); a view."""
-    split: Tensor = x.unflatten(2, (num_heads, -1)).transpose(1, 2)
-    return split
+    return x.unflatten(2, (num_heads, -1)).transpose(1, 2)  # type: ignore[no-any-return]
 
 
 def same_size(old: Sequence[int], new: Sequence[int]) -> bool:

@@ -55,8 +55,7 @@ def convolve_sequence(conv: nn.Conv2d, v: Tensor) -> Tensor:
     kernels = _per_channel(conv, v).squeeze(3)  # (h*d, 1, r)
     tokens = v.mT.flatten(1, 2)  # (B, h*d, N)
     along = F.conv1d(tokens, kernels, padding=conv.padding[0], groups=len(kernels))
-    local: Tensor = along.unflatten(1, v.shape[1::2]).mT
-    return local
+    return along.unflatten(1, v.shape[1::2]).mT  # type: ignore[no-any-return]
 
 
 def _per_channel(conv: nn.Conv2d, v: Tensor) -> Tensor:
