@@ -124,12 +124,13 @@ class TestSplits:
         assert all(f"{part}/val/" in name for name in self.ids(ready(part, "test").test_set))
         assert f"data source '{part}' has no test split; using its val split" in caplog.text
 
-    def test_all_images_of_a_flat_folder_are_predicted(self, tmp_path):
+    def test_all_images_of_a_flat_folder_are_predicted(self, tmp_path, caplog):
         for seed in range(20):
             save(picture(seed), tmp_path / "data" / f"{seed:02}.png")
         module = ready(tmp_path / "data", "predict")
         assert sorted(self.ids(module.predict_set)) == sorted(map(str, (tmp_path / "data").glob("*.png")))
         assert "label" not in module.predict_set[0]
+        assert "split" not in caplog.text
 
     def test_one_unlabelled_image_can_be_predicted(self, tmp_path):
         file = save(picture(), tmp_path / "data" / "x.png")

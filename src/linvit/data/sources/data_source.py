@@ -108,6 +108,6 @@ class DataSource:
     def evaluated(self, available: Collection[str]) -> str:
         """The split that is tested or predicted: test, or the next best of those that are available."""
         split = next(name for name in ("test", "val", "train") if name in available)
-        if split != "test":
+        if split != "test" and {*available} != {"train"}:  # a folder of photos is no split of anything
             rank_zero_info(f"data source '{self.name}' has no test split; using its {split} split")
         return split
