@@ -148,7 +148,8 @@ def build_task(
     except Exception as error:  # options of any content
         reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}".partition("\n")[0]
         if description.version != version("linvit"):
-            reason += f"; linvit {description.version} wrote it, and this is {version('linvit')}"
+            reason += f"; linvit {description.version} wrote it, and this is {version('linvit')}. "
+            reason += "linvit.load_pretrained(network, FILE) takes its weights alone"
         raise UserError(f"'{source}' cannot be used: {reason}") from error
     return task.eval().requires_grad_(False)
 
