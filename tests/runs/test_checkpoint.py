@@ -176,6 +176,15 @@ def test_one_that_cannot_be_resumed_says_what_it_lacks(run, tmp_path, change, me
     assert f"--model.pretrained={path}" in str(error.value)
 
 
+def test_classes_of_one_name_are_at_their_places(run):
+    checkpoint = Checkpoint(run.checkpoint("best"), resumed=False)
+    checkpoint._options = {"class_names": ["crane", "hen", "crane"]}  # a bird and a machine, as in ImageNet
+    with pytest.warns(UserWarning, match="1 of 3 classes have other names in the data .* such as 'chicken' for 'hen'"):
+        checkpoint._check_names(["crane", "chicken", "crane"], "")
+    with pytest.raises(linvit.UserError, match="'crane' is number 2 of it, and 1 of the data"):
+        checkpoint._check_names(["crane", "crane", "hen"], "")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

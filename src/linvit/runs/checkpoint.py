@@ -114,13 +114,13 @@ class Checkpoint:
         places = {name: number for number, name in enumerate(trained)}
         if places.keys().isdisjoint(names):
             places |= {str(number): number for number in range(len(trained))}  # as the folders of ImageNet-V2 are named
-        moved = [name for number, name in enumerate(names) if places.get(name, number) != number]
+        other = [number for number, name in enumerate(names) if name != trained[number]]
+        moved = [number for number in other if places.get(names[number], number) != number]
         if moved:
             raise UserError(
-                f"checkpoint '{self.path}' has other numbers for classes of the data: '{moved[0]}' is number "
-                f"{places[moved[0]]} of it, and {[*names].index(moved[0])} of the data{way}"
+                f"checkpoint '{self.path}' has other numbers for classes of the data: '{names[moved[0]]}' is number "
+                f"{places[names[moved[0]]]} of it, and {moved[0]} of the data{way}"
             )
-        other = [number for number, name in enumerate(names) if name != trained[number]]
         rank_zero_warn(
             f"{len(other)} of {len(names)} classes have other names in the data than in checkpoint '{self.path}', and "
             f"are taken for the same by their numbers, such as '{names[other[0]]}' for '{trained[other[0]]}'"
