@@ -1,6 +1,7 @@
 """`--resume=auto`: one command fits every case."""
 
 import csv
+import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -60,8 +61,12 @@ def test_it_starts_goes_on_and_is_finished(tmp_path):
     done = fit(tmp_path, AUTO, **options, trainer__max_epochs=2)
     assert done.code == 0, done.err
     assert "out/quickstart/version_0 continues from last.ckpt, step 2" in done.log
+    record = runs / "version_0" / "result.json"
+    told = json.loads(record.read_text(encoding="utf-8"))
+    record.unlink()  # as after a kill behind the last checkpoint
     done = fit(tmp_path, AUTO, **options, trainer__max_epochs=2)
     assert done.code == 0
+    assert json.loads(record.read_text(encoding="utf-8"))["score"] == told["score"]
     assert "is finished already, at step 4, 2 epochs" in done.log
     assert [path.name for path in runs.iterdir()] == ["version_0"]
     assert step_of(runs / "version_0" / "checkpoints" / "last.ckpt") == 4

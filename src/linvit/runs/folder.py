@@ -1,6 +1,7 @@
 """The folder of a run, `checkpoints/CONFIG_NAME/version_N`: its files by name, and what they say of the run."""
 
 import csv
+import json
 import math
 import re
 import shlex
@@ -104,7 +105,16 @@ class RunFolder:
         """Whether the run has ended with its last evaluation in its curves; one that may end early says it has."""
         most = self._trainer.get("max_epochs") or -1
         early = self.epochs is None and (self._trainer.get("max_steps") or -1) < 0 and not 0 < most <= self._trained
-        return self.last_is_evaluated and (not early or (self.folder / RESULT).exists())
+        return self.last_is_evaluated and (not early or self._is_recorded)
+
+    @property
+    def _is_recorded(self) -> bool:
+        """Whether its record is of its last evaluation, and not of an end after which it was resumed."""
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            told = json.loads((self.folder / RESULT).read_text("utf-8"))["score"]
+            last = self.score(told["tag"])
+            return last is not None and (told["final"], told["final_epoch"]) == (last.value, last.epoch)
+        return False
 
     @property
     def last_is_evaluated(self) -> bool:

@@ -178,6 +178,8 @@ class Run:
         """Does what its verb says, unless `--resume=auto` has found nothing left to do; says in words what ends it."""
         if not self.finished:
             self._run()
+        elif self.folder is not None and not (self.folder / RESULT).exists():  # a kill came before it was written
+            self._record(self.folder)
 
     def _run(self) -> None:
         names = ("ckpt_path", "weights_only", "verbose", "return_predictions")
@@ -207,13 +209,14 @@ class Run:
         for saves in self.trainer.checkpoint_callbacks:
             if isinstance(saves, SaveCheckpoints):
                 rank_zero_info(run_summary(saves, self.task.hparams["predict_with"], run, length))
-        if self.trainer.is_global_zero and RunFolder(run).last_is_evaluated:
-            self._write_result(run)
+        self._record(run)
         if missing := unsaved(self.trainer):
             raise UserError(missing)
 
-    def _write_result(self, folder: Path) -> None:
-        """Writes what the run amounts to. What cannot be found out is left empty: the run has not failed."""
+    def _record(self, folder: Path) -> None:
+        """Writes what an evaluated run amounts to. What cannot be found out is left empty: the run has not failed."""
+        if not (self.trainer.is_global_zero and RunFolder(folder).last_is_evaluated):
+            return
         record, published = result.derive(RunFolder(folder)), self.task.published()
         record |= {"command": shlex.join(["linvit", "fit", *self._given])}
         record |= {"conditions": conditions(str(self.trainer.strategy.root_device))}

@@ -2,6 +2,7 @@
 
 import csv
 import html
+import json
 import math
 import os
 import re
@@ -100,7 +101,8 @@ def test_runs_of_one_name_are_told_apart_by_what_differs(tmp_path):
 def test_a_run_is_complete_with_its_last_evaluation(tmp_path, trainer, rows, complete):
     (tmp_path / "config.yaml").write_text(yaml.safe_dump({"trainer": trainer}))
     (tmp_path / "metrics.csv").write_text("\n".join(["step,epoch,val/score", *rows]))
-    (tmp_path / "result.json").touch()
+    if rows:
+        (tmp_path / "result.json").write_text(json.dumps(result.derive(RunFolder(tmp_path))))
     assert RunFolder(tmp_path).complete == complete
 
 
@@ -112,8 +114,10 @@ def test_a_run_that_was_ended_is_not_taken_for_one_that_has_stopped_early(tmp_pa
         (tmp_path / "config.yaml").write_text(yaml.safe_dump({"trainer": {"max_epochs": epochs, **early}}))
         assert RunFolder(tmp_path).complete == complete
     (tmp_path / "config.yaml").write_text(yaml.safe_dump({"trainer": {"max_epochs": 9, **early}}))
-    (tmp_path / "result.json").touch()
+    (tmp_path / "result.json").write_text(json.dumps(result.derive(RunFolder(tmp_path))))
     assert RunFolder(tmp_path).complete
+    (tmp_path / "metrics.csv").write_text("\n".join([*rows, "29,2,.3"]))  # resumed, and killed later
+    assert not RunFolder(tmp_path).complete
 
 
 def test_what_differs_besides_is_said(folder):
