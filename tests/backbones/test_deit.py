@@ -11,6 +11,7 @@ import timm.optim
 import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import linvit
 from linvit import UserError
@@ -22,6 +23,19 @@ from tests.golden_files import Golden, both_precisions, of_case
 from tests.helpers import assert_near, assert_same_gradients, perturb, randn, relative_error
 
 SIZES = {"img_size": (48, 32), "patch_size": 8, "embed_dim": 48, "depth": 3, "num_heads": 3, "num_classes": 7}
+
+
+def resized_positions(table: Tensor, new_size: list[int], old_size: list[int], num_prefix_tokens: int) -> Tensor:
+    """As facebookresearch/deit: main.py and detectron2's ViTDet do it, by plain bicubic; timm antialiases."""
+    prefix, patches = table.tensor_split([num_prefix_tokens], dim=1)
+    plane = patches.mT.unflatten(2, tuple(old_size))
+    resized = F.interpolate(plane, size=tuple(new_size), mode="bicubic", align_corners=False)
+    return torch.cat([prefix, resized.flatten(2).mT], dim=1)
+
+
+@pytest.fixture(autouse=True)
+def _positions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("timm.models.vision_transformer.resample_abs_pos_embed", resized_positions)
 
 
 def deit(**options: Any) -> DeiT:
@@ -85,11 +99,18 @@ POOLS = [(True, "token"), (True, "avg"), (False, "avg")]
 @pytest.mark.parametrize(("class_token", "global_pool"), POOLS)
 @pytest.mark.parametrize("size", [(48, 32), (32, 48), (80, 64), (8, 72)], ids=str)
 def test_equals_timm_at_any_size(class_token: bool, global_pool: str, size: tuple[int, int]) -> None:
-    """Position embeddings are interpolated as timm does it; gradients included."""
+    """Gradients included; positions are resized as in DeiT's fine-tuning."""
     ours, theirs = pair(class_token, global_pool)
     x = image(*size, grad=True)
     assert_near(ours.forward_features(x), theirs.forward_features(x), 1e-12)
     assert_same_gradients(ours(x), theirs(x), [x], 1e-10)
+
+
+@torch.no_grad()
+def test_weights_of_another_size_compute_what_they_do_there() -> None:
+    old, new = perturb(deit(img_size=48), scale=0.1).double(), deit(img_size=(80, 64)).double()
+    linvit.load_pretrained(new, old.state_dict())
+    assert_near(new(image(80, 64)), old(image(80, 64)), 1e-12)
 
 
 @pytest.mark.parametrize(("class_token", "global_pool"), POOLS)

@@ -1,6 +1,7 @@
 """Modules resize their own tables: mechanisms, hosts, backbones, a plug-in's, and timm's."""
 
 import math
+import sys
 from functools import partial
 
 import pytest
@@ -55,6 +56,7 @@ def leaves(report):
 DEIT = {"name": "deit_tiny", "depth": 2, "embed_dim": 24, "num_heads": 2, "patch_size": 16}
 PYRAMID = {"embed_dims": [8, 16, 24, 32], "depths": [1, 1, 1, 1], "num_heads": [1, 2, 3, 4]}
 SWIN = {"name": "swin_tiny", "embed_dim": 16, "depths": [1, 2, 1, 1], "num_heads": [1, 2, 4, 8]}
+SMALL_SWIN = {"embed_dim": 16, "depths": (1, 2), "num_heads": (1, 2)}  # timm's
 CSWIN = {"name": "cswin_tiny", "embed_dim": 16, "depths": [1, 1, 1, 1], "num_heads": [2, 2, 4, 4]}
 
 
@@ -196,7 +198,7 @@ def test_windows_are_square_whatever_the_image(tmp_path, size):
 
 
 class TestTimm:
-    """timm's modules have no such method, so linvit resizes what they have."""
+    """timm's modules have no such method, so linvit resizes what they have, as timm does."""
 
     @pytest.mark.parametrize("attention", [None, LINFORMER], ids=str)
     def test_positions(self, tmp_path, attention):
@@ -205,14 +207,31 @@ class TestTimm:
         report = resized(tmp_path / "x.pth", create(spec, attention=attention, img_size=(160, 256)))
         assert leaves(report) == {"pos_embed"} | ({"proj_k", "proj_v"} if attention else set())
 
-    def test_windows(self, tmp_path):
-        options = {"embed_dim": 16, "depths": (1, 2), "num_heads": (1, 2), "num_classes": 2}
-        old, new = (
-            timm.create_model("swin_tiny_patch4_window7_224", img_size=size, window_size=window, **options)
-            for size, window in ((56, 7), (64, 8))
+    @pytest.mark.filterwarnings("ignore:torch.searchsorted", "ignore:Using a non-tuple sequence")  # timm's
+    @pytest.mark.parametrize(
+        ("model", "there", "here", "options", "table"),
+        [
+            ("vit_tiny_patch16_224", 224, (160, 256), {"depth": 1}, "pos_embed"),
+            ("beit_base_patch16_224", 64, 96, {"depth": 1, "embed_dim": 24, "num_heads": 2}, "bias_table"),
+            ("swin_tiny_patch4_window7_224", 56, 64, SMALL_SWIN, "bias_table"),
+            ("maxvit_tiny_tf_224", 64, 96, {"depths": (1,), "embed_dim": (32,), "block_type": ("M",)}, "bias_table"),
+        ],
+    )
+    def test_tables_are_those_of_timms_loader(self, model, there, here, options, table):
+        old, theirs, ours = (
+            timm.create_model(
+                model,
+                img_size=size,
+                num_classes=2,
+                **options,
+                **({"window_size": size // 8} if "swin" in model else {}),
+            )
+            for size in (there, here, here)
         )
-        torch.save(old.state_dict(), tmp_path / "x.pth")
-        assert leaves(resized(tmp_path / "x.pth", new)) == {"relative_position_bias_table"}
-        name = "layers.1.blocks.1.attn.relative_position_bias_table"
-        own = new.state_dict()[name]
-        assert torch.equal(own, resize_table(old.state_dict()[name], own, (15, 15), SQUARE))
+        perturb(old)
+        loader = sys.modules[type(old).__module__].checkpoint_filter_fn
+        theirs.load_state_dict(loader(old.state_dict(), theirs))
+        report = resized({"model": old.state_dict()}, ours)
+        assert report.resized
+        assert all(name.endswith(table) for name in report.resized)
+        assert all(torch.equal(own, theirs.state_dict()[name]) for name, own in ours.state_dict().items())

@@ -16,7 +16,9 @@ presets those of Han et al. 2026 ("ViT^3: Unlocking Test-Time Training in Vision
 With `window_size`, `decomposed_positions`, `class_token: false` and `final_norm: false` it is ViTDet's (Li et al.
 2022, "Exploring Plain Vision Transformer Backbones for Object Detection").
 
-The softmax models equal timm's `VisionTransformer`, parameter names included. The authors of FLatten published no DeiT
+The softmax models equal timm's `VisionTransformer`, parameter names included, on images of their own size. On others
+their positions are those of DeiT's fine-tuning and of ViTDet, plain bicubic, in a call as when weights are loaded; timm
+smooths (antialiases) them. The authors of FLatten published no DeiT
 code: the presets combine the layout of the nearest descendant with the published attention.
 """
 
@@ -25,11 +27,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from timm.layers import resample_abs_pos_embed, trunc_normal_
+from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
 from linvit.attention.base import Grid
-from linvit.attention.ops.functional import SizeOf, resize_table
+from linvit.attention.ops.functional import SizeOf, resize_table, resize_tokens
 from linvit.backbones.base import Backbone
 from linvit.backbones.initialise import classifier
 from linvit.backbones.stage import run_blocks, specs_and_rates
@@ -47,7 +49,7 @@ from linvit.registry import Spec, preset
 class DeiT(Backbone):
     """DeiT, a vision transformer of one resolution, on images of any size and aspect.
 
-    At another image size than `img_size` the position embeddings are interpolated (bicubic).
+    At another image size than `img_size` the position embeddings are interpolated (bicubic, as in DeiT's fine-tuning).
 
     Args:
         img_size: Side, or (H, W), that the position embeddings are made for; a multiple of `patch_size`.
@@ -148,9 +150,8 @@ class DeiT(Backbone):
         x = torch.cat([*prefix, x], dim=1)
         if self.pos_embed is None:
             return x, grid
-        positions = resample_abs_pos_embed(
-            self.pos_embed, list(size), list(self.grid.size), num_prefix_tokens=self.num_prefix_tokens
-        )
+        prefixed, patches = self.pos_embed.tensor_split([self.num_prefix_tokens], dim=1)
+        positions = torch.cat([prefixed, resize_tokens(patches, self.grid.size, size)], dim=1)
         return x + positions, grid
 
     def resize_tables(self, state: dict[str, Tensor], size_of: SizeOf) -> dict[str, Tensor]:

@@ -1,17 +1,18 @@
 """Fits the tensors of a checkpoint to a model: joins and splits projections, resizes tables such as positions."""
 
+import math
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import torch
+from timm.layers import resize_rel_pos_bias_table
 from torch import Tensor, nn
 
 from linvit.attention.base import Attention
 from linvit.attention.ops.functional import SizeOf, grid_from_count, resize_table
 from linvit.layers.hosting import AttentionHost
 from linvit.layers.projections import copy_outputs
-from linvit.layers.relative_positions import resize_position_table
 
 NAMES = {name: name for name in ("q", "k", "v", "kv", "qk", "qkv", "qg", "qkvg")} | {"gate": "g"}
 """Names of linear layers, and the letters of what they project, which has as many rows each."""
@@ -104,12 +105,17 @@ def widen_outputs(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Te
 
 
 def resize_timm_tables(module: nn.Module, state: dict[str, Tensor], size_of: SizeOf) -> dict[str, Tensor]:
-    """Resizes timm's position embeddings and the relative positions of its square windows (bicubic)."""
+    """Resizes timm's position embeddings and tables of relative positions as timm does when it loads them.
+
+    Embeddings are resized bicubic and antialiased, tables of square windows by `timm.layers.resize_rel_pos_bias_table`.
+    """
     size = getattr(getattr(module, "patch_embed", None), "grid_size", None)
     if size is not None and "pos_embed" in state and isinstance(own := getattr(module, "pos_embed", None), Tensor):
-        state["pos_embed"] = resize_table(state["pos_embed"], own, tuple(size), size_of)
+        state["pos_embed"] = resize_table(state["pos_embed"], own, tuple(size), size_of, antialias=True)
     window, name = getattr(module, "window_size", None), "relative_position_bias_table"
     if window is not None and name in state and isinstance(own := getattr(module, name, None), Tensor):
-        square = partial(grid_from_count, img_size=(1, 1))
-        state[name] = resize_position_table(state[name], own, tuple(window), square)
+        given, span = state[name], math.prod(2 * side - 1 for side in window)
+        places = len(given) - (len(own) - span)  # without those of a class token
+        if given.ndim == own.ndim == 3 or (given.ndim == 2 and places > 0 and math.isqrt(places) ** 2 == places):
+            state[name] = resize_rel_pos_bias_table(given, tuple(window), own.shape)
     return state

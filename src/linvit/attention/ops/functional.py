@@ -68,12 +68,14 @@ def same_size(old: Sequence[int], new: Sequence[int]) -> bool:
     return tuple(old) == tuple(new)
 
 
-def resize_tokens(tokens: Tensor, old: tuple[int, int], new: tuple[int, int], mode: str = "bicubic") -> Tensor:
+def resize_tokens(
+    tokens: Tensor, old: tuple[int, int], new: tuple[int, int], mode: str = "bicubic", antialias: bool = False
+) -> Tensor:
     """A table of patch tokens (1, H*W, C) interpolated from one grid to another, "bicubic" or "bilinear"."""
     if same_size(old, new):
         return tokens
     grid = tokens.mT.unflatten(2, old)  # (1, C, H, W)
-    resized = F.interpolate(upcast(grid), size=new, mode=mode, align_corners=False)
+    resized = F.interpolate(upcast(grid), size=new, mode=mode, align_corners=False, antialias=antialias)
     return resized.to(tokens.dtype).flatten(2).mT  # (1, H'*W', C)
 
 
@@ -115,12 +117,19 @@ def grid_from_count(count: int, img_size: tuple[int, int]) -> tuple[int, int] | 
     return None
 
 
-def resize_table(given: Tensor, own: Tensor, size: tuple[int, int], size_of: SizeOf, mode: str = "bicubic") -> Tensor:
+def resize_table(
+    given: Tensor,
+    own: Tensor,
+    size: tuple[int, int],
+    size_of: SizeOf,
+    mode: str = "bicubic",
+    antialias: bool = False,
+) -> Tensor:
     """A table (1, N', C) or (N', C) of a checkpoint for the grid (H, W) of a model, of the shape of the model's `own`.
 
     Rows of prefix tokens come first, then one per patch, row by row; what the checkpoint lacks of the former is taken
     from the model's, what it has beyond them is left out. A table of that grid, or one that does not fit, is returned
-    as it is. `mode` is "bicubic" or "bilinear".
+    as it is. `mode` is "bicubic" or "bilinear"; with `antialias` values are smoothed, as timm does.
     """
     if given.ndim < 2 or (*given.shape[:-2], given.shape[-1]) != (*own.shape[:-2], own.shape[-1]):
         return given
@@ -133,5 +142,5 @@ def resize_table(given: Tensor, own: Tensor, size: tuple[int, int], size_of: Siz
         return given
     shared = min(extra, prefix)
     lacking = own[..., shared:prefix, :].to(given)
-    patches = resize_tokens(given[..., extra:, :].reshape(1, -1, given.shape[-1]), old, size, mode)
+    patches = resize_tokens(given[..., extra:, :].reshape(1, -1, given.shape[-1]), old, size, mode, antialias)
     return torch.cat([given[..., :shared, :], lacking, patches.reshape(*own.shape[:-2], *patches.shape[1:])], dim=-2)
