@@ -50,11 +50,11 @@ class _CastLinear(torch.autograd.Function):
         x, weight, narrow = ctx.saved_tensors
         if torch.is_grad_enabled():  # the gradients will be differentiated, too
             narrow = weight.to(x.dtype)
-        rows = gradient.flatten(0, -2)
+        rows, inputs = (each.reshape(-1, each.shape[-1]) for each in (gradient, x))
         of_x, of_weight, *of_bias = ctx.needs_input_grad
         return (
             gradient @ narrow if of_x else None,
-            product_in(weight.dtype, rows.mT, x.flatten(0, -2)) if of_weight else None,
+            product_in(weight.dtype, rows.mT, inputs) if of_weight else None,
             *(rows.sum(0, dtype=weight.dtype) if needed else None for needed in of_bias),
         )
 
