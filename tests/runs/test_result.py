@@ -5,6 +5,9 @@ import re
 import shutil
 from pathlib import Path
 
+import pytest
+import yaml
+
 from linvit.data import ClassificationData, DiagnosticData
 from linvit.experiments.compare.results import Results, group
 from linvit.experiments.linearize import scores
@@ -44,6 +47,18 @@ def test_of_equal_epochs_the_last_is_the_best_as_in_its_checkpoint(tmp_path):
     assert list(scores([RunFolder(folder)])) == ["student after epoch 4, the last", "student after epoch 3, the best"]
 
 
+@pytest.mark.parametrize(("ended", "complete"), [(True, True), (False, False)])
+def test_early_stopping_ends_a_run_before_its_steps(ended, complete, tmp_path):
+    folder = write_run(tmp_path / "mine/version_0", epochs=None)
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    config["trainer"] |= {"max_steps": 100, "callbacks": [{"class_path": "EarlyStopping"}]}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    assert RunFolder(folder).last_is_evaluated  # so that a run that has ended itself writes its record
+    if ended:
+        result.write(folder / "result.json", result.derive(RunFolder(folder)))
+    assert RunFolder(folder).complete is complete
+
+
 def test_the_page_has_every_field(run):
     table = dict(re.findall(r"^\| `([\w.]+)` \| ([\w ]+) \|", PAGE, re.MULTILINE))
     words = {dict: "mapping", list: "list", str: "text", int: "integer", float: "number", dict[str, float]: "numbers"}
@@ -68,6 +83,21 @@ def test_a_test_is_added_if_the_data_is_that_of_the_run(run, tmp_path):
     assert done.code == 0, done.err
     assert "other data" in done.log
     assert result.read(folder / "result.json") == record
+
+
+def test_a_test_of_another_checkpoint_or_size_is_not_that_of_the_run(run, tmp_path):
+    shutil.copytree(run.root, tmp_path / "copy")
+    moved = run._replace(root=tmp_path / "copy")
+    folder = tmp_path / "copy" / run.folder.relative_to(run.root)
+    before = result.read(folder / "result.json")
+    for option, said in (
+        (f"--ckpt_path={folder / 'checkpoints' / 'last.ckpt'}", "which is of best.ckpt"),
+        ("--data.img_size=48", "whose run has another data.img_size"),
+    ):
+        done = moved.then("test", "--trainer.limit_test_batches=1", option)
+        assert done.code == 0, done.err
+        assert said in done.log
+        assert result.read(folder / "result.json") == before
 
 
 def test_the_fingerprint_is_of_the_content(tmp_path):

@@ -72,16 +72,12 @@ def main(argv: list[str]) -> int:
         print("\n".join(table(table_of(scores, model))))
         for _, said in corruption_tables(scores, model).values():
             print(reflow(said))
-        if (run := run_of_checkpoint(args.model)) is not None and (run / RESULT).exists() and is_best(args.model, run):
+        run = run_of_checkpoint(args.model)
+        if run is not None and (run / RESULT).exists() and RunFolder(run).is_best(args.model):
             record = result.read(run / RESULT)
             result.write(run / RESULT, record | {"evaluation": record["evaluation"] | top1_by_set(scores, model)})
         print(shown(write(scores, model, others, args.model, shlex.join(["linvit", "evaluate", *argv]), folder)))
     return 0
-
-
-def is_best(model: str, run: Path) -> bool:
-    """Whether a run's folder is named, or its best checkpoint, whose scores are the run's."""
-    return Path(model).is_dir() or Path(model).name == RunFolder(run).best[0]
 
 
 def read_spec(text: str) -> tuple[str, list[Path]]:

@@ -95,16 +95,15 @@ class RunFolder:
     @property
     def epochs(self) -> int | None:
         """The epochs that its configuration asks for; None if steps, a time or `EarlyStopping` may end it before."""
-        trainer = self._trainer
-        epochs, steps, callbacks = (trainer.get(key) for key in ("max_epochs", "max_steps", "callbacks"))
-        others = (steps or -1) >= 0 or trainer.get("max_time") or "EarlyStopping" in str(callbacks)
+        epochs, steps = self._trainer.get("max_epochs"), self._trainer.get("max_steps")
+        others = (steps or -1) >= 0 or self._may_end_early
         return None if others or epochs is None or epochs < 0 else int(epochs)
 
     @property
     def complete(self) -> bool:
         """Whether the run has ended with its last evaluation in its curves; one that may end early says it has."""
-        most = self._trainer.get("max_epochs") or -1
-        early = self.epochs is None and (self._trainer.get("max_steps") or -1) < 0 and not 0 < most <= self._trained
+        most, steps = self._trainer.get("max_epochs") or -1, self._trainer.get("max_steps") or -1
+        early = not self._has_its_steps if steps > 0 else self.epochs is None and not 0 < most <= self._trained
         return self.last_is_evaluated and (not early or self._is_recorded)
 
     @property
@@ -122,11 +121,20 @@ class RunFolder:
         if self.score(EVALUATED) is None:
             return False
         seen = max(curve[-1][0] for curve in self.curves.values()) + 1
-        steps, epochs = self._trainer.get("max_steps") or -1, self._trainer.get("max_epochs") or -1
-        if steps > 0:
-            return self.evaluated(None, steps) or (epochs > 0 and self.evaluated(epochs, steps))
+        if (self._trainer.get("max_steps") or -1) > 0 and (self._has_its_steps or not self._may_end_early):
+            return self._has_its_steps
         wanted = self._trained if self.epochs is None else self.epochs
         return self._trained >= wanted and self.evaluated(wanted, seen)
+
+    @property
+    def _has_its_steps(self) -> bool:
+        """Whether the evaluation after `max_steps`, or after `max_epochs` before them, is in the curves."""
+        steps, epochs = self._trainer.get("max_steps") or -1, self._trainer.get("max_epochs") or -1
+        return self.evaluated(None, steps) or (epochs > 0 and self.evaluated(epochs, steps))
+
+    @property
+    def _may_end_early(self) -> bool:
+        return bool(self._trainer.get("max_time")) or "EarlyStopping" in str(self._trainer.get("callbacks"))
 
     @property
     def _trained(self) -> int:
@@ -199,6 +207,10 @@ class RunFolder:
     @property
     def _trainer(self) -> dict[str, Any]:
         return self.config.get("trainer") or {}
+
+    def is_best(self, source: str | Path) -> bool:
+        """Whether its folder is named, or its best checkpoint, whose scores are the run's."""
+        return Path(source).is_dir() or Path(source).name == self.best[0]
 
     def score_tag(self, given: str | None = None) -> str:
         """The curve of scores: `val/score`, of the moving average where the task predicts with that."""

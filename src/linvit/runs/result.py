@@ -74,9 +74,14 @@ def derive(run: RunFolder) -> dict[str, Any]:
 
 def configuration(run: RunFolder) -> dict[str, Any]:
     """The complete configuration as `options`, and its hash, which runs that differ in their seed share."""
-    kept = (item for item in run.options().items() if not f"{item[0]}.".startswith(PLACES))
-    options = json.loads(json.dumps(dict(kept), default=str, sort_keys=True), parse_constant=str)  # of NaN, too
+    options = _plain(run.options())
     return {"configuration": _hash(json.dumps(options).encode()), "options": options}
+
+
+def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {name: value for name, value in options.items() if not f"{name}.".startswith(PLACES)}
+    found: dict[str, Any] = json.loads(json.dumps(kept, default=str, sort_keys=True), parse_constant=str)  # of NaN, too
+    return found
 
 
 def model_hash(options: Mapping[str, Any]) -> str:
@@ -105,14 +110,32 @@ def write(path: Path, record: Mapping[str, Any]) -> None:
     write_text(path, json.dumps(record, indent=1, allow_nan=False) + "\n")
 
 
-def add_test(folder: Path, data: ImageData, scores: Mapping[str, float], images: int) -> None:
-    """Adds the scores of `linvit test` to the record of a run, if they are of the data that it was trained on."""
-    record = read(folder / RESULT)
-    if record["data"] == data_facts(data):
-        split = "test" if "test" in data.splits else "val"
-        write(folder / RESULT, record | {"test": {"split": split, "images": images, "scores": dict(scores)}})
+def add_test(
+    run: RunFolder,
+    checkpoint: str,
+    options: Mapping[str, Any],
+    data: ImageData,
+    scores: Mapping[str, float],
+    images: int,
+) -> None:
+    """Adds the scores of `linvit test` to the record of a run.
+
+    They are its own if they are of its best checkpoint, and of its data, with the options of data that it was trained
+    with.
+    """
+    path = run.folder / RESULT
+    record = read(path)
+    before, now = record["options"], _plain(options)
+    same = {*before} & {*now} - {"data.batch_size"}  # a run of another version may have others
+    changed = [name for name in sorted(same) if name.startswith("data.") and before[name] != now[name]]
+    other = "other data" if record["data"] != data_facts(data) else f"another {changed[0]}" if changed else ""
+    if not run.is_best(checkpoint):
+        rank_zero_info(f"these scores are not added to {path}, which is of {run.best[0]}")
+    elif other:
+        rank_zero_info(f"these scores are not added to {path}, whose run has {other}")
     else:
-        rank_zero_info(f"these scores are not added to {folder / RESULT}, whose run has other data")
+        split = "test" if "test" in data.splits else "val"
+        write(path, record | {"test": {"split": split, "images": images, "scores": dict(scores)}})
 
 
 def read(path: Path, fields: Mapping[Any, str] = FIELDS) -> dict[str, Any]:

@@ -36,6 +36,7 @@ from linvit.runs.folder import (
     RunFolder,
     best_checkpoints,
     check_writable,
+    flat,
     newest,
     run_config,
     run_name,
@@ -199,7 +200,8 @@ class Run:
                     published = None
                 print(score_table(scores, images, published))
                 if self.verb == "test" and self.folder is not None and (self.folder / RESULT).exists():
-                    result.add_test(self.folder, self.data, scores, counter.images)
+                    run, checkpoint = RunFolder(self.folder), self.settings.ckpt_path
+                    result.add_test(run, checkpoint, flat(self.config), self.data, scores, counter.images)
 
     def _say_how_it_went(self) -> None:
         if self.trainer.fast_dev_run:  # type: ignore[attr-defined]  # nothing is kept
