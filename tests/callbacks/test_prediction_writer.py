@@ -5,6 +5,7 @@ import re
 
 import pytest
 import torch
+from lightning.pytorch import Callback
 from torch.utils.data import DataLoader
 
 from linvit.callbacks import PredictionWriter
@@ -45,6 +46,20 @@ def test_the_folder_is_made_and_an_older_file_replaced(tmp_path, caplog):
     table(path, count=19)
     assert len(table(path, count=3)) == 3
     assert f"wrote 3 predictions to {path}" in caplog.text
+
+
+def test_the_progress_bar_ends_its_line_before_it_is_said_where_they_are(tmp_path, caplog):
+    said = []
+
+    class LikeABar(Callback):
+        def on_predict_end(self, trainer, pl_module):
+            said.append(caplog.text)
+
+    writer = PredictionWriter(tmp_path / "predictions.csv")
+    loader = DataLoader(RandomImages(3), 8)
+    trainer(tmp_path, callbacks=[writer, LikeABar()]).predict(tiny_task(), loader)
+    assert "wrote" not in said[0]
+    assert "wrote 3 predictions" in caplog.text
 
 
 def test_one_writer_may_predict_twice(tmp_path):

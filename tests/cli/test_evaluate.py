@@ -3,11 +3,14 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 
+import datasets
 import pytest
 import timm
+from PIL import Image
 
 from tests.cli.runs import linvit
 from tests.data.images import image_folder
@@ -112,6 +115,24 @@ def test_what_is_refused(run, tmp_path, arguments, message):
     done = linvit("evaluate", run.folder, *arguments, *QUICK, cwd=tmp_path)
     assert done.code == 2
     assert message in done.err
+
+
+def test_a_stream_is_read_as_a_table_if_asked(run, tmp_path):
+    table = datasets.Dataset.from_dict(
+        {"image": [Image.new("RGB", (8, 8))] * 2, "label": [0, 1]},
+        datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=[*"0123456789"])}),
+    )
+    (tmp_path / "set").mkdir()
+    table.to_parquet(tmp_path / "set" / "test.parquet")
+    shutil.copytree(run.folder, tmp_path / "version_0")
+    config = tmp_path / "version_0" / "config.yaml"
+    changed = config.read_text(encoding="utf-8").replace("streaming: false", "streaming: true")
+    config.write_text(changed.replace("source: digits", "source: set"), encoding="utf-8")
+    done = linvit("evaluate", "version_0", *QUICK, cwd=tmp_path)
+    assert done.code == 2
+    assert "images of a stream are not evaluated: --sets clean=set reads them as a table" in done.err
+    assert linvit("evaluate", "version_0", "--sets", "clean=set", *QUICK, cwd=tmp_path).code == 0
+    assert records(tmp_path)["clean", 32, None, None]["images"] == 2
 
 
 @pytest.mark.parametrize(

@@ -196,6 +196,15 @@ def test_the_teacher_that_is_named_wins_over_that_of_a_configuration(tmp_path):
         assert Teacher.of(found.teacher).source is None
 
 
+def test_a_teacher_that_was_trained_with_mesa(tmp_path):
+    checkpoints = write_run(tmp_path / "mine/version_0", ema_decay=0.9, mesa=0.5) / "checkpoints"
+    checkpoints.mkdir()
+    (checkpoints / "best.ckpt").touch()
+    options = with_teacher(str(checkpoints.parent), ["--config=linearize/quickstart"])
+    given = Run.read(["fit", *options]).settings.model.init_args
+    assert (given.ema_decay, given.mesa) == (None, 0)  # mesa compares with the moving average
+
+
 def test_several_stages_or_variants_train_their_teacher_once(tmp_path, monkeypatch):
     write_run(tmp_path / "teacher/version_0")  # the first has trained it
     monkeypatch.setattr(subprocess, "Popen", None)

@@ -32,6 +32,7 @@ class PredictionWriter(Callback):
         self._colours = palette(pl_module.hparams["num_classes"])
         self._rows: dict[int, Any] = {}
         self._kind: Any = None
+        self._wrote = ""
 
     def on_predict_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         """Writes the files of a batch, and keeps what the table of all images needs."""
@@ -55,7 +56,12 @@ class PredictionWriter(Callback):
             ids = getattr(trainer.datamodule, "category_ids", None)  # type: ignore[attr-defined]
             found = [rows[index] for index in sorted(rows)]
             path = kind.write_set(found, self._paths.folder, class_names(pl_module), ids)
-            rank_zero_info(f"wrote {len(rows)} predictions to {path}")
+            self._wrote = f"wrote {len(rows)} predictions to {path}"
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Says where the predictions are, once the progress bar has ended its line."""
+        if stage == "predict" and self._wrote:
+            rank_zero_info(self._wrote)
 
 
 class PicturePaths:

@@ -75,6 +75,8 @@ def read_set(
     number. Images of classes that it does not name are left out.
     """
     source = data.data_source
+    if source.streaming:
+        raise UserError(f"images of a stream are not evaluated: --sets {name}={source.name} reads them as a table")
     split = source.evaluated({*data.splits} if whole else {*data.splits, "val"})
     data.targets(split)  # checks the labels
     rows, chosen, _ = source.rows_of(split, whole)
