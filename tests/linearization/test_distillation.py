@@ -160,6 +160,21 @@ def test_softmax_is_no_distance_from_itself() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("of_teacher", "other"),
+    [
+        ({"name": "linear", "feature_map": "relu"}, {"name": "linear", "feature_map": "elu"}),
+        ("focused", {"name": "focused", "focusing_factor": 4}),
+        ("soft", {"name": "soft", "newton_iters": 3}),
+    ],
+    ids=str,
+)
+def test_layers_that_differ_in_options_alone_are_matched(of_teacher: Any, other: Any) -> None:
+    teacher = create_backbone("deit_nano", num_classes=10, attention=of_teacher)
+    student = linearize(teacher, ["hydra", other, of_teacher, None])
+    assert Distillation(teacher, student).layers == ["blocks.0.attn", "blocks.1.attn"]
+
+
 def test_the_parts_are_what_a_reader_computes_by_hand() -> None:
     teacher = create_backbone("deit_nano", num_classes=10)
     student = linearize(teacher, ["linear", None, "hydra", None]).double().train()

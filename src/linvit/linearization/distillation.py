@@ -6,7 +6,8 @@ one stage with the weight 50; ViT-AdaLA (2026), attention alone and then the las
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
+from types import BuiltinFunctionType, FunctionType
 from typing import Any, Literal
 
 import torch
@@ -20,6 +21,7 @@ from linvit.layers.attention_layer import AttentionLayer
 from linvit.layers.stripes import StripeAttention
 
 HOSTS = (AttentionLayer, StripeAttention, ReplacedAttention)
+PLAIN = (str, int, float, bool, tuple, type, FunctionType, BuiltinFunctionType, type(None))
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,8 @@ class Distillation:
         matching: What is matched; None is attention outputs alone, with the weight 50.
 
     Attributes:
-        layers: Names of the attention layers that are matched: those whose mechanism differs; all, if none does.
+        layers: Names of the attention layers that are matched: those whose mechanism or its options differ;
+            all, if none does.
 
     Example:
         >>> student = linvit.linearize(teacher, "focused").train()
@@ -297,7 +300,7 @@ class _Hook:
 
 
 def matched_layers(teacher: nn.Module, student: nn.Module) -> list[str]:
-    """Names of the attention layers whose mechanism differs between two networks; of all, if none does."""
+    """Names of the attention layers whose mechanism or its options differ in two networks; of all, if none does."""
     of_student = {name: layer for name, layer in student.named_modules() if isinstance(layer, HOSTS)}
     of_teacher = dict(teacher.named_modules())
     missing = [name for name in of_student if not hasattr(of_teacher.get(name), "proj")]
@@ -329,9 +332,24 @@ def last_features(network: nn.Module) -> list[str]:
     return [f"{prefix}{info[-1]['module']}"]
 
 
-def _kind(layer: Any) -> list[type[nn.Module]]:
-    """The mechanisms of a layer, which is one itself in a model of timm."""
-    return [type(module) for name, module in layer.named_modules() if name.endswith("mechanism")] or [type(layer)]
+def _kind(layer: Any) -> list[Any]:
+    """The mechanisms of a layer, which is one itself in a model of timm: classes, options, shapes of parameters."""
+    found: list[Any] = []
+    for name, mechanism in layer.named_modules():
+        if name.endswith("mechanism"):
+            found += [(name, type(module), _options(module)) for name, module in mechanism.named_modules()]
+            found.append({name: tensor.shape for name, tensor in mechanism.state_dict().items()})
+    return found or [type(layer)]
+
+
+def _options(module: nn.Module) -> dict[str, Any]:
+    """What a module has noted of its constructor's arguments, as far as a copy's are equal."""
+    changeable = ("training", "recompute", "attention_kernel", "grid")
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if not name.startswith("_") and name not in changeable and (isinstance(value, PLAIN) or is_dataclass(value))
+    }
 
 
 def first_tensor(values: Any) -> Tensor:
