@@ -13,6 +13,7 @@ from linvit.experiments.compare.results import Results, group
 from linvit.experiments.linearize import scores
 from linvit.runs import result
 from linvit.runs.folder import RunFolder, find
+from linvit.tasks import ClassificationTask
 from tests.data.images import image_folder
 from tests.experiments.compare.runs import write_run
 
@@ -85,7 +86,8 @@ def test_a_test_is_added_if_the_data_is_that_of_the_run(run, tmp_path):
     assert result.read(folder / "result.json") == record
 
 
-def test_a_test_of_another_checkpoint_or_size_is_not_that_of_the_run(run, tmp_path):
+def test_a_test_of_another_checkpoint_or_size_is_not_that_of_the_run(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(ClassificationTask, "evaluation_options", ("label_smoothing",))  # as segmentation has windows
     shutil.copytree(run.root, tmp_path / "copy")
     moved = run._replace(root=tmp_path / "copy")
     folder = tmp_path / "copy" / run.folder.relative_to(run.root)
@@ -93,6 +95,7 @@ def test_a_test_of_another_checkpoint_or_size_is_not_that_of_the_run(run, tmp_pa
     for option, said in (
         (f"--ckpt_path={folder / 'checkpoints' / 'last.ckpt'}", "which is of best.ckpt"),
         ("--data.img_size=48", "whose run has another data.img_size"),
+        ("--model.label_smoothing=0.3", "whose run has another model.label_smoothing"),
     ):
         done = moved.then("test", "--trainer.limit_test_batches=1", option)
         assert done.code == 0, done.err

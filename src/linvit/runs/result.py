@@ -120,14 +120,14 @@ def add_test(
 ) -> None:
     """Adds the scores of `linvit test` to the record of a run.
 
-    They are its own if they are of its best checkpoint, and of its data, with the options of data that it was trained
-    with.
+    They are its own if they are of its best checkpoint, and of its data, with the `options` of data and evaluation that
+    it was trained with.
     """
     path = run.folder / RESULT
     record = read(path)
     before, now = record["options"], _plain(options)
     same = {*before} & {*now} - {"data.batch_size"}  # a run of another version may have others
-    changed = [name for name in sorted(same) if name.startswith("data.") and before[name] != now[name]]
+    changed = [name for name in sorted(same) if before[name] != now[name]]
     other = "other data" if record["data"] != data_facts(data) else f"another {changed[0]}" if changed else ""
     if not run.is_best(checkpoint):
         rank_zero_info(f"these scores are not added to {path}, which is of {run.best[0]}")

@@ -201,7 +201,9 @@ class Run:
                 print(score_table(scores, images, published))
                 if self.verb == "test" and self.folder is not None and (self.folder / RESULT).exists():
                     run, checkpoint = RunFolder(self.folder), self.settings.ckpt_path
-                    result.add_test(run, checkpoint, flat(self.config), self.data, scores, counter.images)
+                    own = ("data.", *(f"model.{name}" for name in self.task.evaluation_options))
+                    options = {name: value for name, value in flat(self.config).items() if name.startswith(own)}
+                    result.add_test(run, checkpoint, options, self.data, scores, counter.images)
 
     def _say_how_it_went(self) -> None:
         if self.trainer.fast_dev_run:  # type: ignore[attr-defined]  # nothing is kept
