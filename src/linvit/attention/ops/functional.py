@@ -23,7 +23,8 @@ def upcast(x: Tensor) -> Tensor:
 
 def product_in(dtype: torch.dtype, a: Tensor, b: Tensor) -> Tensor:
     """`a @ b` of (n, m) and (m, d), or of (b, n, m) and (b, m, d), in a wider dtype, with no sum rounded before."""
-    if a.is_cuda and a.dtype != dtype and not torch.is_grad_enabled():  # torch's product has no derivative
+    wider = a.is_cuda and torch.version.hip is None  # torch documents its product for CUDA alone, without a derivative
+    if wider and a.dtype != dtype and not torch.is_grad_enabled():
         return (torch.mm if a.ndim == 2 else torch.bmm)(a, b, out_dtype=dtype)
     return a.to(dtype) @ b.to(dtype)
 
