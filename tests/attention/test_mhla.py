@@ -143,6 +143,14 @@ def test_initial_weights(init: str) -> None:
     assert initial_weights((1, 1), init).item() == 1
 
 
+def test_weights_have_the_default_dtype() -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert {parameter.dtype for parameter in MHLAttention(8, 2, Grid((4, 4))).parameters()} == {torch.float64}
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_another_grid_and_a_checkpoint_of_it_have_the_same_weights() -> None:
     """Blocks are as many at most sizes; where they are fewer, W is interpolated, and each weighs more."""
     small, large = (mechanism({"name": "mhla", "blocks": 4}, Grid(size)) for size in ((2, 3), (16, 15)))

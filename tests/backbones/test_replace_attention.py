@@ -55,6 +55,20 @@ def test_the_model_becomes_what_the_constructor_builds(name: str, spec: linvit.r
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("spec", ["focused", "mlla"])
+@pytest.mark.parametrize("name", ["pvt_v2_b0", "ravlt_t", "mavit_t", "soft_tiny", "soft_norm_tiny", "swin_tiny"])
+def test_new_parameters_have_the_initial_values_of_the_constructor(name: str, spec: str) -> None:
+    """But for the gate, which is open. PVTv2 and RAVLT initialise convolutions, SOFT++ takes torch's linear layers."""
+    after, want = replace_attention(build(name, attention="hydra"), spec), build(name, attention=spec)
+    compared = 0
+    for (key, own), other in zip(after.named_parameters(), want.parameters(), strict=True):
+        if ".attn." in key and ".gate." not in key:
+            assert own.std().item() == pytest.approx(other.std().item(), rel=8 * own.numel() ** -0.5, abs=1e-9), key
+            compared += 1
+    assert compared > 20
+
+
+@torch.no_grad()
 def test_rows_of_each_letter_are_kept() -> None:
     model = perturb(build("deit_nano"))
     q, k, v = model.blocks[0].attn.qkv.weight.clone().chunk(3)

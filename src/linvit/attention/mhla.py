@@ -84,7 +84,7 @@ def even_blocks(size: tuple[int, int], most: int) -> Blocks:
 
 def initial_weights(counts: tuple[int, int], init: str) -> Tensor:
     """W (G, H, G, H) of blocks in G rows and H columns; see `linvit.attention.mhla`."""
-    places = torch.cartesian_prod(*(torch.arange(count, dtype=torch.float32) for count in counts))
+    places = torch.cartesian_prod(*(torch.arange(count, dtype=torch.get_default_dtype()) for count in counts))
     distance = torch.cdist(places, places)
     weights = INITIAL[init](distance, distance.max().clamp_min(1))
     if init != "gaussian":

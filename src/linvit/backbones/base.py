@@ -88,6 +88,10 @@ class Backbone(nn.Module):
         init_vit(self if initialise is None else initialise)
         tie_mechanisms(self)
 
+    def init_attention(self, name: str, layer: nn.Module) -> None:
+        """Gives a new attention layer, which replaces that of this name, the initial values of the constructor."""
+        init_vit(layer)
+
     def check_pool(self, global_pool: str) -> None:
         """Raises a `UserError` unless the pooling is known and, for "token", there is a class token."""
         check_choice("global_pool", global_pool, ["token", "avg"])

@@ -92,6 +92,11 @@ class PVTv2(Backbone):
         self.finalize(nn.Identity(), pyramid_info(embed_dims))
         init_convs(self, by_fan_out, FocusedAttention)
 
+    def init_attention(self, name: str, layer: nn.Module) -> None:
+        """Gives convolutions, too, the reference's initial values; see `Backbone.init_attention`."""
+        super().init_attention(name, layer)
+        init_convs(layer, by_fan_out, FocusedAttention)
+
 
 def by_fan_out(conv: nn.Conv2d) -> None:
     """The reference's initial values of convolutions."""

@@ -100,8 +100,14 @@ class RAVLT(Backbone):
         self.final_proj = nn.Sequential(BatchNormLinear(embed_dims[-1], head_width, bias=True), nn.SiLU())
         self.feature_norms = nn.ModuleList(nn.LayerNorm(dim, eps=1e-6) for dim in embed_dims if feature_norms)
         self.finalize(nn.Identity(), pyramid_info(embed_dims), initialise=nn.Identity() if torch_init else None)
-        # as linear layers
-        init_convs(self, lambda conv: trunc_normal_(conv.weight, std=0.02), RotaryLinearAttention | SoftmaxAttention)
+        self.torch_init = torch_init
+        init_convs(self, as_linear, RotaryLinearAttention | SoftmaxAttention)
+
+    def init_attention(self, name: str, layer: nn.Module) -> None:
+        """Gives convolutions, too, the reference's initial values; see `Backbone.init_attention`."""
+        if not self.torch_init:
+            super().init_attention(name, layer)
+        init_convs(layer, as_linear, RotaryLinearAttention | SoftmaxAttention)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Returns logits (B, num_classes) of tokens (B, N, C), or pooled features (B, head_width) if `pre_logits`."""
@@ -115,6 +121,11 @@ class RAVLT(Backbone):
             self.final_proj = nn.Sequential()
             self.head_hidden_size = self.num_features
         return super().prune_intermediate_layers(indices, prune_norm, prune_head)
+
+
+def as_linear(conv: nn.Conv2d) -> None:
+    """The reference's initial values of convolutions, which are those of linear layers."""
+    trunc_normal_(conv.weight, std=0.02)
 
 
 class ConvMlp(nn.Module):

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from linvit.backbones.base import Backbone
 from linvit.backbones.initialise import init_vit, tie_mechanisms
 from linvit.backbones.stage import specs_per_layer
 from linvit.backbones.timm.attention import replace_timm_attention, unwrapped
@@ -61,7 +62,10 @@ def replace_attention(
                 f"constructor, as {layer.like.func.__name__} does"
             )
         new: nn.Module = layer.like(attention=spec)
-        init_vit(new)
+        if isinstance(network, Backbone):
+            network.init_attention(name, new)
+        else:
+            init_vit(new)
         keep_weights(layer, new.to(layer.proj.weight))
         network.set_submodule(name, new.train(layer.training))
     tie_mechanisms(network)

@@ -106,8 +106,14 @@ class SOFT(Backbone):
             embed = ConvEmbed([embed_dims[i - 1], dim], [2]) if i else ConvEmbed([in_chans, 32, 32, dim], [2, 1, 2])
             stages.append(SOFTStage(dim, grid._replace(size=tables[i]), embed, blocks, positions=True))
         self.stages = nn.ModuleList(stages)
+        self.torch_init = torch_init
         norm = nn.LayerNorm(embed_dims[-1], eps=1e-6)
         self.finalize(norm, pyramid_info(embed_dims), initialise=self.stages[3] if torch_init else None)
+
+    def init_attention(self, name: str, layer: nn.Module) -> None:
+        """With `torch_init` those of the last stage alone; see `Backbone.init_attention`."""
+        if not self.torch_init or name.startswith("stages.3."):
+            super().init_attention(name, layer)
 
     def no_weight_decay(self) -> set[str]:
         """Returns names of parameters without weight decay: the class token alone, as in the reference."""
