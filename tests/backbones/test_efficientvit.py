@@ -1,5 +1,6 @@
 """EfficientViT equals timm's port of it, from files under timm's names and under the authors'."""
 
+import copy
 import re
 
 import pytest
@@ -70,3 +71,20 @@ def test_attention_is_that_of_the_last_two_stages() -> None:
         linvit.UserError, match=r"attention lists 4 specs, but this backbone has 5 block\(s\) in 2 stage"
     ):
         linvit.create_backbone("efficientvit_b0", ["hydra"] * 4, depths=(2, 2, 2, 3))
+
+
+DEIT = {"name": "deit_nano", "attention": {"name": "enhanced_linear", "proj_norm": "bn2d"}}
+
+
+@pytest.mark.parametrize("spec", ["efficientvit_b0", DEIT], ids=["efficientvit", "deit"])
+def test_checkpointing_counts_a_batch_once(spec: linvit.registry.Spec) -> None:
+    """BatchNorm's statistics, and so the evaluation, are those of training without it."""
+    plain = linvit.create_backbone(spec, img_size=32, num_classes=2).train()
+    other = copy.deepcopy(plain)
+    other.set_grad_checkpointing()
+    x = randn(2, 3, 32, 32, dtype=torch.float32)
+    for model in (plain, other):
+        model(x).square().sum().backward()
+    for (name, got), want in zip(other.named_buffers(), plain.buffers(), strict=True):
+        assert torch.equal(got, want), name
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(other.parameters(), plain.parameters(), strict=True))

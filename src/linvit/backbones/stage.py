@@ -1,12 +1,15 @@
 """One level of a feature pyramid: embed, add positions, run the blocks; and what of a spec each block gets."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
 
 import torch
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from linvit.attention.base import Grid
@@ -68,8 +71,31 @@ class Stage(nn.Module):
 def run_blocks(blocks: Iterable[nn.Module], x: Tensor, grid: Grid, checkpointing: bool) -> Tensor:
     """Runs blocks one after the other, with gradient checkpointing of each if asked for."""
     for block in blocks:
-        x = checkpoint(block, x, grid, use_reentrant=False) if checkpointing else block(x, grid)
+        if not checkpointing:
+            x = block(x, grid)
+        elif torch.compiler.is_compiling():
+            x = checkpoint(block, x, grid, use_reentrant=False)
+        else:
+            x = checkpoint(block, x, grid, use_reentrant=False, context_fn=partial(_passes, block))
     return x
+
+
+def _passes(block: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """The contexts of a block's two passes: BatchNorm counts the batch in the first alone."""
+    return nullcontext(), _kept_statistics(block)
+
+
+@contextmanager
+def _kept_statistics(block: nn.Module) -> Iterator[None]:
+    norms = [module for module in block.modules() if isinstance(module, _BatchNorm)]
+    kept = [dict(norm._buffers) for norm in norms]
+    try:
+        for norm, buffers in zip(norms, kept, strict=True):
+            norm._buffers.update({name: None if one is None else one.clone() for name, one in buffers.items()})
+        yield
+    finally:
+        for norm, buffers in zip(norms, kept, strict=True):
+            norm._buffers.update(buffers)
 
 
 def resize_positions(table: Tensor, old: Grid, new: Grid) -> Tensor:
