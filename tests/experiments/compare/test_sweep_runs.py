@@ -10,6 +10,7 @@ import time
 import pytest
 
 from linvit import UserError
+from linvit.experiments.compare import tables
 from linvit.experiments.compare.engines import run_here, run_on_ray, run_on_slurm, say_how_it_ended, slots
 from linvit.experiments.compare.experiment import Experiment, SweepRun
 from linvit.experiments.compare.grid import Sweep
@@ -343,3 +344,18 @@ def test_all_lines_of_an_error_are_its_last_words(experiment):
     run.folder.mkdir(parents=True, exist_ok=True)
     run.log.write_text('begins\nlinvit: error: Parser key "model":\n  Problem:\n    No such option.\nSee --help\n')
     assert run.last_words() == 'Parser key "model": Problem: No such option.'
+
+
+def test_values_whose_tuning_run_has_failed_are_named(tmp_path):
+    draft = Sweep(
+        config=["quickstart"], vary={"model.attention": ["softmax"]}, tune={"model.lr": [0.001, 0.002]}
+    ).grid()
+    tuning = Experiment(tmp_path / TUNING, draft.all_trials())
+    tuning.root.mkdir()
+    tuning.save()
+    for run, failed in zip(tuning.runs, (False, True), strict=True):
+        write_run(run.folder / "version_0")
+        run.ended(int(failed), 1)
+    found = Experiment(tmp_path, draft.tuned({tuning.runs[0].variant: 0.75})).results()
+    assert found.unscored == [tuning.runs[1].variant]
+    assert f"as these runs have no score: {tuning.runs[1].variant}." in tables.markdown(found)

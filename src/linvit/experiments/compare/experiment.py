@@ -162,6 +162,8 @@ class Experiment:
                     variant.trouble[seed] = f"it failed: {run.last_words()} ({run.log})"
                 elif state != "finished":
                     variant.trouble[seed] = "it has not begun" if begun is None else begun.progress
+        tuning = self.of(self.root / TUNING) if grid.tune and grid.search == "grid" else None
+        tuned = [] if tuning is None else tuning.results().variants
         results = Results(
             self.root.name,
             variants,
@@ -170,6 +172,7 @@ class Experiment:
             grid.keys,
             source=str(grid.published.get("source", "")),
             tuned=grid.tune,
+            unscored=[one.name for one in tuned if not one.scores(grid.score)],
             trials=grid.trials if grid.search == "optuna" else None,
             budget=grid.budget,
             level=grid.level,

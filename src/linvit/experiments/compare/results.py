@@ -99,6 +99,7 @@ class Results:
     keys: Sequence[str]  # the options that are said to differ
     source: str = ""  # of the published scores
     tuned: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # options, with the values that were tried
+    unscored: Sequence[str] = ()  # runs that tune, without a score
     trials: int | None = None  # of each variant, by Optuna
     budget: str = ""  # one of `BUDGETS`, where it is known
     level: float | None = None  # a score; the table says when it is reached

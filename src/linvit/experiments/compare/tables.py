@@ -84,6 +84,8 @@ def notes(results: Results) -> list[str]:
             + f" Optuna has tried {results.trials} values, and pruned runs that were poor."
             * bool(results.trials)
         )
+        if results.unscored:
+            found[-1] += f" Not chosen from, as these runs have no score: {', '.join(results.unscored)}."
         if edges := [one.name for one in results.variants if results.best_value(one, key)[1]]:
             found[-1] += f" At the edge of these, beyond which a better value may lie: {', '.join(edges)}."
     if results.matched:
