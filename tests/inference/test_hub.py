@@ -64,6 +64,8 @@ def test_the_same_logits_by_linvit_and_timm(run, pushed):
     assert torch.equal(logits(loaded.network, images), expected)
     network = timm.create_model(f"local-dir:{folder}", pretrained=True)
     assert torch.equal(logits(network, images), expected)
+    larger = timm.create_model(f"local-dir:{folder}", pretrained=True, img_size=48)  # its tables are resized
+    torch.testing.assert_close(logits(larger, torch.ones(1, 3, 48, 48)), logits(network, torch.ones(1, 3, 48, 48)))
     data = timm.data.resolve_model_data_config(network)
     prepared = description.preprocessing
     assert [data["input_size"][1:], data["mean"], data["crop_mode"]] == [

@@ -1,16 +1,11 @@
-"""Fits the tensors of a checkpoint to a model: joins and splits projections, resizes tables such as positions."""
+"""Fits the tensors of a checkpoint to a model: joins and splits projections."""
 
-import math
 from collections.abc import Mapping
-from functools import partial
-from typing import Any
 
 import torch
-from timm.layers import resize_rel_pos_bias_table
 from torch import Tensor, nn
 
 from linvit.attention.base import Attention
-from linvit.attention.ops.functional import SizeOf, grid_from_count, resize_table
 from linvit.layers.hosting import AttentionHost
 from linvit.layers.projections import copy_outputs
 
@@ -59,34 +54,6 @@ def fit_projections(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, 
     return fitted
 
 
-def resize_tables(model: nn.Module, state: Mapping[str, Tensor], img_size: tuple[int, int] | None) -> dict[str, Tensor]:
-    """Resizes the tables of a state dict, under the model's names, as far as they can be resized.
-
-    Each module that has a method `resize_tables` resizes its own entries; see `linvit.Attention.resize_tables`. timm's
-    modules have none, so `resize_timm_tables` acts for them. A module whose tokens are those of windows has a method
-    `size_in_checkpoint(count, size_of)`, which replaces `size_of` for itself and what is in it.
-    """
-    resized = dict(state)
-    own = {} if img_size else {name: tensor.shape for name, tensor in model.state_dict().items()}
-
-    def visit(module: nn.Module, prefix: str, size_of: SizeOf) -> None:
-        inner_size_of: Any = getattr(module, "size_in_checkpoint", None)
-        if inner_size_of is not None:
-            size_of = partial(inner_size_of, size_of=size_of)
-        method = getattr(module, "resize_tables", None) or partial(resize_timm_tables, module)
-        entries = {
-            name.removeprefix(prefix): tensor
-            for name, tensor in resized.items()
-            if name.startswith(prefix) and own.get(name) != tensor.shape
-        }
-        resized.update({prefix + name: tensor for name, tensor in method(entries, size_of).items()})
-        for name, child in module.named_children():
-            visit(child, f"{prefix}{name}.", size_of)
-
-    visit(model, "", partial(grid_from_count, img_size=img_size or (1, 1)))
-    return resized
-
-
 def widen_outputs(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A state dict with output projections for mechanisms that give other channels than their values have.
 
@@ -102,20 +69,3 @@ def widen_outputs(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Te
             copy_outputs(given, own, [(part.num_heads, part.out_heads) for part in mechanisms])
             widened[name] = own
     return widened
-
-
-def resize_timm_tables(module: nn.Module, state: dict[str, Tensor], size_of: SizeOf) -> dict[str, Tensor]:
-    """Resizes timm's position embeddings and tables of relative positions as timm does when it loads them.
-
-    Embeddings are resized bicubic and antialiased, tables of square windows by `timm.layers.resize_rel_pos_bias_table`.
-    """
-    size = getattr(getattr(module, "patch_embed", None), "grid_size", None)
-    if size is not None and "pos_embed" in state and isinstance(own := getattr(module, "pos_embed", None), Tensor):
-        state["pos_embed"] = resize_table(state["pos_embed"], own, tuple(size), size_of, antialias=True)
-    window, name = getattr(module, "window_size", None), "relative_position_bias_table"
-    if window is not None and name in state and isinstance(own := getattr(module, name, None), Tensor):
-        given, span = state[name], math.prod(2 * side - 1 for side in window)
-        places = len(given) - (len(own) - span)  # without those of a class token
-        if given.ndim == own.ndim == 3 or (given.ndim == 2 and places > 0 and math.isqrt(places) ** 2 == places):
-            state[name] = resize_rel_pos_bias_table(given, tuple(window), own.shape)
-    return state

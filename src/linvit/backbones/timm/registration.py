@@ -1,6 +1,6 @@
 """linvit's backbones in timm's registry: `timm.create_model("flatten_swin_tiny")` after `import linvit.backbones`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import timm
@@ -11,12 +11,13 @@ from timm.models import (
     register_model,
     resolve_pretrained_cfg,
 )
-from torch import nn
+from torch import Tensor, nn
 
 from linvit.backbones.timm.attention import unwrapped
 from linvit.backbones.timm.record import REPLACED, layout, name_in_timm, preparation
 from linvit.entries import restrict_imports_to
 from linvit.errors import UserError
+from linvit.layers.resize_tables import resize_tables
 from linvit.registry import backbones
 from linvit.signatures import takes
 
@@ -61,6 +62,12 @@ def build_replaced(model: str, replaced: Sequence[dict[str, Any]], **options: An
     return network
 
 
+def for_grids(state: Mapping[str, Tensor], network: Any) -> dict[str, Tensor]:
+    """The weights of a file with tables for the grids of a network, which may be built for another `img_size`."""
+    height, width = network.pretrained_cfg["input_size"][1:]
+    return resize_tables(network, state, (height, width))
+
+
 def entrypoint(name: str, build: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
     """Returns the function by which timm creates a model of a name with a function of linvit."""
 
@@ -98,6 +105,7 @@ def entrypoint(name: str, build: Callable[..., nn.Module]) -> Callable[..., nn.M
             pretrained_cfg=pretrained_cfg,
             pretrained_cfg_overlay=pretrained_cfg_overlay,
             feature_cfg=features,
+            pretrained_filter_fn=for_grids,
             cache_dir=cache_dir,
             **options,
         )
