@@ -75,7 +75,7 @@ def main(argv: list[str]) -> int:
     takes = f"Takes images ({export.metadata['images']}), gives {', '.join(export.outputs)}."
     print(reflow(f"{args.file}: {kind}, {export.dtype}, for any batch and {size}. {takes}"))
     cases, works = export.compare(run), {"the file": run}
-    rows = [("  images", "error", "detections" * export.is_detector)]
+    rows = [("  images", "error" + " before 8 bits" * args.int8, "detections" * export.is_detector)]
     for batch, (height, width), one, detections in cases:
         rows.append((f"  {batch} x {height}x{width}", f"{one:.0e}", str(detections) * export.is_detector))
     print("\n".join(table(rows)))

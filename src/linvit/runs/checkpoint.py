@@ -181,7 +181,7 @@ def check_same_model(
     ]
     if wrong:
         more = f", and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-        models = f"it names {of}" if of == asked else f"it is of {of}, and the configuration is of {asked}"
+        models = f"it names {of}" if asked in ("", of) else f"it is of {of}, and the configuration is of {asked}"
         raise UserError(f"checkpoint '{path}' belongs to another model; {models}: {'; '.join(wrong[:3])}{more}")
 
 
