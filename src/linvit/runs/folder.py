@@ -110,7 +110,7 @@ class RunFolder:
     def _is_recorded(self) -> bool:
         """Whether its record is of its last evaluation, and not of an end after which it was resumed."""
         with suppress(OSError, ValueError, KeyError, TypeError):
-            told = json.loads((self.folder / RESULT).read_text("utf-8"))["score"]
+            told = json.loads((self.folder / RESULT).read_text(encoding="utf-8"))["score"]
             last = self.score(told["tag"])
             return last is not None and (told["final"], told["final_epoch"]) == (last.value, last.epoch)
         return False
