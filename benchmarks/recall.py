@@ -7,6 +7,7 @@ A row per attention, a column per number of pairs; each line of the picture lead
 
 import argparse
 import csv
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,11 +17,12 @@ from matplotlib.figure import Figure
 
 from linvit.experiments.plots import COLOURS, STYLE, svg
 from linvit.plain_text import markdown_table
+from linvit.runs.folder import COSTS
 
 CHANCE = 1 / 16  # of 16 values
 PAGE = """# What attentions recall
 
-`make diagnostics PAIRS={pairs} SEEDS={seeds}`
+`make diagnostics PAIRS={pairs} SEEDS={seeds}`; {where}
 
 Tokens in random places hold pairs of a key and a value, as many tokens ask for the value of a key, and the network
 says which of 16 it is: associative recall (Arora et al. 2023, "Zoology"), on a grid. Networks of two blocks, width
@@ -56,8 +58,8 @@ def read(table: Path) -> Rows:
     return dict(sorted(found.items(), key=lambda item: -float(item[1][most]["mean"])))
 
 
-def page(rows: Rows) -> str:
-    """The text of the page."""
+def page(rows: Rows, where: str) -> str:
+    """The text of the page; `where` says on what the runs were trained."""
     amounts = sorted({pairs for found in rows.values() for pairs in found})
     most, seeds = amounts[-1], max(int(row["seeds"]) for found in rows.values() for row in found.values())
     lines = [["attention", "", *(f"{pairs} pairs" for pairs in amounts), "rate", "state (KiB)", "rank"]]
@@ -69,6 +71,7 @@ def page(rows: Rows) -> str:
         lines.append([f"`{name}`", mark, *scores, rates, f"{state:.1f}", f"{float(rank):.1f}" if rank else "-"])
     return PAGE.format(
         pairs=",".join(map(str, amounts)),
+        where=where,
         seeds=seeds,
         table=markdown_table(lines),
         spread=", mean ± standard deviation over seeds" * (seeds > 1),
@@ -113,5 +116,7 @@ if __name__ == "__main__":
     parser.add_argument("--output", type=Path, default=Path("docs", "results"), help="to write to (%(default)s)")
     args = parser.parse_args()
     table = read(args.table)
-    (args.output / "recall.md").write_text(page(table), encoding="utf-8")
+    known = json.loads(args.table.with_name(COSTS).read_text(encoding="utf-8"))["conditions"]
+    where = "; ".join(f"{name}: {value}" for name, value in known.items())
+    (args.output / "recall.md").write_text(page(table, where), encoding="utf-8")
     (args.output / "recall.svg").write_text(picture(table), encoding="utf-8")

@@ -92,7 +92,7 @@ def test_the_page_of_recall_has_a_row_per_attention_and_a_column_per_number_of_p
     given += ["focused-pairs8,0.001,1,0,3,2048,16", "focused-pairs32,0.004,0.5,0.2,3,1024,64"]
     (tmp_path / "table.csv").write_text("\n".join([titles, *given]), encoding="utf-8")
     rows = recall.read(tmp_path / "table.csv")
-    page = recall.page(rows)
+    page = recall.page(rows, "device: cpu")
     wanted = [
         "attention||8 pairs|32 pairs|rate|state (KiB)|rank",
         "`focused`|C|1.000 ± 0.000|0.500 ± 0.200|0.001, 0.004|1.0|64.0",
@@ -100,5 +100,5 @@ def test_the_page_of_recall_has_a_row_per_attention_and_a_column_per_number_of_p
     table = [line.strip("| ").replace(" | ", "|") for line in page.splitlines() if line.startswith("|")]
     assert table[0].replace("  ", "") == wanted[0]
     assert table[2:] == [wanted[1], "`xca`||0.900 ± 0.050|0.300 ± 0.100|0.001, 0.002|1.0|-"]
-    assert "PAIRS=8,32 SEEDS=3" in page
+    assert "PAIRS=8,32 SEEDS=3`; device: cpu" in page
     assert {"focused", "xca", "32 pairs"} <= set(re.findall(r">([a-z0-9].*?)</text>", recall.picture(rows)))
