@@ -24,8 +24,7 @@ def linear_attention(q: Tensor, k: Tensor, v: Tensor, eps: float, mean: bool = F
 
     Katharopoulos et al. 2020, Eq. 5: (B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d).
     With means over the keys instead of sums the quotient is the same but for the weight of `eps`. Where `eps` is the
-    `least` denominator, it is not added. Features may be wider
-    than values in bfloat16.
+    `least` denominator, it is not added. Features may be wider than values in bfloat16.
     """
     if v.dtype == torch.bfloat16 and not torch.compiler.is_compiling() and takes_function(q):
         return _LinearAttention.apply(q, k, v, eps * k.shape[-2] if mean else eps, least)  # type: ignore[no-any-return]
