@@ -83,6 +83,19 @@ def test_many_windows_fit_into_a_grid(launches, phi):
     assert all(max(grid[1:]) < 2**16 <= grid[0] for grid in grids)
 
 
+@needs_triton
+@pytest.mark.parametrize("case", ["elu, rotary, difference", "softmax", "focused"])
+def test_programs_are_compiled_for_a_gpu(case):
+    """Which takes less of Python than the interpreter does; without a GPU, by Triton's own assembler."""
+    kernels = pytest.importorskip("benchmarks.kernels")
+    for size in ((64, 3136), (4096, 49)):
+        programs = [one for each in kernels.step(case, *size, 3, 32, torch.bfloat16) for one in each]
+        for program in (one for one in programs if one[0] is not torch.sum):
+            registers, spilled, _ = map(int, kernels.usage(program, 90).split(" / "))
+            assert 0 < registers < 256
+            assert spilled < 200
+
+
 @pytest.mark.parametrize(
     ("tokens", "width", "dtype", "interpreted", "sentence"),
     [

@@ -80,7 +80,7 @@ class SoftmaxAttention(ConvolvedAttention):
         if self.rotary:
             q, k = rotate(q, k, grid)
         dropout = self.attn_drop if self.training else 0.0
-        if self.fused:
+        if self.fused and (q.shape[0] or not q.is_cuda):  # of no image CUDA's returns None (torch 2.11)
             out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=self.scale)
             return out.to(v.dtype)
         return self._written_out(q, k, v, bias, dropout)

@@ -105,13 +105,14 @@ class TaylorShiftAttention(Attention):
         return q * self.temperature.to(q.dtype), k
 
     def _features(self, x: Tensor, weighted: bool = False) -> Tensor:
-        """`[x_i x_j for i <= j, x, 1]`, (..., r), times the factors of the expansion if `weighted`."""
-        rows, columns = torch.triu_indices(x.shape[-1], x.shape[-1], device=x.device)
-        squares, ones = x[..., rows] * x[..., columns], torch.ones_like(x[..., :1])
-        if not weighted:
-            return torch.cat([squares, x, ones], -1)
-        twice = (1 + (rows != columns).to(x.dtype)) * self.a  # a product of two channels stands for two
-        return torch.cat([squares * twice, self.b * x, self.c * ones], -1)
+        """`[x_i x_j for i <= j, x, 1]` in some order, (..., r), times the factors of the expansion if `weighted`."""
+        d, own, twice = x.shape[-1], *((self.a, 2 * self.a) if weighted else (1.0, 1.0))
+        moved = torch.cat([x, x[..., : d // 2]], -1).unfold(-1, d, 1)  # by 0, 1, ... channels, (..., d // 2 + 1, d)
+        products = [own * x.square(), (twice * x[..., None, :] * moved[..., 1 : (d + 1) // 2, :]).flatten(-2)]
+        if d % 2 == 0:  # half around, where each product comes twice
+            products.append(twice * x[..., : d // 2] * x[..., d // 2 :])
+        rest = (self.b, self.c) if weighted else (1.0, 1.0)
+        return torch.cat([*products, rest[0] * x, torch.full_like(x[..., :1], rest[1])], -1)
 
     def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """`diag(1 / (Q K^T 1)) Q`, and `K`."""

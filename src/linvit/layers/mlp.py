@@ -55,7 +55,7 @@ class _CastLinear(torch.autograd.Function):
         return (
             gradient @ narrow if of_x else None,
             product_in(weight.dtype, rows.mT, inputs) if of_weight else None,
-            *(rows.sum(0, dtype=weight.dtype) if needed else None for needed in of_bias),
+            *(product_in(weight.dtype, rows.new_ones(1, len(rows)), rows)[0] if needed else None for needed in of_bias),
         )
 
 

@@ -77,4 +77,4 @@ def linear_attention(q: Tensor, k: Tensor, v: Tensor, formula: Formula) -> Tenso
     tensors = (None if x is None else x.float().contiguous() for x in extras)
     groups = 1 if formula.all_heads else q.shape[1]
     numbers = [formula.power, float(groups), formula.difference, formula.eps, formula.relu_eps]
-    return attention(q, k, v, *tensors, formula.phi, numbers)[0]  # type: ignore[no-any-return]
+    return attention(q, k, v, *tensors, formula.phi, numbers)

@@ -1,10 +1,12 @@
 """The Triton kernels of linear attention as one operator of torch, with its gradients; see `programs`."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import triton
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from linvit.attention.kernels import programs
 
@@ -12,8 +14,8 @@ GIVEN = (
     "Tensor q, Tensor k, Tensor v, Tensor? q_turns, Tensor? k_turns, Tensor? weights, Tensor? shift, Tensor? factor, "
     "str phi, float[] numbers"
 )
-PROGRAMS = 512
-"""How many programs fill a device: some four on each of an H100's 132 multiprocessors."""
+PROGRAMS = 1024
+"""How many programs fill a device: some eight on each of an H100's 132 multiprocessors."""
 CHUNKS = 32
 """The most chunks of the tokens of a head, whose sums each program adds up that needs them."""
 
@@ -47,7 +49,10 @@ class _Call:
         self.constants = {"D": d, "E": e, "KD": wide, "VD": value_wide, "SIZE": size, "GRAD_SIZE": grad_size}
         self.constants |= {"T": self.tile, "PHI": phi, "POWER": int(power) if power == int(power) else power}
         self.constants |= {"THIRD": third, "PRECISION": "ieee" if single else "tf32"}
-        self.constants |= {"num_warps": 4 if largest <= 64 else 8, "num_stages": 2 if largest <= 64 else 1}
+        self.constants |= {
+            "num_warps": 4 if largest <= 64 else 8,
+            "num_stages": 3 if largest <= 64 and not self.focused else 1,
+        }
 
     def chunk(self, tokens: int) -> int:
         """Tokens of a program, a multiple of a tile; so few that all heads together fill the device."""
@@ -91,11 +96,15 @@ class _Call:
             plan = [(q, {1, 2}), (k, {3, 4})] if backward else [(k, {0, 1}), (q, {2, 3})]
         else:
             plan = [(q, {1}), (k, {3}), (max(q, k), {2, 4})] if backward else [(max(q, k), {0, 2}), (k, {1}), (q, {3})]
+        constants = self.constants | {"FIRST": first, "SECOND": second}
+        if backward and not self.focused and constants["T"] == 64:
+            constants |= {"T": 32, "num_warps": 2}  # S and its gradient are in registers, too
         for chunks, chosen in plan:
             members = self.members if chosen & {1, 3} else self.group
             arguments = (x if place in chosen else None for place, x in enumerate(given))
             grid = self.batch * self.heads // members, chunks
-            launch(programs.run, grid, self.q.device, members, *arguments, FIRST=first, SECOND=second, **self.constants)
+            constants["STEPS"] = sum(1 << place for place in chosen if given[place] is not None)
+            launch(programs.run, grid, self.q.device, members, *arguments, **constants)
 
     def outputs(self) -> tuple[Tensor, ...]:
         """What `attention` returns, empty."""
@@ -118,7 +127,10 @@ class _Call:
 
 def launch(program: Any, grid: tuple[int, ...], device: torch.device, *arguments: Any, **constants: Any) -> None:
     """Starts a program."""
-    with torch.cuda.device(device if device.type == "cuda" else -1):
+    if device.type == "cuda" and device.index != torch.cuda.current_device():
+        with torch.cuda.device(device):
+            program[grid](*arguments, **constants)
+    else:
         program[grid](*arguments, **constants)
 
 
@@ -128,10 +140,7 @@ def _like_tokens(x: Tensor, width: int) -> Tensor:
     return x.new_empty(batch, tokens, heads, width).transpose(1, 2)
 
 
-@torch.library.custom_op(
-    "linvit::linear_attention", mutates_args=(), schema=f"({GIVEN}) -> (Tensor, Tensor, Tensor, Tensor)"
-)
-def attention(*given: Any) -> tuple[Tensor, ...]:
+def forward(*given: Any) -> tuple[Tensor, ...]:
     """The output (B, h, N, e), and for the backward pass S and z of each head, and the rows of focused q and k."""
     call = _Call(*given)
     out, sums, q_rows, k_rows = call.outputs()
@@ -141,13 +150,7 @@ def attention(*given: Any) -> tuple[Tensor, ...]:
     return out, sums, q_rows, k_rows
 
 
-@torch.library.custom_op(
-    "linvit::linear_attention_backward",
-    mutates_args=(),
-    schema=f"(Tensor gradient, Tensor sums, Tensor q_rows, Tensor k_rows, {GIVEN}) -> "
-    "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
-)
-def attention_backward(gradient: Tensor, sums: Tensor, q_rows: Tensor, k_rows: Tensor, *given: Any) -> Any:
+def backward(gradient: Tensor, sums: Tensor, q_rows: Tensor, k_rows: Tensor, *given: Any) -> tuple[Tensor, ...]:
     """Gradients of q, k, v, weights, shift and factor; those of what is not there are empty."""
     call = _Call(*given)
     dq, dk, dv, of_weights, of_shift, of_factor = call.gradients()
@@ -165,21 +168,53 @@ def attention_backward(gradient: Tensor, sums: Tensor, q_rows: Tensor, k_rows: T
     return dq, dk, dv, of_weights, of_shift, of_factor
 
 
-attention.register_fake(lambda *given: _Call(*given).outputs())
-attention_backward.register_fake(lambda *given: _Call(*given[4:]).gradients())
-
-
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.save_for_backward(*output[1:], *inputs[:8])
     ctx.mark_non_differentiable(*output[1:])
     ctx.options = inputs[8:]
 
 
-def _backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+def _gradients(compute: Callable[..., tuple[Tensor, ...]], ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     gradient = gradient if gradient.stride(-1) == 1 else gradient.contiguous()
-    dq, dk, dv, *extras = attention_backward(gradient, *ctx.saved_tensors, *ctx.options)
-    extras = [None if x is None else dx for x, dx in zip(ctx.saved_tensors[-3:], extras, strict=True)]
-    return dq, dk, dv, None, None, *extras, None, None
+    dq, dk, dv, *extras = compute(gradient, *ctx.saved_tensors, *ctx.options)
+    found = [None if x is None else dx for x, dx in zip(ctx.saved_tensors[-3:], extras, strict=True)]
+    return dq, dk, dv, None, None, *found, None, None
 
 
-attention.register_autograd(_backward, setup_context=_keep)
+class _Attention(torch.autograd.Function):
+    """Both passes, without the time that a registered operator takes on the host: twice that of the launches."""
+
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> tuple[Tensor, ...]:
+        found = forward(*given)
+        _keep(ctx, given, found)
+        return found
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        return _gradients(backward, ctx, gradient)
+
+
+_forward = torch.library.custom_op(
+    "linvit::linear_attention",
+    forward,
+    mutates_args=(),
+    schema=f"({GIVEN}) -> (Tensor, Tensor, Tensor, Tensor)",
+)
+_backward = torch.library.custom_op(
+    "linvit::linear_attention_backward",
+    backward,
+    mutates_args=(),
+    schema=f"(Tensor gradient, Tensor sums, Tensor q_rows, Tensor k_rows, {GIVEN}) -> "
+    "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+_forward.register_fake(lambda *given: _Call(*given).outputs())
+_backward.register_fake(lambda *given: _Call(*given[4:]).gradients())
+_forward.register_autograd(lambda ctx, gradient, *_: _gradients(_backward, ctx, gradient), setup_context=_keep)
+
+
+def attention(*given: Any) -> Tensor:
+    """The output (B, h, N, e) with its gradients: in compiled networks by an operator that breaks no graph."""
+    compute = _forward if torch.compiler.is_compiling() else _Attention.apply
+    return compute(*given)[0]  # type: ignore[no-any-return]

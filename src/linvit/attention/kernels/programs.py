@@ -92,20 +92,6 @@ def _turned(x, turns, tokens, channels, inside, SIGN: tl.constexpr, D: tl.conste
 
 
 @triton.jit
-def _of_head(turns, rows, shift, factor, head, pair, count, per_head, per_row, D: tl.constexpr):
-    """Where what belongs to the tokens of a head begins."""
-    if turns is not None:
-        turns += head * per_head * count * D
-    if rows is not None:
-        rows += (pair // per_row) * count
-    if shift is not None:
-        shift += head * D
-    if factor is not None:
-        factor += head * D
-    return turns, rows, shift, factor
-
-
-@triton.jit
 def _load_sums(sums, chunks, KD: tl.constexpr, VD: tl.constexpr, SIZE: tl.constexpr, THIRD: tl.constexpr):
     """S (KD, VD), z (KD) and the third row over all chunks: "peak" (KD), "values" (VD), or "" for none."""
     channels, values = tl.arange(0, KD), tl.arange(0, VD)
@@ -163,7 +149,14 @@ def sum_keys(
     """S, z and the third row of a chunk of keys. Exponentials are kept relative to the largest key so far."""
     part, channels, values = tl.program_id(1), tl.arange(0, KD), tl.arange(0, VD)
     batch, head = pair // heads, pair % heads
-    turns, rows, shift, factor = _of_head(turns, rows, shift, factor, head, pair, count, per_head, per_row, D)
+    if turns is not None:
+        turns += head * per_head * count * D
+    if rows is not None:
+        rows += (pair // per_row) * count
+    if shift is not None:
+        shift += head * D
+    if factor is not None:
+        factor += head * D
     k += batch * k_batch + head * k_head
     v += batch * v_batch + head * v_head
     sums += (pair * tl.num_programs(1) + part) * SIZE
@@ -214,7 +207,12 @@ def queries(
     """
     part, channels, values = tl.program_id(1), tl.arange(0, KD), tl.arange(0, VD)
     batch, head = pair // heads, pair % heads
-    turns, rows, _, factor = _of_head(turns, rows, None, factor, head, pair, count, per_head, per_row, D)
+    if turns is not None:
+        turns += head * per_head * count * D
+    if rows is not None:
+        rows += (pair // per_row) * count
+    if factor is not None:
+        factor += head * D
     q += batch * q_batch + head * q_head
     sums += pair * key_chunks * SIZE
     context, total, third = _load_sums(sums, key_chunks, KD, VD, SIZE, THIRD)
@@ -279,7 +277,14 @@ def grad_keys(
     """Gradients (B, M, h, D) and (B, M, h, E) of a chunk of keys and values, (B, h, M) of weights of the keys."""
     part, channels, values = tl.program_id(1), tl.arange(0, KD), tl.arange(0, VD)
     batch, head = pair // heads, pair % heads
-    turns, rows, shift, factor = _of_head(turns, rows, shift, factor, head, pair, count, per_head, per_row, D)
+    if turns is not None:
+        turns += head * per_head * count * D
+    if rows is not None:
+        rows += (pair // per_row) * count
+    if shift is not None:
+        shift += head * D
+    if factor is not None:
+        factor += head * D
     k += batch * k_batch + head * k_head
     v += batch * v_batch + head * v_head
     dk += (batch * count * heads + head) * D
@@ -352,7 +357,11 @@ def focus(
             row = tl.load(rows + tokens[:, None], mask=here, other=0.0)
         for step in tl.static_range(2):
             for head in range(begin, begin + members):
-                _, _, of_head, scales = _of_head(None, None, shift, factor, head, pair, count, 0, 1, D)
+                of_head, scales = shift, factor
+                if shift is not None:
+                    of_head += head * D
+                if factor is not None:
+                    scales += head * D
                 tile = _load(x + head * x_head, of_head, tokens, channels, inside, x_token, heads * D)
                 u = tl.where(inside, _relu(tile, scales, channels, relu_eps, D), 0.0)
                 if dx is None:
@@ -387,25 +396,26 @@ def run(
     members, before, first, between, second, behind, FIRST: tl.constexpr, SECOND: tl.constexpr,
     D: tl.constexpr, E: tl.constexpr, KD: tl.constexpr, VD: tl.constexpr, SIZE: tl.constexpr, GRAD_SIZE: tl.constexpr,
     T: tl.constexpr, PHI: tl.constexpr, POWER: tl.constexpr, THIRD: tl.constexpr, PRECISION: tl.constexpr,
+    STEPS: tl.constexpr,
 ):  # fmt: skip
-    """`focus`, FIRST, `focus`, SECOND, `focus` for some tokens of `members` heads, those whose arguments are given.
+    """`focus`, FIRST, `focus`, SECOND, `focus` for some tokens of `members` heads; bits of STEPS say which of the five.
 
     Each finds in the cache what those before it have read and written of these tokens.
     """
     begin = tl.program_id(0).to(tl.int64) * members
-    if before is not None:
+    if STEPS & 1:
         focus(begin, *before, D, E, KD, VD, SIZE, GRAD_SIZE, T, PHI, POWER, THIRD, PRECISION)
         tl.debug_barrier()
-    if first is not None:
+    if STEPS & 2:
         for pair in range(begin, begin + members):
             FIRST(pair, *first, D, E, KD, VD, SIZE, GRAD_SIZE, T, PHI, POWER, THIRD, PRECISION)
         tl.debug_barrier()
-    if between is not None:
+    if STEPS & 4:
         focus(begin, *between, D, E, KD, VD, SIZE, GRAD_SIZE, T, PHI, POWER, THIRD, PRECISION)
         tl.debug_barrier()
-    if second is not None:
+    if STEPS & 8:
         for pair in range(begin, begin + members):
             SECOND(pair, *second, D, E, KD, VD, SIZE, GRAD_SIZE, T, PHI, POWER, THIRD, PRECISION)
         tl.debug_barrier()
-    if behind is not None:
+    if STEPS & 16:
         focus(begin, *behind, D, E, KD, VD, SIZE, GRAD_SIZE, T, PHI, POWER, THIRD, PRECISION)
