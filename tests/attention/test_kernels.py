@@ -16,6 +16,7 @@ from linvit.attention.base import Grid, create_attention
 from linvit.attention.kernels import Formula, choice, linear_attention
 from linvit.attention.kernels.choice import set_attention_kernel
 from linvit.errors import UserError
+from linvit.registry import attentions
 from tests.attention.kernel_cases import CASES, MECHANISMS
 
 TOLERANCE = {"float32": 3e-6, "float16": 1e-3, "bfloat16": 1e-2}
@@ -145,18 +146,51 @@ def test_a_subclass_inherits_no_formula():
     assert not choice.has_kernel(Other(8, 2, Grid((2, 2))))
 
 
-def test_findings_are_read_back(tmp_path, monkeypatch):
+@pytest.fixture
+def own_findings(tmp_path, monkeypatch):
+    """The file of what this machine has measured: none yet."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     choice.findings.cache_clear()
-    assert choice.findings() == {}
+    yield choice._file()
+    choice.findings.cache_clear()
+
+
+def test_findings_are_read_back(own_findings, monkeypatch):
+    assert choice.findings() == choice.MEASURED
     choice.add_findings("a card", {"linear": 2.0})
     choice.add_findings("a card", {"slab": 0.5})
-    assert choice.findings() == {"a card": {"linear": 2.0, "slab": 0.5}}
+    assert json.loads(own_findings.read_text(encoding="utf-8")) == {"a card": {"linear": 2.0, "slab": 0.5}}
+    assert choice.findings() == {**choice.MEASURED, "a card": {"linear": 2.0, "slab": 0.5}}
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a card")
     assert choice._measured("linear", 0)
     assert not choice._measured("slab", 0)
     assert not choice._measured("focused", 0)
-    choice._file().write_text("{", encoding="utf-8")
+    own_findings.write_text("{", encoding="utf-8")
     choice.findings.cache_clear()
-    assert choice.findings() == {}
-    choice.findings.cache_clear()
+    assert choice.findings() == choice.MEASURED
+
+
+def test_what_was_measured_is_of_mechanisms_and_gives_way_to_this_machine(own_findings):
+    names = {choice.kernel_name(attentions.get(name)) for name in attentions.names()}
+    for card, ratios in choice.MEASURED.items():
+        assert ratios.keys() <= names
+        name = next(iter(ratios))
+        choice.add_findings(card, {name: 0.9})
+        assert choice.findings()[card] == {**ratios, name: 0.9}
+
+
+@pytest.mark.parametrize(
+    ("card", "dtype", "width", "chosen"),
+    [
+        ("NVIDIA H100 80GB HBM3", torch.bfloat16, 64, True),
+        ("NVIDIA H100 80GB HBM3", torch.bfloat16, 96, False),
+        ("NVIDIA H100 80GB HBM3", torch.float32, 64, False),
+        ("a card", torch.bfloat16, 64, False),
+    ],
+)
+def test_auto_takes_a_kernel_where_it_was_measured(own_findings, monkeypatch, card, dtype, width, chosen):
+    x = mock.Mock(is_cuda=True, dtype=dtype, shape=(1, 2, 9, width), device=torch.device("cuda", 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: card)
+    monkeypatch.setattr(choice, "takes_function", lambda v: True)
+    monkeypatch.setattr(choice, "kernel_lacks", lambda q, k, v: None)
+    assert choice._chosen(create_attention("linear", dim=2 * width, num_heads=2, grid=Grid((3, 3))), x, x, x) is chosen

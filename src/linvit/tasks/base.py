@@ -99,8 +99,8 @@ class Task(SavedTask):
             to 35 % more time of these layers on a CPU. "auto" keeps them on a GPU with enough memory, as a line says at
             the first step, and else computes them again. Compiled networks decide that themselves.
         attention_kernel: What computes linear attention on a GPU: "torch", its operators; "triton", the kernels of
-            `linvit.attention.kernels`, where a mechanism has one; "auto" these where `linvit bench attention --kernel`
-            has found them quicker on such a card, and else torch.
+            `linvit.attention.kernels`, where a mechanism has one; "auto" these in bfloat16 where they were measured to
+            be quicker on such a card, by us (H100) or by `linvit bench attention --kernel`, and else torch.
         **optimisation: Arguments of `linvit.tasks.optimisation.Optimisation`.
 
     Attributes:

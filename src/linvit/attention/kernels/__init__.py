@@ -10,7 +10,7 @@ A mechanism, a plug-in's too, whose `forward(q, k, v, grid)` computes what a `Fo
     def formula(self, q, k, grid):                 # None where its options have no kernel
         return Formula("relu", eps=self.eps)
 
-and `linear_attention(q, k, v, formula)` calls them directly. No GPU has run them yet.
+and `linear_attention(q, k, v, formula)` calls them directly.
 """
 
 from linvit.attention.kernels.choice import with_kernel

@@ -19,13 +19,28 @@ if TYPE_CHECKING:
     from linvit.attention.base import Attention, Grid
 
 Kernel = Literal["auto", "triton", "torch"]
+Findings = Mapping[str, Mapping[str, float]]
+"""By device and mechanism: torch's time over the kernel's in bfloat16, at the least favourable size."""
+MEASURED: Findings = {
+    "NVIDIA H100 80GB HBM3": {  # benchmarks/2026-11-26-h100.md
+        "linvit.attention.linear.LinearAttention": 2.18,
+        "linvit.attention.focused.FocusedAttention": 2.44,
+        "linvit.attention.slab.SimplifiedLinearAttention": 1.87,
+        "linvit.attention.mala.MALAAttention": 2.79,
+        "linvit.attention.mlla.MLLAAttention": 2.45,
+        "linvit.attention.rala.RALAAttention": 1.35,
+        "linvit.attention.efficient.EfficientAttention": 0.68,
+    }
+}
+WIDEST_MEASURED = 64  # channels of a head
 
 
 def with_kernel(core: Callable[[Any, Tensor, Tensor, Tensor, "Grid"], Tensor]) -> Callable[..., Tensor]:
     """Decorates a method `(self, q, k, v, grid) -> o` of a mechanism that has a `formula(q, k, grid)` of it.
 
     On a GPU its attribute `attention_kernel` chooses between the kernel ("triton"), the method itself ("torch"), and
-    what `linvit bench attention --kernel` has found to be quicker ("auto"; the method without a finding, and compiled).
+    what was measured to be quicker on such a GPU ("auto"), by us or by `linvit bench attention --kernel`: the method
+    without a finding, compiled, for wider heads than were measured, and in other precisions than bfloat16.
     A subclass that computes the same must name its own `formula`: it is not inherited.
     """
 
@@ -73,8 +88,10 @@ def _chosen(mechanism: "Attention", q: Tensor, k: Tensor, v: Tensor) -> bool:
         return False
     if mechanism.attention_kernel == "triton":
         return True
+    if v.dtype != torch.bfloat16 or max(q.shape[-1], v.shape[-1]) > WIDEST_MEASURED or not v.is_cuda:
+        return False
     # Compiled networks are fused otherwise than what was measured.
-    return v.is_cuda and not torch.compiler.is_compiling() and _measured(kernel_name(type(mechanism)), v.device.index)
+    return not torch.compiler.is_compiling() and _measured(kernel_name(type(mechanism)), v.device.index)
 
 
 def kernel_name(mechanism: Callable[..., Any]) -> str:
@@ -84,7 +101,7 @@ def kernel_name(mechanism: Callable[..., Any]) -> str:
 
 def _measured(name: str, device: int) -> bool:
     """Whether the kernel of a mechanism was found to be quicker on such a device."""
-    return bool(findings()) and findings().get(torch.cuda.get_device_name(device), {}).get(name, 0) > 1
+    return findings().get(torch.cuda.get_device_name(device), {}).get(name, 0) > 1
 
 
 def _file() -> Path:
@@ -92,8 +109,13 @@ def _file() -> Path:
 
 
 @functools.cache
-def findings() -> Mapping[str, Mapping[str, float]]:
-    """By device and mechanism: torch's time over the kernel's, as it was measured; empty without measurements."""
+def findings() -> Findings:
+    """What is known: `MEASURED`, and before it what was measured on this machine."""
+    own = _own()
+    return {device: {**MEASURED.get(device, {}), **own.get(device, {})} for device in {**MEASURED, **own}}
+
+
+def _own() -> dict[str, dict[str, float]]:
     try:
         known = json.loads(_file().read_text(encoding="utf-8"))
         return {device: {name: float(ratio) for name, ratio in ratios.items()} for device, ratios in known.items()}
@@ -103,7 +125,8 @@ def findings() -> Mapping[str, Mapping[str, float]]:
 
 def add_findings(device: str, ratios: Mapping[str, float]) -> Path:
     """Writes measurements for a device; returns the file."""
-    known = {**findings(), device: {**findings().get(device, {}), **ratios}}
+    known = _own()
+    known.setdefault(device, {}).update(ratios)
     path = _file()
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(known, indent=1, sort_keys=True), encoding="utf-8")

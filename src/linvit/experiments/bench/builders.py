@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from linvit.analysis.operations import make_inputs
 from linvit.analysis.roofline import GPUS, Operators, least_seconds
 from linvit.attention.base import Attention, Grid
-from linvit.attention.kernels.choice import add_findings, kernel_name
+from linvit.attention.kernels.choice import add_findings, kernel_name, set_attention_kernel
 from linvit.backbones.create import create_backbone
 from linvit.errors import UserError
 from linvit.experiments.bench.costs import Cost, format_size
@@ -104,8 +104,8 @@ def record_kernels(costs: Sequence[Cost], specs: Sequence[Spec], settings: Setti
             if label == spec_label(spec) and mode == "triton" and slow is not None and quick is not None:
                 ratios[name] = min(ratios.get(name, math.inf), slow.over(quick))
     said = ", ".join(f"{name.rpartition('.')[2]} {ratio:.2f}" for name, ratio in ratios.items()) or "nothing measured"
-    if torch.device(settings.device).type != "cuda" or not ratios:
-        return f"torch / triton: {said}; not recorded, which needs a GPU"
+    if torch.device(settings.device).type != "cuda" or settings.dtype != torch.bfloat16 or not ratios:
+        return f"torch / triton: {said}; not recorded, which needs a GPU and --dtype bfloat16"
     path = add_findings(torch.cuda.get_device_name(settings.device), ratios)
     return f"torch / triton, at the least favourable size: {said}; recorded for attention_kernel=auto in {path}"
 
@@ -122,6 +122,7 @@ def roofline(builders: Mapping[str, Build], grids: Sequence[tuple[int, int]], se
     for name, build in builders.items():
         for grid in grids if name != "naive softmax" else ():
             runner = Runner(*build(grid), settings, mode)
+            set_attention_kernel(runner.trained, "torch")  # whose operators can be counted
             runner.forward_backward()
             with Operators() as there:
                 out = runner.training_forward()

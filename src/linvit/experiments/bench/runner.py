@@ -82,7 +82,7 @@ class Runner:
             out = self.training_forward()
             found.append([out, *torch.autograd.grad(out, self.leaves, self.gradient)])
         tolerance = 1e-3 if self.settings.dtype == torch.float32 else 3e-2
-        error = max(float((x - y).norm() / x.norm()) for x, y in zip(*found, strict=True))
+        error = max(float((x - y).detach().norm() / x.detach().norm()) for x, y in zip(*found, strict=True))
         if not error < tolerance:
             raise UserError(f"the kernel's values differ from torch's by {error:.1g}, and are not to be trusted here")
 
