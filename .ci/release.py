@@ -29,8 +29,13 @@ SMOKE = (  # commands that an installed linvit must carry out, in an empty folde
 )
 SUBSET = (  # tests of every part that leans on a dependency
     "tests/test_registry.py",
+    "tests/test_every_attention_in_every_family.py",
     "tests/attention/test_focused.py",
+    "tests/attention/ops/test_precision.py",
+    "tests/backbones/timm/test_attention.py",
     "tests/heads/detection/test_golden_parts.py",
+    "tests/tasks/test_graphs.py",
+    "tests/analysis/test_roofline.py",
     "tests/runs/test_checkpoint.py",
     "tests/inference/test_model.py",
     "tests/cli/test_list.py",

@@ -24,6 +24,14 @@ def test_operators_are_counted_by_their_tensors():
     assert least_seconds(found.called, slow_products) == pytest.approx(128)
 
 
+def test_products_in_a_wider_dtype_are_counted():
+    a, b = (torch.ones(*shape, device="meta", dtype=torch.bfloat16) for shape in [(3, 4, 8), (3, 8, 2)])
+    with Operators() as found:
+        torch.bmm(a, b, out_dtype=torch.float32)
+        torch.mm(a[0], b[0], out_dtype=torch.float32)
+    assert [one.flops for one in found.called] == [2 * 3 * 4 * 8 * 2, 2 * 4 * 8 * 2]
+
+
 def test_without_a_gpu_there_is_nothing_to_count(capsys):
     assert main(["bench", "attention", "linear", "--roofline"]) == 2
     assert "add --device cuda" in capsys.readouterr().err

@@ -91,7 +91,7 @@ def count_operations(module: nn.Module, *inputs: Any, **options: Any) -> Operati
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     module.eval().requires_grad_(False)  # torch's counter trips over modules that are called with views of parameters
     try:
-        products, others = FlopCounterMode(display=False), _Counter()
+        products, others = flop_counter(), _Counter()
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), products, others:
             module(*inputs, **options)
     finally:
@@ -202,6 +202,15 @@ def macs(model: nn.Module, img_size: int | Sequence[int] = 224, in_chans: int = 
 def num_parameters(module: nn.Module) -> int:
     """Learnable parameters."""
     return sum(parameter.numel() for parameter in module.parameters())
+
+
+def flop_counter() -> FlopCounterMode:
+    """Returns torch's counter, which in torch 2.11 stops at products with an `out_dtype`."""
+    return FlopCounterMode(display=False, custom_mapping={torch.ops.aten.bmm: _flops_of_products})
+
+
+def _flops_of_products(a: torch.Size, b: torch.Size, *_: Any, **__: Any) -> int:
+    return 2 * a.numel() * b[-1]
 
 
 class _Counter(TorchDispatchMode):

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry
+
+from linvit.analysis.operations import flop_counter
 
 
 class Gpu(NamedTuple):
@@ -44,6 +45,7 @@ class Operators(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.called: list[Operator] = []
+        self._formulas = flop_counter().flop_registry
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs one operator."""
@@ -52,7 +54,7 @@ class Operators(TorchDispatchMode):
         tensors = [x for x in tree_leaves((args, kwargs, out)) if isinstance(x, Tensor)]
         views = any(made.alias_info and not made.alias_info.is_write for made in func._schema.returns)
         if tensors and not views and name not in UNTOUCHED:
-            formula = flop_registry.get(func.overloadpacket)
+            formula = self._formulas.get(func.overloadpacket)
             flops = 0 if formula is None else formula(*args, **(kwargs or {}), out_val=out)
             self.called.append(Operator(name, sum(map(touched, tensors)), flops))
         return out

@@ -32,6 +32,8 @@ class Grid(NamedTuple):
 
     Tokens are row-major: the prefix (class and register tokens) first, then patch `row * W + column`.
 
+    A forward pass makes another with `Grid(...)`: where torch 2.11 compiles `_replace`, the fields are lost.
+
     Attributes:
         size: Patch grid of the queries, (H, W).
         kv_size: Patch grid of the keys and values; None means `size`. Differs under spatial reduction.

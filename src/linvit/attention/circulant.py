@@ -68,5 +68,7 @@ def correlation(a: Tensor, b: Tensor) -> Tensor:
     if torch.compiler.is_exporting():  # onnxruntime cannot run an inverse transform to real numbers
         product: Tensor = ifft2(fft2(a).conj() * fft2(b)).real
         return product
+    if not len(a):  # which torch 2.11 cannot transform
+        return a * b
     product = irfft2(rfft2(a).conj() * rfft2(b), s=a.shape[-2:])
     return product

@@ -82,7 +82,7 @@ class LARAAttention(Attention):
         """Weights of the landmarks for each query (B, h, N, m), and of the keys for each landmark (B, h, m, M)."""
         scale = self.key_dim**-0.5
         q_bar = self._landmarks(self.q_bar, q, grid)
-        k_bar = self._landmarks(self.k_bar, k, grid._replace(size=grid.keys_size))
+        k_bar = self._landmarks(self.k_bar, k, Grid(grid.keys_size, num_prefix=grid.num_prefix))
         if self.mixed:
             k_bar = (scale * k_bar @ k_bar.mT).softmax(-1) @ k_bar
         mu = q_bar + k_bar  # (B, h, m, dk)

@@ -145,7 +145,7 @@ class DeiT(Backbone):
         """Returns the tokens of images, with position embeddings, and their grid."""
         patch_grid((x.shape[-2], x.shape[-1]), self.patch_size)
         x, size = self.patch_embed(x)
-        grid = self.grid._replace(size=size)
+        grid = Grid(size, num_prefix=self.grid.num_prefix)
         prefix = [token.expand(x.shape[0], -1, -1) for token in (self.cls_token, self.dist_token) if token is not None]
         x = torch.cat([*prefix, x], dim=1)
         if self.pos_embed is None:

@@ -53,7 +53,7 @@ class Stage(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Grid]:
         """(B, C, H, W) -> (B, N, dim) and the grid of these tokens."""
         x, size = self.embed(x)
-        grid = self.grid._replace(size=size)
+        grid = Grid(size, num_prefix=self.grid.num_prefix)
         if self.cls_token is not None:
             x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], dim=1)
         if self.pos_embed is not None:

@@ -175,4 +175,4 @@ class AttentionLayer(AttentionHost):
         return state
 
     def _reduced(self, grid: Grid) -> Grid:
-        return grid if self.sr is None else grid._replace(kv_size=self.sr.reduced(grid.size))
+        return grid if self.sr is None else Grid(grid.size, self.sr.reduced(grid.size), grid.num_prefix)

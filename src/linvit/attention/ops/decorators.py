@@ -164,7 +164,7 @@ def recomputed(
 
     @functools.wraps(core)
     def run(self: Module, /, *args: P.args, **kwargs: P.kwargs) -> Tensor:
-        if not torch.is_grad_enabled() or not getattr(self, "recompute", True):
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled() or not getattr(self, "recompute", True):
             return core(self, *args, **kwargs)
         tensors: list[Any] = list(takewhile(torch.is_tensor, args))
         rest = args[len(tensors) :]

@@ -30,7 +30,7 @@ class PatchGrid:
     def __call__(self, patch_embed: Any, args: tuple[Tensor, ...]) -> None:
         """Records the grid of images (B, C, H, W) before they are embedded."""
         height, width = patch_embed.dynamic_feat_size(args[0].shape[-2:])
-        self.grid = self.grid._replace(size=(height, width))
+        self.grid = Grid((height, width), num_prefix=self.grid.num_prefix)
 
 
 class NaFlexGrid(PatchGrid):
@@ -53,7 +53,7 @@ class NaFlexGrid(PatchGrid):
             super().__call__(patch_embed, args)
         else:
             self.places, self._sizes = given["patch_coord"], None  # row and column of each patch, (B, N, 2)
-            self.grid = self.grid._replace(size=(1, self.places.shape[1]))
+            self.grid = Grid((1, self.places.shape[1]), num_prefix=self.grid.num_prefix)
 
     @property
     def sizes(self) -> Sequence[tuple[int, int]]:
@@ -73,7 +73,7 @@ class MapGrid(PatchGrid):
     def __call__(self, source: nn.Module, args: Any, output: Any) -> None:  # type: ignore[override]
         """Records the grid of the map, or of the first of several outputs."""
         height, width = (output if isinstance(output, Tensor) else output[0]).shape[-2:]
-        self.grid = self.grid._replace(size=(height, width))
+        self.grid = Grid((height, width), num_prefix=self.grid.num_prefix)
 
 
 class Model:

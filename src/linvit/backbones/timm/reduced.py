@@ -34,7 +34,7 @@ class ReplacedPVTv2Attention(ReplacedAttention):
             return self.mix(x, grid)
         t = self.stemmed(x, grid)
         k, v = self.kv(self.sr(t, grid)).split(self.widths[1:], -1)
-        return self.project(self.attended(t, self.q(t), k, v, grid._replace(kv_size=self.sr.reduced(grid.size))), x)
+        return self.project(self.attended(t, self.q(t), k, v, Grid(grid.size, self.sr.reduced(grid.size))), x)
 
 
 def reduction(source: Any) -> StridedReduction | PooledReduction | None:
@@ -71,7 +71,7 @@ class ReplacedNextViTAttention(ReplacedAttention):
 
     def reduced(self, grid: Grid) -> Grid:
         """The grid with that of the averages."""
-        return grid if self.ratio == 1 else grid._replace(kv_size=(1, grid.num_queries // self.ratio))
+        return grid if self.ratio == 1 else Grid(grid.size, (1, grid.num_queries // self.ratio))
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, N, C) -> (B, N, C)."""

@@ -127,7 +127,7 @@ class ReplacedCaiTAttention(ReplacedAttention):
     kept = ReplacedAttention.kept | {"proj_l", "proj_w"}
 
     def __init__(self, source: Any, spec: Spec, model: Model, name: str) -> None:
-        super().__init__(source, spec, model.patches.grid._replace(num_prefix=0))
+        super().__init__(source, spec, Grid(model.patches.grid.size))
         if type(self.mechanism) is SoftmaxAttention:
             raise UserError(
                 "CaiT mixes the heads of softmax's logits and maps, so softmax alone is not its attention; leave its "
@@ -137,4 +137,4 @@ class ReplacedCaiTAttention(ReplacedAttention):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, N, C) -> (B, N, C)."""
-        return self.mix(x, self.patches.grid._replace(num_prefix=0))
+        return self.mix(x, Grid(self.patches.grid.size))
