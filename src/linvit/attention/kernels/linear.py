@@ -171,6 +171,7 @@ def backward(gradient: Tensor, sums: Tensor, q_rows: Tensor, k_rows: Tensor, *gi
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.save_for_backward(*output[1:], *inputs[:8])
     ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)  # no zeros for these
     ctx.options = inputs[8:]
 
 
