@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from linvit.optim import parameter_groups
 from linvit.runs.loggers import run_loggers
-from linvit.runs.trainer import add_progress_bar, default_callbacks
+from linvit.runs.trainer import add_displays, default_callbacks
 from linvit.tasks import ClassificationTask
 
 WARM_UP = 3  # steps that are not timed
@@ -106,7 +106,7 @@ def fit(task: ClassificationTask, images: Images, precision: str, every: int, fo
     """Seconds of Lightning's loop with all that `linvit fit` adds to it."""
     clock = Clock()
     callbacks = [*default_callbacks(), clock]
-    add_progress_bar(callbacks)
+    add_displays(callbacks, summary=False)
     trainer = Trainer(
         max_epochs=1,
         precision=precision,

@@ -49,7 +49,7 @@ from linvit.runs.parser import CommandLine, TrainerOptions, build_task, instanti
 from linvit.runs.trainer import (
     SaveRunConfig,
     SyncBatchNorm,
-    add_progress_bar,
+    add_displays,
     as_list,
     check_strategy,
     default_callbacks,
@@ -310,8 +310,9 @@ class Run:
                 check_number(f"--trainer.{name}", options[name], at_least=1, whole=True)
         saves = options["enable_checkpointing"] is not False
         callbacks = as_list(options["callbacks"])
-        if options["enable_progress_bar"] is not False:
-            add_progress_bar(callbacks)
+        bar, summary = (options[f"enable_{name}"] is not False for name in ("progress_bar", "model_summary"))
+        options["enable_model_summary"] = False  # Lightning would say that there is one
+        add_displays(callbacks, bar=bar, summary=summary)
         callbacks += [built.checkpoint, built.non_finite, *default_callbacks()]
         step = 0 if self.checkpoint is None or self.checkpoint.run != self.folder else self.checkpoint.step
         if self._fits and options["logger"] is not False:

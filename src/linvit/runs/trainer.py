@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import LearningRateMonitor, RichProgressBar
+from lightning.pytorch.callbacks import LearningRateMonitor, ModelSummary, RichModelSummary, RichProgressBar
 from lightning.pytorch.callbacks import ProgressBar as AnyProgressBar
 from lightning.pytorch.plugins.layer_sync import TorchSyncBatchNorm
 from lightning.pytorch.utilities import rank_zero_info
@@ -32,12 +32,17 @@ def as_list(given: Any) -> list[Any]:
     return [*given] if isinstance(given, list) else [given] if given else []
 
 
-def add_progress_bar(callbacks: list[Any]) -> None:
-    """Adds a progress bar to callbacks, unless they have one."""
-    if any(isinstance(callback, RichProgressBar) for callback in callbacks):  # its codes may not be written out
-        sys.stdout = getattr(sys.stdout, "unchecked", sys.stdout)
-    if not any(isinstance(callback, AnyProgressBar) for callback in callbacks):
+def add_displays(callbacks: list[Any], *, bar: bool = True, summary: bool = True) -> None:
+    """Adds a progress bar and a summary of the model to callbacks that have none, in plain text.
+
+    Lightning would take those of rich wherever that is installed.
+    """
+    if any(isinstance(callback, RichProgressBar | RichModelSummary) for callback in callbacks):
+        sys.stdout = getattr(sys.stdout, "unchecked", sys.stdout)  # their codes may not be written out
+    if bar and not any(isinstance(callback, AnyProgressBar) for callback in callbacks):
         callbacks.append(ProgressBar())
+    if summary and not any(isinstance(callback, ModelSummary) for callback in callbacks):
+        callbacks.append(ModelSummary())
 
 
 def check_strategy(strategy: Any) -> None:
