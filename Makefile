@@ -48,7 +48,8 @@ test: .venv/installed-dev ## all fast tests
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not gpu"
 
 test-all: .venv/installed-dev ## all tests; those that need a GPU skip without one
-	$(BIN)/python -m pytest $(PARALLEL)
+	$(BIN)/python -m pytest $(PARALLEL) -m "not gpu"
+	$(BIN)/python -m pytest -m gpu
 
 test-dependencies: .venv/installed-release ## a few tests with the lowest-direct or highest versions that are allowed (RESOLUTION=...)
 	$(BIN)/python .ci/release.py --dependencies $(RESOLUTION)

@@ -26,6 +26,12 @@ hub = tempfile.TemporaryDirectory(prefix="linvit-hub-", ignore_cleanup_errors=Tr
 os.environ |= {"HF_HOME": hub.name, "HF_HUB_OFFLINE": "1"}
 
 
+def pytest_configure(config):
+    """CUDA devices are there for `-m gpu` alone: what forks or picks its device by itself is tested on the CPU."""
+    if config.option.markexpr != "gpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # which CUDA reads when it is first asked for devices
+
+
 def pytest_collectstart():
     """What is imported is no garbage, and is not looked at until all is there."""
     gc.disable()
@@ -45,7 +51,7 @@ def pytest_unconfigure():
 
 def pytest_runtest_setup(item):
     if item.get_closest_marker("gpu") and not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
+        pytest.skip("needs a CUDA device, and pytest -m gpu")
 
 
 @pytest.fixture(autouse=True)

@@ -342,6 +342,7 @@ class TestGoingOn:
         deadline = time.monotonic() + 120
         while not checkpoint.exists() and process.started[0].poll() is None and time.monotonic() < deadline:
             time.sleep(0.05)
+        assert checkpoint.exists(), process.text()
         time.sleep(0.5)
         process.send(signal.SIGKILL, [0])
         assert process.wait() == [-signal.SIGKILL], process.text()
