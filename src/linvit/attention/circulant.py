@@ -23,6 +23,7 @@ from torch.fft import fft2, ifft2, irfft2, rfft2
 
 from linvit.attention.base import Attention, Gate, Grid
 from linvit.attention.ops.decorators import full_precision, recomputed
+from linvit.attention.ops.functional import is_exporting
 
 
 class CirculantAttention(Attention):
@@ -65,7 +66,7 @@ class CirculantAttention(Attention):
 
 def correlation(a: Tensor, b: Tensor) -> Tensor:
     """`sum_n a[n] b[n + t]` for each shift t of a torus, planes (..., H, W)."""
-    if torch.compiler.is_exporting():  # onnxruntime cannot run an inverse transform to real numbers
+    if is_exporting():  # onnxruntime cannot run an inverse transform to real numbers
         product: Tensor = ifft2(fft2(a).conj() * fft2(b)).real
         return product
     if not len(a):  # which torch 2.11 cannot transform

@@ -17,12 +17,12 @@ and a block whose keys are all masked keeps a share of the weights; neither is s
 
 from typing import Literal
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
 from linvit.attention.ops.decorators import full_precision, recomputed
+from linvit.attention.ops.functional import is_exporting
 from linvit.errors import check_number
 
 FAR = -1e30
@@ -66,7 +66,7 @@ class MonarchAttention(Attention):
         """(B, h, N, dk), (B, h, N, dk), (B, h, N, d) -> (B, h, N, d); tokens outside `mask` (B, N) take no part."""
         tokens, block = q.shape[2], self.block or grid.size[1]
         rest = -tokens % block
-        whole = not torch.compiler.is_exporting() and rest == 0  # a program may have any number of tokens
+        whole = not is_exporting() and rest == 0  # a program may have any number of tokens
         before, behind = (rest, 0) if self.pad == "pre" else (0, rest)
 
         def blocks(x: Tensor) -> Tensor:

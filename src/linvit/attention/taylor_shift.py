@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from linvit.attention.base import Attention, Complexity, Grid
 from linvit.attention.ops.activations import normalize, of_both
 from linvit.attention.ops.decorators import mixed_precision, recomputed
-from linvit.attention.ops.functional import upcast
+from linvit.attention.ops.functional import is_exporting, upcast
 from linvit.attention.ops.linear import linear_attention, linear_factors
 from linvit.errors import UserError, check_number
 
@@ -93,7 +93,7 @@ class TaylorShiftAttention(Attention):
         """Whether all pairs cost less than features, on the grid at hand, or where any may be exported the nominal."""
         if self.form != "auto":
             return self.form == "direct"
-        grid = self.grid if torch.compiler.is_exporting() else grid
+        grid = self.grid if is_exporting() else grid
         n, m = grid.num_queries, grid.num_keys
         return 2 * n * m < (n + m) * (self.max_rank or 0)
 

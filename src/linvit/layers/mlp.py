@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from linvit.attention.base import Grid
 from linvit.attention.ops.decorators import takes_function
-from linvit.attention.ops.functional import product_in
+from linvit.attention.ops.functional import is_exporting, product_in
 
 FeedForward = Literal["mlp", "mbconv"]
 
@@ -25,7 +25,7 @@ class Linear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., C) -> (..., C')."""
-        compiled = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+        compiled = torch.compiler.is_compiling() and not is_exporting()
         plain = type(self.weight) is nn.Parameter and self.weight.dtype == torch.float32
         if x.is_cuda and plain and torch.is_autocast_enabled("cuda") and not compiled and takes_function(x):
             parameters = (self.weight,) if self.bias is None else (self.weight, self.bias)

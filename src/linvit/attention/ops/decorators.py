@@ -196,6 +196,7 @@ def in_transform() -> bool:
 def takes_function(x: Tensor) -> bool:
     """Whether a `torch.autograd.Function` may compute with x: compiled, too, but not for export or `torch.func`."""
     if torch.compiler.is_compiling():
+        # torch 2.11, which loses gradients where it compiles such a function, says that it exports there.
         return not torch.compiler.is_exporting() and not in_transform()
     return not is_traced(x)
 

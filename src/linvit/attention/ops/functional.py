@@ -11,6 +11,12 @@ SizeOf = Callable[[int], tuple[int, int] | None]
 """The patch grid (H, W) that so many patches had in a checkpoint, or None if it is not known."""
 
 
+def is_exporting() -> bool:
+    """Whether `torch.export` traces; torch 2.11's own answer is yes where `torch.compile` does, too."""
+    exporting: bool = torch.compiler._is_exporting_flag
+    return exporting
+
+
 def wide(x: Tensor) -> torch.dtype:
     """The dtype of x, or float32 if that has more digits."""
     return torch.promote_types(x.dtype, torch.float32)
@@ -64,7 +70,7 @@ def split_heads(x: Tensor, num_heads: int) -> Tensor:
 
 def same_size(old: Sequence[int], new: Sequence[int]) -> bool:
     """Whether a table for the size `old` serves `new` as it is; never where an exported program is for any size."""
-    if torch.compiler.is_exporting() and not all(type(side) is int for side in new):
+    if is_exporting() and not all(type(side) is int for side in new):
         return False
     return tuple(old) == tuple(new)
 
@@ -85,7 +91,7 @@ def pooled(x: Tensor, side: int) -> Tensor:
 
     In export by products: torch's decomposition keeps to where the parts of the exported map begin.
     """
-    if not torch.compiler.is_exporting():
+    if not is_exporting():
         return F.adaptive_avg_pool2d(x, side)
     part = torch.arange(side, device=x.device)[:, None]
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from linvit.attention.ops.decorators import takes_function
-from linvit.attention.ops.functional import product_in, upcast
+from linvit.attention.ops.functional import is_exporting, product_in, upcast
 
 ALIGNED = 8
 """Channels that are added to values in bfloat16, of which two are used: tensor cores want rows of 16 bytes."""
@@ -47,7 +47,7 @@ def apply_key_sums(q: Tensor, context: Tensor, total: Tensor, eps: float, least:
     """`q context / (q total + eps)` for query features (B, h, N, dk) and `key_sums`, (B, h, N, d)."""
     q = q.contiguous()
     divisor = q @ total
-    lost = torch.compiler.is_exporting() and eps < 1e-7  # torch's ONNX exporter adds nothing that is so near 0
+    lost = is_exporting() and eps < 1e-7  # torch's ONNX exporter adds nothing that is so near 0
     divisor = divisor.clamp_min(eps) if least or lost else divisor + eps
     return (q @ context) * divisor.reciprocal()
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
-from linvit.attention.ops.functional import join_heads, split_heads
+from linvit.attention.ops.functional import is_exporting, join_heads, split_heads
 from linvit.errors import check_number, check_odd
 
 
@@ -97,7 +97,7 @@ def convolve_values(conv: Callable[[Tensor], Tensor], v: Tensor, grid: Grid) -> 
 
 def convolve_each(plane: Tensor, kernels: Tensor) -> Tensor:
     """Every channel of every image (B, C, H, W) convolved by its own kernel, of (B, C, k, k)."""
-    if torch.compiler.is_exporting() or not len(plane):  # `groups` would fix the number of images, and must not be 0
+    if is_exporting() or not len(plane):  # `groups` would fix the number of images, and must not be 0
         parts = zip(shifts(plane, kernels.shape[-1]), kernels.flatten(2).unbind(-1), strict=True)
         return torch.stack([shifted * entry[..., None, None] for shifted, entry in parts]).sum(0)
     alone, kernels = plane.flatten(0, 1)[None], kernels.flatten(0, 1)[:, None]  # (1, B C, H, W), (B C, 1, k, k)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torchvision.ops import clip_boxes_to_image
 
+from linvit.attention.ops.functional import is_exporting
 from linvit.errors import UserError
 from linvit.heads.base import Head
 
@@ -25,7 +26,7 @@ def constants(values: Sequence[float], like: Tensor) -> Tensor:
 
 def positions(masks: Sequence[Tensor]) -> list[Tensor]:
     """Returns where each of the masks (n_i,) is true, in their order; the host waits once for all of them."""
-    if torch.compiler.is_exporting():
+    if is_exporting():
         return [mask.nonzero()[:, 0] for mask in masks]
     counts = torch.stack([mask.count_nonzero() for mask in masks]).tolist()
     return [mask.nonzero_static(size=count)[:, 0] for mask, count in zip(masks, counts, strict=True)]

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchvision.ops import batched_nms, box_convert, nms
 
-from linvit.attention.ops.functional import upcast
+from linvit.attention.ops.functional import is_exporting, upcast
 from linvit.errors import check_number
 from linvit.heads.detection.base import constants
 
@@ -113,7 +113,7 @@ def best_of_batch(boxes: Tensor, scores: Tensor, iou: float, limit: int, cut: bo
         kept = kept.unflatten(0, (-1, classes)).flatten(1)
     best, place = top_of_batch(kept, limit)
     counts = (best > DROPPED).sum(1)
-    if cut and not torch.compiler.is_exporting():
+    if cut and not is_exporting():
         counts = counts.cpu()
         most = max(1, int(counts.max()))
         best, place = best[:, :most], place[:, :most]
@@ -155,7 +155,7 @@ def _suppress(boxes: Tensor, scores: Tensor, iou: float, limit: int) -> Tensor:
     group, label, row = (scores > DROPPED).nonzero(as_tuple=True)
     box, score = boxes[group, row].double(), scores[group, label, row]  # in float32 distant places are too coarse
     kind = group * scores.shape[1] + label
-    if torch.compiler.is_exporting() or (box.is_cuda and len(box) <= 25_000):
+    if is_exporting() or (box.is_cuda and len(box) <= 25_000):
         kept = nms(box + (kind * (F.pad(box, (0, 0, 0, 1)).amax() + 1))[:, None], score.double(), iou)
     else:
         kept = batched_nms(box, score.double(), kind, iou)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.ops import roi_align
 
-from linvit.attention.ops.functional import upcast
+from linvit.attention.ops.functional import is_exporting, upcast
 from linvit.heads.detection.anchors import Assigner, Sampler
 from linvit.heads.detection.base import ImageShape, Target, positions
 from linvit.heads.detection.box_head import BoxHead
@@ -139,14 +139,14 @@ def roi_features(
     """
     level = roi_levels(rois[:, 1:], finest_scale, len(maps))
     dtype = torch.promote_types(maps[0].dtype, torch.float32)
-    if rois.is_cuda and not torch.compiler.is_exporting():
+    if rois.is_cuda and not is_exporting():
         return _of_all_levels(maps, rois.to(dtype), level, reductions, size)
     rows = positions([level == i for i in range(len(maps))])
     cut = [  # also where there is no box, so that every map has a gradient
         roi_align(upcast(x), rois[row].to(dtype), size, 1 / reduction, sampling_ratio=0, aligned=True)
         for x, row, reduction in zip(maps, rows, reductions, strict=True)
     ]
-    if torch.compiler.is_exporting():  # where nobody knows that the levels' RoIs together are all
+    if is_exporting():  # where nobody knows that the levels' RoIs together are all
         out: Tensor = cut[0].new_zeros(rois.shape[0], *cut[0].shape[1:])
         for row, of_level in zip(rows, cut, strict=True):
             out = out.index_put((row,), of_level)
