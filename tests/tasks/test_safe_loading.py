@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from linvit import UserError
 from linvit.data import ClassificationData
 from linvit.tasks import ClassificationTask
-from linvit.tasks.safe_loading import SCHEMES, names_own_files
+from linvit.tasks.safe_loading import SCHEMES, names_own_files, no_larger_than
 from tests.training import TINY, batches, fit, tiny_task, trainer
 from tests.web import serving
 from tests.weights import bombs
@@ -161,6 +161,14 @@ def test_no_larger_model_is_built_than_a_checkpoint_holds(changed, options):
     with pytest.raises(UserError, match="its options describe a larger model than it holds"):
         ClassificationTask.load_from_checkpoint(changed(options))
     assert tiny_task(num_classes=10**4).network.num_classes == 10**4  # without a checkpoint
+
+
+def test_what_is_too_large_is_refused_before_memory_is_asked_for():
+    """Some machines grant any memory, and end the process that uses it."""
+    with no_larger_than({"weight": torch.ones(3)}, "a file"):
+        torch.zeros(2**20)  # as buffers are, which a file need not hold
+        with pytest.raises(UserError, match="its options describe a larger model than it holds"):
+            torch.zeros(2**5, 2**20)
 
 
 def test_scoring_needs_no_state_of_training(changed, tmp_path):

@@ -3,6 +3,7 @@
 Lightning reads a file on this machine so, too, unless it is told otherwise; one at an address it unpickles freely.
 """
 
+import math
 import re
 import shutil
 from collections.abc import Iterator, Mapping
@@ -20,6 +21,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from linvit.entries import restrict_imports_to
 from linvit.errors import UserError, check_choice, quote_first
@@ -32,6 +34,8 @@ SCHEMES = ("http", "https", "hf", "s3", "gs", "gcs", "az", "abfs", "abfss")
 """Where a checkpoint may lie besides this machine, if the user names it there."""
 FOREIGN = ("hparams", "module_arguments", "hparams_type")  # Lightning takes options from them, and linvit wrote none
 VERSION = "pytorch-lightning_version"
+BUFFER = 2**24
+"""Numbers in the largest tensor that a model may have besides its parameters."""
 OF_TRAINING = ("callbacks", "loops", "optimizer_states", "lr_schedulers", "MixedPrecision")  # scoring needs none
 MAX_DEPTH = 20  # of options within options
 YAML = re.compile(r"[{\[]|:(\s|$)")  # text that a parser of configurations may take for a list or a mapping
@@ -131,6 +135,20 @@ def not_plain(value: Any, text: bool = False, depth: int = 0) -> str | None:
     return "a number of more than 64 bits" if isinstance(value, int) and value.bit_length() > 63 else None
 
 
+class _NoLargeTensor(TorchDispatchMode):
+    """Makes no tensor of more than `most` numbers: some machines grant any memory, and end the process that uses it."""
+
+    def __init__(self, most: int, error: Exception) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.most, self.error = most, error
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        size = args[0] if args and isinstance(args[0], list) else []  # of empty, zeros, ones, full, randn
+        if all(isinstance(side, int) for side in size) and math.prod(size) > self.most:
+            raise self.error
+        return func(*args, **(kwargs or {}))
+
+
 @contextmanager
 def no_larger_than(weights: Mapping[str, Any], source: Any) -> Iterator[None]:
     """While a model is built, refuses one more than twice as large as a file's weights (attention may be replaced)."""
@@ -147,7 +165,8 @@ def no_larger_than(weights: Mapping[str, Any], source: Any) -> Iterator[None]:
     too_large = UserError(f"'{source}' is not a whole checkpoint: its options describe a larger model than it holds")
     handle = register_module_parameter_registration_hook(registered)
     try:
-        yield
+        with _NoLargeTensor(max(numbers, BUFFER), too_large):
+            yield
     except RuntimeError as error:
         if "can't allocate memory" in str(error):
             raise too_large from error
