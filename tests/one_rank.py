@@ -21,6 +21,9 @@ from torch.utils._pytree import tree_leaves
 
 from linvit.cli import main
 
+HAS_RESULTS = hasattr(FakeProcessGroup.Options(), "simulate_uniform_ranks")
+"""Whether torch's fake reductions have results, which DDP asks for; those of torch 2.11 have none."""
+
 
 class Exchanged(TorchDispatchMode):
     """What is exchanged: lists of [operator, bytes] in `steps`, of each batch of training, and in `others`."""
@@ -59,7 +62,8 @@ def join(rank: int, world: int, told: Path) -> None:
     os.environ |= dict(zip(names, map(str, values), strict=True))
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     options = FakeProcessGroup.Options()
-    options.simulate_uniform_ranks = True  # without it a reduction has no result, which DDP asks for
+    if HAS_RESULTS:
+        options.simulate_uniform_ranks = True
     distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world, pg_options=options)
     new_group = distributed.new_group
     distributed.new_group = lambda backend: new_group(backend="fake")

@@ -6,15 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.testing._internal.distributed.fake_pg import FakeProcessGroup
 
 from tests import one_rank
 from tests.cli.forked import Forked
 from tests.cli.runs import files
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(FakeProcessGroup.Options(), "simulate_uniform_ranks"), reason="torch has no results of fake reductions"
-)
+pytestmark = pytest.mark.skipif(not one_rank.HAS_RESULTS, reason="torch has no results of fake reductions")
 SHORT = [
     *("--trainer.accelerator=cpu", "--trainer.strategy=ddp", "--trainer.max_epochs=1", "--trainer.callbacks=[]"),
     *("--trainer.limit_train_batches=3", "--trainer.limit_val_batches=2", "--trainer.enable_progress_bar=False"),

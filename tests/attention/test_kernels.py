@@ -28,6 +28,8 @@ def interpreted():
     """What the interpreter found, by the name of the case. Triton decides when it is imported how it runs programs."""
     command = [sys.executable, "-W", "ignore", "-m", "tests.attention.kernel_cases"]
     done = run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
+    if "lambda self: int(self.handle.data))" in done.stderr:
+        pytest.skip("Triton's interpreter is older than numpy 2.4, which takes no array (1,) for a number")
     assert not done.returncode, done.stderr[-3000:]
     return {found["name"]: found for found in map(json.loads, done.stdout.splitlines())}
 
