@@ -47,7 +47,7 @@ def apply_key_sums(q: Tensor, context: Tensor, total: Tensor, eps: float, least:
     """`q context / (q total + eps)` for query features (B, h, N, dk) and `key_sums`, (B, h, N, d)."""
     q = q.contiguous()
     divisor = q @ total
-    lost = is_exporting() and eps < 1e-7  # torch's ONNX exporter adds nothing that is so near 0
+    lost = eps < 1e-7 and is_exporting()  # torch's ONNX exporter adds nothing that is so near 0
     divisor = divisor.clamp_min(eps) if least or lost else divisor + eps
     return (q @ context) * divisor.reciprocal()
 
