@@ -13,7 +13,6 @@ from typing import Any, Literal, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from linvit.attention.ops.functional import is_exporting
 from linvit.errors import UserError
 from linvit.files import replacing
 from linvit.heads.detection.base import Detections
@@ -66,7 +65,7 @@ class ExportedNetwork(nn.Module):
         images = images.to(self.dtype)
         if not isinstance(self.network, Detector):
             return self.network(images).float()
-        if not is_exporting():
+        if not torch.compiler.is_exporting():
             return self.network(list(images))
         found = self.network.detect_batch(images)
         return [found[name] for name in OUTPUTS if name in found]
