@@ -82,11 +82,10 @@ class TaylorShiftAttention(Attention):
                 weights = weights * mask[:, None, None]
             out = (weights @ v.to(weights.dtype)) / weights.sum(-1, keepdim=True)
         else:
-            q, k = q.to(v.dtype), k.to(v.dtype)
-            keys = self._features(k)
+            keys = self._features(k, v.dtype)
             if mask is not None:
                 keys = keys * mask[:, None, :, None]
-            out = linear_attention(self._features(q, weighted=True), keys, v, 0.0)
+            out = linear_attention(self._features(q, v.dtype, weighted=True), keys, v, 0.0)
         return out * (q.shape[-2] / v.shape[-1]) ** 0.5 if self.output_normalized else out
 
     def _is_direct(self, grid: Grid) -> bool:
@@ -104,18 +103,22 @@ class TaylorShiftAttention(Attention):
         q, k = of_both(lambda x: normalize(upcast(x), 1e-12), q, k)
         return q * self.temperature.to(q.dtype), k
 
-    def _features(self, x: Tensor, weighted: bool = False) -> Tensor:
-        """`[x_i x_j for i <= j, x, 1]` in some order, (..., r), times the factors of the expansion if `weighted`."""
+    def _features(self, x: Tensor, dtype: torch.dtype, weighted: bool = False) -> Tensor:
+        """`[x_i x_j for i <= j, x, 1]` in some order, (..., r), times the factors of the expansion if `weighted`.
+
+        x is rounded to `dtype` for each of its parts in the products, so that their gradients add up in its precision.
+        """
         d, own, twice = x.shape[-1], *((self.a, 2 * self.a) if weighted else (1.0, 1.0))
-        moved = torch.cat([x, x[..., : d // 2]], -1).unfold(-1, d, 1)  # by 0, 1, ... channels, (..., d // 2 + 1, d)
-        products = [own * x.square(), (twice * x[..., None, :] * moved[..., 1 : (d + 1) // 2, :]).flatten(-2)]
+        here, there, y = (x.to(dtype) for _ in range(3))
+        moved = torch.cat([there, there[..., : d // 2]], -1).unfold(-1, d, 1)  # by 0, 1, ... channels
+        products = [own * y.square(), (twice * here[..., None, :] * moved[..., 1 : (d + 1) // 2, :]).flatten(-2)]
         if d % 2 == 0:  # half around, where each product comes twice
-            products.append(twice * x[..., : d // 2] * x[..., d // 2 :])
+            products.append(twice * y[..., : d // 2] * y[..., d // 2 :])
         rest = (self.b, self.c) if weighted else (1.0, 1.0)
-        return torch.cat([*products, rest[0] * x, torch.full_like(x[..., :1], rest[1])], -1)
+        return torch.cat([*products, rest[0] * y, torch.full_like(y[..., :1], rest[1])], -1)
 
     def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """`diag(1 / (Q K^T 1)) Q`, and `K`."""
         q, k = self._scaled(q, k)
-        left, right = linear_factors(self._features(q, weighted=True), self._features(k), 0.0)
+        left, right = linear_factors(self._features(q, q.dtype, weighted=True), self._features(k, k.dtype), 0.0)
         return left * (q.shape[-2] / self.head_dim) ** 0.5 if self.output_normalized else left, right
