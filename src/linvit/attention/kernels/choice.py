@@ -39,8 +39,8 @@ def with_kernel(core: Callable[[Any, Tensor, Tensor, Tensor, "Grid"], Tensor]) -
     """Decorates a method `(self, q, k, v, grid) -> o` of a mechanism that has a `formula(q, k, grid)` of it.
 
     On a GPU its attribute `attention_kernel` chooses between the kernel ("triton"), the method itself ("torch"), and
-    what was measured to be quicker on such a GPU ("auto"), by us or by `linvit bench attention --kernel`: the method
-    without a finding, compiled, for wider heads than were measured, and in other precisions than bfloat16.
+    what was measured to be quicker on such a GPU ("auto"), by us or by `linvit bench attention --kernel`. "auto" is the
+    method where nothing was measured: compiled, for wider heads, and in other precisions than bfloat16.
     A subclass that computes the same must name its own `formula`: it is not inherited.
     """
 
@@ -88,10 +88,11 @@ def _chosen(mechanism: "Attention", q: Tensor, k: Tensor, v: Tensor) -> bool:
         return False
     if mechanism.attention_kernel == "triton":
         return True
-    if v.dtype != torch.bfloat16 or max(q.shape[-1], v.shape[-1]) > WIDEST_MEASURED or not v.is_cuda:
+    if not v.is_cuda or torch.compiler.is_compiling():  # compiled networks are fused otherwise than what was measured
         return False
-    # Compiled networks are fused otherwise than what was measured.
-    return not torch.compiler.is_compiling() and _measured(kernel_name(type(mechanism)), v.device.index)
+    if v.dtype != torch.bfloat16 or max(q.shape[-1], v.shape[-1]) > WIDEST_MEASURED:
+        return False
+    return _measured(kernel_name(type(mechanism)), v.device.index)
 
 
 def kernel_name(mechanism: Callable[..., Any]) -> str:

@@ -1,4 +1,4 @@
-"""The Triton kernels of linear attention as one operator of torch, with its gradients; see `programs`."""
+"""The Triton kernels of linear attention as one function with its gradients; see `programs`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -97,8 +97,8 @@ class _Call:
         else:
             plan = [(q, {1}), (k, {3}), (max(q, k), {2, 4})] if backward else [(max(q, k), {0, 2}), (k, {1}), (q, {3})]
         constants = self.constants | {"FIRST": first, "SECOND": second}
-        if backward and not self.focused and constants["T"] == 64:
-            constants |= {"T": 32, "num_warps": 2}  # S and its gradient are in registers, too
+        if backward and not self.focused and self.tile == 64:  # S and its gradient are in registers, too
+            constants |= {"T": 32, "num_warps": 2}
         for chunks, chosen in plan:
             members = self.members if chosen & {1, 3} else self.group
             arguments = (x if place in chosen else None for place, x in enumerate(given))
@@ -107,13 +107,13 @@ class _Call:
             launch(programs.run, grid, self.q.device, members, *arguments, **constants)
 
     def outputs(self) -> tuple[Tensor, ...]:
-        """What `attention` returns, empty."""
+        """What `forward` returns, empty."""
         sums = self.sums(self.keys, "SIZE")
         sizes = (self.batch * self.groups * tokens * self.focused for tokens in (self.queries, self.keys))
         return _like_tokens(self.q, self.v.shape[3]), sums, *(sums.new_empty(size) for size in sizes)
 
     def gradients(self) -> tuple[Tensor, ...]:
-        """What `attention_backward` returns, empty."""
+        """What `backward` returns, empty."""
         extras = (self.weights, self.shift, self.factor)
         own = (self.q.new_empty(0 if x is None else x.shape, dtype=torch.float32) for x in extras)
         return *(_like_tokens(x, x.shape[3]) for x in (self.q, self.k, self.v)), *own
@@ -127,10 +127,7 @@ class _Call:
 
 def launch(program: Any, grid: tuple[int, ...], device: torch.device, *arguments: Any, **constants: Any) -> None:
     """Starts a program."""
-    if device.type == "cuda" and device.index != torch.cuda.current_device():
-        with torch.cuda.device(device):
-            program[grid](*arguments, **constants)
-    else:
+    with torch.cuda.device(device if device.type == "cuda" else -1):
         program[grid](*arguments, **constants)
 
 
@@ -183,7 +180,7 @@ def _gradients(compute: Callable[..., tuple[Tensor, ...]], ctx: Any, gradient: T
 
 
 class _Attention(torch.autograd.Function):
-    """Both passes, without the time that a registered operator takes on the host: twice that of the launches."""
+    """Both passes by themselves: through registered operators a call takes the host twice as long."""
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> tuple[Tensor, ...]:
@@ -197,25 +194,24 @@ class _Attention(torch.autograd.Function):
         return _gradients(backward, ctx, gradient)
 
 
-_forward = torch.library.custom_op(
-    "linvit::linear_attention",
-    forward,
-    mutates_args=(),
-    schema=f"({GIVEN}) -> (Tensor, Tensor, Tensor, Tensor)",
+forward_operator = torch.library.custom_op(
+    "linvit::linear_attention", forward, mutates_args=(), schema=f"({GIVEN}) -> (Tensor, Tensor, Tensor, Tensor)"
 )
-_backward = torch.library.custom_op(
+backward_operator = torch.library.custom_op(
     "linvit::linear_attention_backward",
     backward,
     mutates_args=(),
     schema=f"(Tensor gradient, Tensor sums, Tensor q_rows, Tensor k_rows, {GIVEN}) -> "
     "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
-_forward.register_fake(lambda *given: _Call(*given).outputs())
-_backward.register_fake(lambda *given: _Call(*given[4:]).gradients())
-_forward.register_autograd(lambda ctx, gradient, *_: _gradients(_backward, ctx, gradient), setup_context=_keep)
+forward_operator.register_fake(lambda *given: _Call(*given).outputs())
+backward_operator.register_fake(lambda *given: _Call(*given[4:]).gradients())
+forward_operator.register_autograd(
+    lambda ctx, gradient, *_: _gradients(backward_operator, ctx, gradient), setup_context=_keep
+)
 
 
 def attention(*given: Any) -> Tensor:
     """The output (B, h, N, e) with its gradients: in compiled networks by an operator that breaks no graph."""
-    compute = _forward if torch.compiler.is_compiling() else _Attention.apply
+    compute = forward_operator if torch.compiler.is_compiling() else _Attention.apply
     return compute(*given)[0]  # type: ignore[no-any-return]

@@ -12,6 +12,9 @@ F = phi(x) are features of q or k, and R the same turned by their positions. Wha
 every sum; S and z of a head stay in registers. What needs S and z adds up those of all chunks. Channels
 are padded to powers of two, KD and VD, with zeros in F. Behind S and z lies a third row: the largest key of each
 channel for exponentials, or the sum of the values for MALA's difference.
+
+Triton 3.6, which comes with torch 2.11, asks of no tuple whether it is None, and no function of it returns None. So the
+bits of STEPS say which steps there are, and each step moves its own pointers to its head.
 """
 
 import triton
