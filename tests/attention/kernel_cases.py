@@ -3,6 +3,7 @@
 `TRITON_INTERPRET=1 python -m tests.attention.kernel_cases`.
 """
 
+import copy
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -172,6 +173,24 @@ def mechanisms() -> Iterator[dict[str, Any]]:
             gradients = (x.grad.double().clone() for x in (*leaves, *kernel.parameters()))
             results.append([out.detach().double(), *gradients])
         yield {"name": name, "errors": errors(*results)}
+
+
+def on_a_device(device: str, name: str, dtype: torch.dtype) -> list[float]:
+    """Errors of a mechanism by its kernel on a device, of output and gradients, against itself in float64 on the CPU."""
+    grid = Grid((14, 15), num_prefix=1)
+    exact = create_attention(name, dim=48, num_heads=2, grid=grid)
+    kernel = copy.deepcopy(exact).to(device, dtype)
+    exact, kernel.attention_kernel = exact.double(), "triton"
+    exact.load_state_dict(kernel.state_dict())
+    given = [torch.randn(2, 2, grid.num_queries, 24).to(dtype) for _ in range(3)]
+    weight, results = torch.randn(2, 2, grid.num_queries, 24).to(dtype), []
+    for mechanism, place in ((kernel, {"device": device}), (exact, {"dtype": torch.float64})):
+        leaves = [x.detach().to(**place).requires_grad_() for x in given]
+        out = mechanism(*leaves, grid)
+        out.backward(weight.to(**place))
+        found = out.detach(), *(x.grad for x in (*leaves, *mechanism.parameters()))
+        results.append([x.double().cpu() for x in found])
+    return errors(*results)
 
 
 def compiled() -> dict[str, Any]:

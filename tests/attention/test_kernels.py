@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import sys
+from pathlib import Path
 from subprocess import run
 from unittest import mock
 
@@ -17,7 +18,7 @@ from linvit.attention.kernels import Formula, choice, linear_attention
 from linvit.attention.kernels.choice import set_attention_kernel
 from linvit.errors import UserError
 from linvit.registry import attentions
-from tests.attention.kernel_cases import CASES, MECHANISMS
+from tests.attention.kernel_cases import CASES, MECHANISMS, on_a_device
 
 TOLERANCE = {"float32": 3e-6, "float16": 1e-3, "bfloat16": 1e-2}
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
@@ -84,6 +85,14 @@ def test_many_windows_fit_into_a_grid(launches, phi):
     grids = [call.args[1] for call in launches]
     assert len(grids) == 2
     assert all(max(grid[1:]) < 2**16 <= grid[0] for grid in grids)
+
+
+@needs_triton
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", MECHANISMS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_gpu_computes_what_float64_does(name, dtype):
+    assert max(on_a_device("cuda", name, dtype)) < (1e-5 if dtype == torch.float32 else 3e-2)
 
 
 @needs_triton
@@ -174,8 +183,12 @@ def test_findings_are_read_back(own_findings, monkeypatch):
 
 def test_what_was_measured_is_of_mechanisms_and_gives_way_to_this_machine(own_findings):
     names = {choice.kernel_name(attentions.get(name)) for name in attentions.names()}
+    page = (Path(__file__).parents[2] / "benchmarks/2026-11-26-h100.md").read_text(encoding="utf-8")
     for card, ratios in choice.MEASURED.items():
         assert ratios.keys() <= names
+        assert card in page
+        for name, ratio in ratios.items():
+            assert f"{name.split('.')[2]} {ratio:.2f}" in page.replace("\n", " ")
         name = next(iter(ratios))
         choice.add_findings(card, {name: 0.9})
         assert choice.findings()[card] == {**ratios, name: 0.9}
