@@ -176,7 +176,7 @@ def mechanisms() -> Iterator[dict[str, Any]]:
 
 
 def on_a_device(device: str, name: str, dtype: torch.dtype) -> list[float]:
-    """Errors of a mechanism by its kernel on a device, of output and gradients, against itself in float64 on the CPU."""
+    """Errors of a mechanism by its kernel, of output and gradients, against itself in float64 on the CPU."""
     grid = Grid((14, 15), num_prefix=1)
     exact = create_attention(name, dim=48, num_heads=2, grid=grid)
     kernel = copy.deepcopy(exact).to(device, dtype)
