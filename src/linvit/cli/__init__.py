@@ -1,10 +1,12 @@
 """The `linvit` command: verbs that train go to Lightning, the others are plain functions."""
 
+import gc
 import importlib
 import os
 import re
 import sys
 from importlib.metadata import version
+from types import ModuleType
 
 from linvit.errors import UserError, find_user_error
 from linvit.plain_text import PrintableStream
@@ -82,18 +84,28 @@ def _run(verb: str, argv: list[str]) -> int:
     elif verb == "--version":
         print(f"linvit {version('linvit')}")
     elif verb in PLAIN:
-        return int(importlib.import_module(f"linvit.cli.{verb.replace('-', '_')}").main(argv[1:]))
+        return int(_imported(verb.replace("-", "_")).main(argv[1:]))
     elif verb not in VERBS:
         known = ", ".join([*VERBS, *PLAIN])
         raise UserError(f"linvit has no verb '{verb}'. It has: {known}. See linvit --help")
     elif verb == "predict" and _names_a_network(argv):
-        return int(importlib.import_module("linvit.cli.predict").main(argv[1:]))
+        return int(_imported("predict").main(argv[1:]))
     else:
         with STOP.caught():  # while torch is imported, too
-            from linvit.cli.training.command_line import train
-
-            train(argv)
+            _imported("training.command_line").train(argv)
     return 0
+
+
+def _imported(name: str) -> ModuleType:
+    """A module of this package. With torch come so many objects that looking for garbage among them takes seconds."""
+    if "torch" in sys.modules:
+        return importlib.import_module(f"{__name__}.{name}")
+    gc.disable()
+    try:
+        return importlib.import_module(f"{__name__}.{name}")
+    finally:
+        gc.freeze()  # at the end of the process, too
+        gc.enable()
 
 
 def _names_a_network(argv: list[str]) -> bool:
