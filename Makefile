@@ -62,12 +62,8 @@ lint: .venv/installed-dev ## ruff (format and lint) and mypy
 gallery: .venv/installed ## train all attentions on the digits, and write docs/gallery (hours on two cores)
 	$(BIN)/python benchmarks/gallery.py --epochs $(EPOCHS) --seeds $(SEEDS) --jobs $(JOBS)
 
-diagnostics: .venv/installed ## recall of all attentions, each at its best rate of three: docs/results/recall.md (hours)
-	pairs=$(PAIRS); $(BIN)/linvit compare diagnostics/recall --model.attention='*' \
-	  --data.pairs=$$pairs --baseline=softmax-pairs$${pairs%%,*} \
-	  --tune model.lr=1e-3,2e-3,4e-3 --seeds $(SEEDS) --jobs $(JOBS) --name diagnostics \
-	  --trainer.check_val_every_n_epoch=6
-	$(BIN)/python benchmarks/recall.py checkpoints/compare/diagnostics/table.csv
+diagnostics: .venv/installed ## what all attentions recall: docs/results/recall.md (an hour on two cores with JOBS=2)
+	$(BIN)/python benchmarks/recall.py --pairs $(PAIRS) --seeds $(SEEDS) --jobs $(JOBS)
 
 docs: .venv/installed-docs ## build the site (TUTORIALS=all, changed or none are run; URL=where it will lie)
 	$(BIN)/codespell README.md CONTRIBUTING.md SECURITY.md CHANGELOG.md docs --skip 'docs/_build,*.svg,*.png' --ignore-words docs/words.txt

@@ -1,20 +1,26 @@
-"""Writes docs/results/recall.md and recall.svg from the table that `make diagnostics` has made: what attentions recall.
+"""docs/results/recall.md and recall.svg: what all attentions recall of few and of many pairs.
 
-    python benchmarks/recall.py checkpoints/compare/diagnostics/table.csv --output docs/results
+    make diagnostics PAIRS=8,32 SEEDS=3 JOBS=2
+    python benchmarks/recall.py --attention softmax,linear --pairs 4,8 --seeds 1 --output OUT
 
-A row per attention, a column per number of pairs; each line of the picture leads from the most pairs to the fewest.
+With the fewest pairs each attention gets the best of three learning rates, and keeps it with more. The same command
+continues where it was interrupted. The page has a row per attention and a column per number of pairs; each line of the
+picture leads from the most pairs to the fewest.
 """
 
 import argparse
 import csv
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import matplotlib as mpl
+import yaml
 from gallery import has_convolution
 from matplotlib.figure import Figure
 
+from linvit.cli import main as linvit
 from linvit.experiments.plots import COLOURS, STYLE, svg
 from linvit.plain_text import markdown_table
 from linvit.runs.folder import COSTS
@@ -27,7 +33,8 @@ PAGE = """# What attentions recall
 Tokens in random places hold pairs of a key and a value, as many tokens ask for the value of a key, and the network
 says which of 16 it is: associative recall (Arora et al. 2023, "Zoology"), on a grid. Networks of two blocks, width
 64, two heads, 600 steps of 32 images that are never the same; the score is the share of right answers on 1,000
-images. Each attention has the best of three learning rates, chosen on other images.
+images. Each attention has the best of three learning rates, chosen with {few} pairs, on other images and with another
+seed; of equals the middle one.
 
 ![Share of right answers of each attention, with few and with many pairs](recall.svg)
 
@@ -47,15 +54,33 @@ Rows = Mapping[str, Mapping[int, Mapping[str, str]]]
 """What the table says of an attention, by its number of pairs."""
 
 
-def read(table: Path) -> Rows:
-    """The rows of a comparison over `--data.pairs`."""
-    found: dict[str, dict[int, Mapping[str, str]]] = {}
+def compare(attention: str, pairs: list[int], seeds: int, jobs: int) -> tuple[Rows, Path]:
+    """Trains what is missing; returns what it amounts to, and the folder of the runs with more pairs."""
+    few, *more = pairs
+    common = [f"--seeds={seeds}", f"--jobs={jobs}", "--trainer.check_val_every_n_epoch=6"]
+    tuned, root = (Path("checkpoints", "compare", name) for name in ("diagnostics-rates", "diagnostics"))
+    given = ["--config=diagnostics/recall", f"--model.attention={attention}", f"--data.pairs={few}"]
+    code = linvit(
+        ["compare", *given, "--tune=model.lr=1e-3,2e-3,4e-3", "--skip_costs", f"--name={tuned.name}", *common]
+    )
+    if code:
+        sys.exit(code)
+    first = read(tuned / "table.csv")
+    rates = {name: {"model.attention": name, "model.lr": float(row["model.lr"])} for name, row in first.items()}
+    grid = {"config": "diagnostics/recall", "variants": rates, "vary": {"data.pairs": more}}
+    (tuned / "more_pairs.yaml").write_text(yaml.safe_dump(grid, sort_keys=False), encoding="utf-8")
+    code = linvit(["compare", str(tuned / "more_pairs.yaml"), f"--name={root.name}", *common])
+    if code:
+        sys.exit(code)
+    others = read(root / "table.csv")
+    found = {name: {few: row} | {many: others[f"{name}-pairs{many}"] for many in more} for name, row in first.items()}
+    return dict(sorted(found.items(), key=lambda item: -float(item[1][more[-1]]["mean"]))), root
+
+
+def read(table: Path) -> dict[str, dict[str, str]]:
+    """The rows of the table of a comparison, by variant."""
     with table.open(encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            name, _, pairs = row["variant"].rpartition("-pairs")
-            found.setdefault(name, {})[int(pairs)] = row
-    most = max(pairs for rows in found.values() for pairs in rows)
-    return dict(sorted(found.items(), key=lambda item: -float(item[1][most]["mean"])))
+        return {row["variant"]: row for row in csv.DictReader(file)}
 
 
 def page(rows: Rows, where: str) -> str:
@@ -65,13 +90,14 @@ def page(rows: Rows, where: str) -> str:
     lines = [["attention", "", *(f"{pairs} pairs" for pairs in amounts), "rate", "state (KiB)", "rank"]]
     for name, found in rows.items():
         scores = [_score(found[pairs]) for pairs in amounts]
-        rates = ", ".join(found[pairs]["model.lr"] for pairs in amounts)
+        rate = found[amounts[0]]["model.lr"]
         state, rank = float(found[most]["state_bytes"]) / 1024, found[most]["rank"]
         mark = "C" * has_convolution(name)
-        lines.append([f"`{name}`", mark, *scores, rates, f"{state:.1f}", f"{float(rank):.1f}" if rank else "-"])
+        lines.append([f"`{name}`", mark, *scores, rate, f"{state:.1f}", f"{float(rank):.1f}" if rank else "-"])
     return PAGE.format(
         pairs=",".join(map(str, amounts)),
         where=where,
+        few=amounts[0],
         seeds=seeds,
         table=markdown_table(lines),
         spread=", mean ± standard deviation over seeds" * (seeds > 1),
@@ -112,11 +138,16 @@ def picture(rows: Rows) -> str:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("table", type=Path, help="table.csv of the comparison")
+    parser.add_argument("--attention", default="*", help="names and patterns (*)")
+    parser.add_argument("--pairs", default="8,32", help="numbers of pairs, two at least (%(default)s)")
+    parser.add_argument("--seeds", type=int, default=3, help="of each attention (%(default)s)")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time (%(default)s)")
     parser.add_argument("--output", type=Path, default=Path("docs", "results"), help="to write to (%(default)s)")
     args = parser.parse_args()
-    table = read(args.table)
-    known = json.loads(args.table.with_name(COSTS).read_text(encoding="utf-8"))["conditions"]
-    where = "; ".join(f"{name}: {value}" for name, value in known.items())
-    (args.output / "recall.md").write_text(page(table, where), encoding="utf-8")
+    table, folder = compare(args.attention, sorted(map(int, args.pairs.split(","))), args.seeds, args.jobs)
+    known = json.loads((folder / COSTS).read_text(encoding="utf-8"))["conditions"]
+    args.output.mkdir(parents=True, exist_ok=True)
+    conditions = "; ".join(f"{name}: {value}" for name, value in known.items())
+    (args.output / "recall.md").write_text(page(table, conditions), encoding="utf-8")
     (args.output / "recall.svg").write_text(picture(table), encoding="utf-8")
+    print(args.output / "recall.md")

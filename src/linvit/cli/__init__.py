@@ -84,27 +84,26 @@ def _run(verb: str, argv: list[str]) -> int:
     elif verb == "--version":
         print(f"linvit {version('linvit')}")
     elif verb in PLAIN:
-        return int(_imported(verb.replace("-", "_")).main(argv[1:]))
+        return int(imported(verb.replace("-", "_")).main(argv[1:]))
     elif verb not in VERBS:
         known = ", ".join([*VERBS, *PLAIN])
         raise UserError(f"linvit has no verb '{verb}'. It has: {known}. See linvit --help")
     elif verb == "predict" and _names_a_network(argv):
-        return int(_imported("predict").main(argv[1:]))
+        return int(imported("predict").main(argv[1:]))
     else:
         with STOP.caught():  # while torch is imported, too
-            _imported("training.command_line").train(argv)
+            imported("training.command_line").train(argv)
     return 0
 
 
-def _imported(name: str) -> ModuleType:
-    """A module of this package. With torch come so many objects that looking for garbage among them takes seconds."""
+def imported(name: str) -> ModuleType:
+    """A module of this package. Torch makes so many objects that looking for garbage among them takes a second."""
     if "torch" in sys.modules:
         return importlib.import_module(f"{__name__}.{name}")
     gc.disable()
     try:
         return importlib.import_module(f"{__name__}.{name}")
     finally:
-        gc.freeze()  # at the end of the process, too
         gc.enable()
 
 

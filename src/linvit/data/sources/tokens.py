@@ -75,9 +75,10 @@ def recall(rng: np.random.Generator, given: Diagnostic, size: Size) -> Board:
     """Pairs (key, value), and for each a query (key), whose answer is the value; `distractors` are not asked for."""
     pairs = given.pairs + given.distractors
     values = rng.integers(VALUES, size=pairs)
-    asked, none = slice(given.pairs), np.full(given.pairs, -1)
-    key, value = np.r_[:pairs, : given.pairs], np.r_[values, none]
-    return place(rng, size, key, value, np.r_[np.full(pairs, -1), values[asked]])
+    key, value, answer = np.full((3, pairs + given.pairs), -1)
+    key[:pairs], value[:pairs] = np.arange(pairs), values
+    key[pairs:], answer[pairs:] = np.arange(given.pairs), values[: given.pairs]
+    return place(rng, size, key, value, answer)
 
 
 def counting(rng: np.random.Generator, given: Diagnostic, size: Size) -> Board:

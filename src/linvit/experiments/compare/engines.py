@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 from linvit import machine
 from linvit.errors import UserError
 from linvit.experiments.compare.experiment import SweepRun
-from linvit.experiments.compare.process import ProcessJob, start
+from linvit.experiments.compare.process import ForkServer, ProcessJob, start
 from linvit.signals import STOP
 
 POLL = 0.2  # seconds
@@ -72,12 +73,36 @@ def run_jobs(jobs: Mapping[SweepRun, Job]) -> Iterator[SweepRun]:
         time.sleep(POLL if running else 0)
 
 
+class _Slot:
+    """Room for one run at a time, with the variables of its processes."""
+
+    def __init__(self, environment: Environment) -> None:
+        self._environment = environment
+        self._server: ForkServer | None = None
+
+    def start(self, run: SweepRun) -> "subprocess.Popen[bytes] | ForkServer":
+        """Starts a run. Linux alone lets a process fork that has imported torch."""
+        if sys.platform != "linux" or run.command[1:3] != ["-m", "linvit"]:
+            process = start(run.command, str(run.log), self._environment)
+            STOP.children.append(process)
+            return process
+        if self._server is None or not self._server.lives:
+            self._server = ForkServer(self._environment)
+        return self._server.run(run.command[3:], str(run.log))
+
+    def close(self) -> None:
+        """Ends what it has started, but for runs, of which each is given time to save."""
+        if self._server is not None:
+            self._server.close()
+
+
 class _LocalJob:
     """A process of this machine, which starts when one of the slots is free."""
 
-    def __init__(self, run: SweepRun, slots: list[Environment]) -> None:
+    def __init__(self, run: SweepRun, slots: list[_Slot]) -> None:
         self._run, self._slots, self._cancelled, self._told = run, slots, False, False
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | ForkServer | None = None
+        self._outcome: tuple[int, float] | None = None
 
     def done(self) -> bool:
         if self._process is None:
@@ -87,19 +112,19 @@ class _LocalJob:
                 print(f"{self._run.name} waits for the process that a killed command has left", flush=True)
             if self._slots and not self._cancelled and not busy:
                 self._slot, self._begun = self._slots.pop(0), time.monotonic()
-                self._process = start(self._run.command, str(self._run.log), self._slot)
-                STOP.children.append(self._process)
+                self._process = self._slot.start(self._run)
             return self._cancelled
-        if self._process.poll() is None:
+        code = self._process.poll()
+        if code is None:
             return False
+        self._outcome = code, time.monotonic() - self._begun
         self._slots.append(self._slot)
         return True
 
     def result(self) -> tuple[int, float] | None:
-        if self._process is None:
-            return None
-        self._process.communicate()  # closes its pipe
-        return self._process.returncode, time.monotonic() - self._begun
+        if isinstance(self._process, subprocess.Popen):
+            self._process.communicate()  # closes its pipe
+        return self._outcome
 
     def cancel(self) -> None:
         self._cancelled = True
@@ -109,8 +134,13 @@ class _LocalJob:
 
 def run_here(runs: Sequence[SweepRun], slots: Sequence[Environment]) -> Iterator[SweepRun]:
     """Starts runs on this machine, in their order, as many at a time as there are slots; see `run_jobs`."""
-    free = list(slots)
-    return run_jobs({run: _LocalJob(run, free) for run in runs})
+    all_slots = [_Slot(environment) for environment in slots]
+    free = [*all_slots]
+    try:
+        yield from run_jobs({run: _LocalJob(run, free) for run in runs})
+    finally:
+        for slot in all_slots:
+            slot.close()
 
 
 def slots(jobs: int, devices: Sequence[str], per_run: int) -> list[Environment]:
