@@ -14,6 +14,7 @@ import traceback
 from contextlib import suppress
 from typing import NoReturn
 
+from linvit.cli import imported
 from linvit.signals import SIGNALS
 
 
@@ -24,8 +25,6 @@ def serve() -> None:
         command, log = json.loads(line)
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(output, 2)  # also for what goes wrong here
-        from linvit.cli import imported
-
         imported("training.command_line")
         child = os.fork()
         if child == 0:
@@ -54,6 +53,7 @@ def _run(command: list[str]) -> NoReturn:
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
         sys.stdout.flush()
+        sys.stderr.flush()
         os._exit(code)
 
 

@@ -81,8 +81,9 @@ class _Slot:
         self._server: ForkServer | None = None
 
     def start(self, run: SweepRun) -> "subprocess.Popen[bytes] | ForkServer":
-        """Starts a run. Linux alone lets a process fork that has imported torch."""
-        if sys.platform != "linux" or run.command[1:3] != ["-m", "linvit"]:
+        """Starts a run, on a CPU under Linux as a fork: a process that has imported torch forks nowhere else safely."""
+        forks = sys.platform == "linux" and "CUDA_VISIBLE_DEVICES" not in self._environment
+        if not forks or run.command[1:3] != ["-m", "linvit"]:
             process = start(run.command, str(run.log), self._environment)
             STOP.children.append(process)
             return process
