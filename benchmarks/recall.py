@@ -23,9 +23,11 @@ from matplotlib.figure import Figure
 from linvit.cli import main as linvit
 from linvit.experiments.plots import COLOURS, STYLE, svg
 from linvit.plain_text import markdown_table
-from linvit.runs.folder import COSTS
+from linvit.runs.folder import COSTS, OUTCOME
 
 CHANCE = 1 / 16  # of 16 values
+FOLDERS = [Path("checkpoints", "compare", name) for name in ("diagnostics-rates", "diagnostics")]
+"""Of the runs with the fewest pairs, and of those with more."""
 PAGE = """# What attentions recall
 
 `make diagnostics PAIRS={pairs} SEEDS={seeds}`; {where}
@@ -46,19 +48,20 @@ and values where it has thin factors, or else the keys and values. Rank: of the 
 heads; a mechanism without a matrix of tokens has none. State and rank are those of {most} pairs, {tokens} tokens.
 
 **What it does not show.** 600 steps tell what an attention learns soon, not what it could hold: more steps, another
-rate or another width change scores by tenths. A convolution, or positions in the attention itself, help where
-neighbours matter and hinder here, where places are random.
+rate or another width change scores by tenths, and the rate that is best with {few} pairs need not be so with {most}.
+A convolution, or positions in the attention itself, help where neighbours matter and hinder here, where places are
+random.
 """
 
 Rows = Mapping[str, Mapping[int, Mapping[str, str]]]
 """What the table says of an attention, by its number of pairs."""
 
 
-def compare(attention: str, pairs: list[int], seeds: int, jobs: int) -> tuple[Rows, Path]:
-    """Trains what is missing; returns what it amounts to, and the folder of the runs with more pairs."""
+def compare(attention: str, pairs: list[int], seeds: int, jobs: int) -> Rows:
+    """Trains what is missing; returns what it amounts to, the best first."""
     few, *more = pairs
     common = [f"--seeds={seeds}", f"--jobs={jobs}", "--trainer.check_val_every_n_epoch=6"]
-    tuned, root = (Path("checkpoints", "compare", name) for name in ("diagnostics-rates", "diagnostics"))
+    tuned, root = FOLDERS
     given = ["--config=diagnostics/recall", f"--model.attention={attention}", f"--data.pairs={few}"]
     code = linvit(
         ["compare", *given, "--tune=model.lr=1e-3,2e-3,4e-3", "--skip_costs", f"--name={tuned.name}", *common]
@@ -74,7 +77,7 @@ def compare(attention: str, pairs: list[int], seeds: int, jobs: int) -> tuple[Ro
         sys.exit(code)
     others = read(root / "table.csv")
     found = {name: {few: row} | {many: others[f"{name}-pairs{many}"] for many in more} for name, row in first.items()}
-    return dict(sorted(found.items(), key=lambda item: -float(item[1][more[-1]]["mean"]))), root
+    return dict(sorted(found.items(), key=lambda item: -float(item[1][more[-1]]["mean"])))
 
 
 def read(table: Path) -> dict[str, dict[str, str]]:
@@ -144,10 +147,12 @@ if __name__ == "__main__":
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time (%(default)s)")
     parser.add_argument("--output", type=Path, default=Path("docs", "results"), help="to write to (%(default)s)")
     args = parser.parse_args()
-    table, folder = compare(args.attention, sorted(map(int, args.pairs.split(","))), args.seeds, args.jobs)
-    known = json.loads((folder / COSTS).read_text(encoding="utf-8"))["conditions"]
+    table = compare(args.attention, sorted(map(int, args.pairs.split(","))), args.seeds, args.jobs)
+    known = json.loads((FOLDERS[-1] / COSTS).read_text(encoding="utf-8"))["conditions"]
+    ended = [json.loads(file.read_text(encoding="utf-8")) for name in FOLDERS for file in name.rglob(OUTCOME)]
+    minutes = sum(run["seconds"] for run in ended) / args.jobs / 60
+    where = f"{len(ended)} runs, {minutes:.0f} minutes, {args.jobs} at a time; {known['machine']}; {known['versions']}"
     args.output.mkdir(parents=True, exist_ok=True)
-    conditions = "; ".join(f"{name}: {value}" for name, value in known.items())
-    (args.output / "recall.md").write_text(page(table, conditions), encoding="utf-8")
+    (args.output / "recall.md").write_text(page(table, where), encoding="utf-8")
     (args.output / "recall.svg").write_text(picture(table), encoding="utf-8")
     print(args.output / "recall.md")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
 import linvit
 from tests.golden_files import Golden, of_case
@@ -81,24 +82,39 @@ def test_the_readmes_picture_is_drawn_from_the_table_of_the_documents(monkeypatc
     assert rows.keys() <= set(drawn)
 
 
-def test_the_page_of_recall_has_a_row_per_attention_and_a_column_per_number_of_pairs(
+def test_recall_keeps_the_rates_of_the_fewest_pairs_and_its_page_has_a_column_per_number(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.syspath_prepend(FOLDER)
+    monkeypatch.chdir(tmp_path)
     import recall
 
     titles = "variant,model.lr,mean,standard_deviation,seeds,state_bytes,rank"
-    given = ["xca-pairs8,0.001,0.9,0.05,3,2048,", "xca-pairs32,0.002,0.3,0.1,3,1024,"]
-    given += ["focused-pairs8,0.001,1,0,3,2048,16", "focused-pairs32,0.004,0.5,0.2,3,1024,64"]
-    (tmp_path / "table.csv").write_text("\n".join([titles, *given]), encoding="utf-8")
-    rows = recall.read(tmp_path / "table.csv")
+    tables = {
+        "diagnostics-rates": ["xca,0.001,0.9,0.05,3,,", "focused,0.004,1,0,3,,"],
+        "diagnostics": ["xca-pairs32,,0.3,0.1,3,1024,", "focused-pairs32,,0.5,0.2,3,1024,64"],
+    }
+
+    def linvit(command: list[str]) -> int:
+        """Stands in for the comparisons, of which it writes the tables."""
+        name = next(option.removeprefix("--name=") for option in command if option.startswith("--name="))
+        folder = tmp_path / "checkpoints/compare" / name
+        folder.mkdir(parents=True)
+        (folder / "table.csv").write_text("\n".join([titles, *tables[name]]), encoding="utf-8")
+        return 0
+
+    monkeypatch.setattr(recall, "linvit", linvit)
+    rows = recall.compare("xca,focused", [8, 32], 3, 2)
+    grid = yaml.safe_load((recall.FOLDERS[0] / "more_pairs.yaml").read_text(encoding="utf-8"))
+    assert grid["variants"]["focused"] == {"model.attention": "focused", "model.lr": 0.004}
+    assert grid["vary"] == {"data.pairs": [32]}
     page = recall.page(rows, "device: cpu")
     wanted = [
         "attention||8 pairs|32 pairs|rate|state (KiB)|rank",
-        "`focused`|C|1.000 ± 0.000|0.500 ± 0.200|0.001, 0.004|1.0|64.0",
+        "`focused`|C|1.000 ± 0.000|0.500 ± 0.200|0.004|1.0|64.0",
     ]
     table = [line.strip("| ").replace(" | ", "|") for line in page.splitlines() if line.startswith("|")]
     assert table[0].replace("  ", "") == wanted[0]
-    assert table[2:] == [wanted[1], "`xca`||0.900 ± 0.050|0.300 ± 0.100|0.001, 0.002|1.0|-"]
+    assert table[2:] == [wanted[1], "`xca`||0.900 ± 0.050|0.300 ± 0.100|0.001|1.0|-"]
     assert "PAIRS=8,32 SEEDS=3`; device: cpu" in page
     assert {"focused", "xca", "32 pairs"} <= set(re.findall(r">([a-z0-9].*?)</text>", recall.picture(rows)))
