@@ -6,10 +6,10 @@ from torch import Tensor
 
 from linvit import AttentionLayer, Grid, UserError
 from linvit.analysis import attention_matrix, attention_rank, channel_matrix
-from linvit.attention.xca import XCAttention
+from linvit.attention.xca import XCAttention, _Cosines, _cosines
 from linvit.optim import parameter_groups
 from tests.golden_files import Golden, both_precisions, of_case
-from tests.helpers import assert_near, assert_same_gradients, inputs, mechanism
+from tests.helpers import assert_near, assert_same_gradients, inputs, mechanism, randn
 
 GRID = Grid((3, 4), num_prefix=1)
 
@@ -55,6 +55,16 @@ def test_layer_equals_xcits(golden: Golden, dtype: torch.dtype) -> None:
     layer.load_state_dict({ours(name): tensor for name, tensor in golden.parameters().items()})
     golden.check_call(layer(x, Grid((5, 8))), given)
     golden.check_parameters(layer, ours)
+
+
+def test_gradients_of_the_cosines_also_of_channels_of_zeros_and_second_ones() -> None:
+    both = randn(2, 2, 3, 6, 4)
+    both[0, ..., 1] = 0
+    both.requires_grad_()
+    gradient = randn(2, 3, 4, 4)
+    found, want = (torch.autograd.grad(f(both), both, gradient)[0] for f in (_Cosines.apply, lambda x: _cosines(x)[0]))
+    assert_near(found, want, 1e-14)
+    assert torch.autograd.gradgradcheck(_Cosines.apply, randn(2, 1, 2, 3, 2).requires_grad_())
 
 
 def test_there_is_no_matrix_and_no_rank_over_tokens() -> None:

@@ -95,7 +95,7 @@ class AgentAttention(ConvolvedAttention):
     def kernel(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """The two attentions, the agents' first."""
         left, right = self._maps(q, k, grid)
-        values = right @ v.to(right.dtype)  # (B, h, n, d)
+        values = right @ v.to(right.dtype, memory_format=torch.contiguous_format)  # (B, h, n, d)
         if v.dtype != torch.bfloat16:
             return left @ values
         mean = values.mean(-2, keepdim=True)  # which all have, and rows of the left sum to 1: it is not rounded twice

@@ -22,7 +22,15 @@ from linvit.attention.base import Grid
 from linvit.attention.kernels import Formula, with_kernel
 from linvit.attention.ops.activations import focus, of_both
 from linvit.attention.ops.decorators import mixed_precision, recomputed
-from linvit.attention.ops.functional import SizeOf, join_heads, l2_norm, resize_table, resize_tokens, upcast
+from linvit.attention.ops.functional import (
+    SizeOf,
+    join_heads,
+    l2_norm,
+    resize_table,
+    resize_tokens,
+    split_heads,
+    upcast,
+)
 from linvit.attention.ops.linear import linear_attention, linear_factors
 from linvit.attention.ops.value_conv import ConvolvedAttention, depthwise_conv
 from linvit.errors import check_number, check_odd
@@ -93,6 +101,7 @@ class FocusedAttention(ConvolvedAttention):
         self.scale = nn.Parameter(torch.zeros(1, 1, width)) if learn_scale else None
         self.positional_encoding = nn.Parameter(torch.zeros(1, math.prod(grid.keys_size), width)) if pos_enc else None
         self.dwc = depthwise_conv(self.head_dim, dwc_kernel) if dwc else None
+        self.relu_alone = self.focusing_factor == 1 and not learn_scale and not relu_eps  # the whole feature map
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""
@@ -116,10 +125,12 @@ class FocusedAttention(ConvolvedAttention):
         `dtype` is what they are rounded to.
         """
         wide = torch.promote_types(q.dtype, torch.float32)
-        q, k = join_heads(q), join_heads(k)  # (B, N, h dk), (B, M, h dk)
+        dtype, tokens = dtype or wide, join_heads(k)  # (B, M, h dk)
         if self.positional_encoding is not None:
-            k = k + self._encoding(self.positional_encoding, grid).to(wide)
-        return of_both(lambda x: self._phi(x.to(wide), dtype or wide), q, k)
+            tokens = tokens + self._encoding(self.positional_encoding, grid).to(wide)
+        if self.relu_alone:  # for which rounding can come first
+            return of_both(F.relu, q.to(dtype), split_heads(tokens.to(dtype), self.num_heads))
+        return of_both(lambda x: self._phi(x.to(wide), dtype), join_heads(q), tokens)
 
     def _encoding(self, table: Tensor, grid: Grid) -> Tensor:
         """The position encoding for a grid, (1, M, h dk)."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from linvit.attention.base import Attention, Grid, OutNorm
 from linvit.attention.ops.activations import ACTIVATIONS, normalize
 from linvit.attention.ops.decorators import mixed_precision, recomputed
-from linvit.attention.ops.functional import channelwise_attention, channelwise_factors, upcast, wide
+from linvit.attention.ops.functional import channelwise_factors, upcast, wide
 from linvit.errors import check_number
 
 CHANNELS = (1, 3)  # all channels of a token in (B, h, N, d): its heads and the channels within them
@@ -22,7 +22,7 @@ TOKENS = 2
 
 
 KERNELS: dict[str, Callable[[Tensor, "HydraAttention", int], Tensor]] = {
-    "l2": lambda x, options, keys: normalize(x, options.eps, 2, CHANNELS, wide(x)),
+    "l2": lambda x, options, keys: normalize(x, options.eps, 2, CHANNELS),
     "l1": lambda x, options, keys: normalize(x, options.eps, 1, CHANNELS, wide(x)),
     "constant": lambda x, options, keys: x / options.constant,
     "mean": lambda x, options, keys: x / math.sqrt(keys),
@@ -31,7 +31,7 @@ KERNELS: dict[str, Callable[[Tensor, "HydraAttention", int], Tensor]] = {
     "sigmoid": lambda x, options, keys: ACTIVATIONS["sigmoid"](x),
     "relu": lambda x, options, keys: ACTIVATIONS["relu"](x),
     "softmax_tokens": lambda x, options, keys: x.softmax(TOKENS),
-    "softmax_features": lambda x, options, keys: (x - x.logsumexp(CHANNELS, keepdim=True)).exp(),
+    "softmax_features": lambda x, options, keys: (upcast(x) - upcast(x).logsumexp(CHANNELS, keepdim=True)).exp(),
 }
 """Feature maps phi of x (B, h, N, d), with the mechanism's options and the number of keys M."""
 
@@ -101,12 +101,13 @@ class HydraAttention(Attention):
     @mixed_precision
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, d), (B, h, M, d), (B, h, M, d) -> (B, h, N, d)."""
-        return channelwise_attention(*self.features(q, k), v)
+        q, k = self.features(q, k)
+        return q * (k * v).sum(-2, keepdim=True, dtype=wide(v))
 
     def features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """phi_q(q) (B, h, N, d) and phi_k(k) (B, h, M, d)."""
         keys = k.shape[TOKENS]
-        return upcast(KERNELS[self.kernel_q](q, self, keys)), upcast(KERNELS[self.kernel_k](k, self, keys))
+        return KERNELS[self.kernel_q](q, self, keys), KERNELS[self.kernel_k](k, self, keys)
 
     def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """`phi_q(q)_c` and `phi_k(k)_c` for every channel c."""

@@ -97,8 +97,11 @@ class LinformerAttention(Attention):
     @mixed_precision
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""
-        keys = self._project(self.proj_k, k, grid)
-        values = self._project(self._value_matrix, v, grid)
+        pairs = (self.proj_k, k), (self._value_matrix, v)
+        if k.shape == v.shape:
+            keys, values = self._project(grid, *pairs)
+        else:
+            (keys,), (values,) = (self._project(grid, pair) for pair in pairs)
         # The fused kernel stores no N x k weights, which would take more time than the products.
         keys, values = (x.expand(-1, self.num_heads, -1, -1) for x in (keys, values))
         return F.scaled_dot_product_attention(q, keys, values, dropout_p=self.attn_drop if self.training else 0.0)
@@ -108,12 +111,16 @@ class LinformerAttention(Attention):
         """F, which is E if the two are shared."""
         return self.proj_k if self.proj_v is None else self.proj_v
 
-    def _project(self, matrix: Tensor, tokens: Tensor, grid: Grid) -> Tensor:
-        """E k or F v: (B, h, M, d) -> (B, h or 1, k, d)."""
-        tokens = tokens[:, :1] if self.one_kv_head else tokens
-        resized = self._resized(matrix.to(tokens.dtype), self.grid, grid)
-        mixed: Tensor = torch.einsum("hkm,bhmd->bhkd", resized, tokens)
-        return mixed
+    def _project(self, grid: Grid, *pairs: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
+        """E k and F v, (B, h or 1, k, d) each, of matrices and tokens (B, h, M, d) of one shape, by one product."""
+        matrices = self._resized(torch.cat([matrix for matrix, _ in pairs]).to(pairs[0][1].dtype), self.grid, grid)
+        groups = len(matrices) // len(pairs)  # of heads, with a matrix each
+        tokens = [x[:, :1].expand(-1, groups, -1, -1) if self.one_kv_head else x for _, x in pairs]
+        order, back = ((2, 0, 1, 3), (1, 2, 0, 3)) if groups == 1 else ((1, 2, 0, 3), (2, 0, 1, 3))
+        rows = torch.cat([x.permute(order) for x in tokens])  # (2 M, B, h, d), or (2 h, M, B, d)
+        mixed = matrices @ rows.reshape(*matrices.shape[::2], -1)  # (2 g, k, B h d / g)
+        shape = (-1, *rows.shape[1:]) if groups == 1 else (*mixed.shape[:2], *rows.shape[2:])
+        return tuple(x.permute(back) for x in mixed.reshape(shape).chunk(len(pairs)))
 
     def _resized(self, matrix: Tensor, built: Grid, grid: Grid) -> Tensor:
         """E or F of one grid, (h or 1, k, M), for the keys of another."""
@@ -147,7 +154,7 @@ class LinformerAttention(Attention):
 
     def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """The softmax weights and `F^T`."""
-        keys = self._project(self.proj_k, k, grid)
+        (keys,) = self._project(grid, (self.proj_k, k))
         left = (q * self.key_dim**-0.5 @ keys.mT).softmax(-1)  # (B, h, N, k)
         right = self._resized(self._value_matrix.to(q.dtype), self.grid, grid).mT  # (h or 1, M, k)
         return left, right.expand(*left.shape[:2], -1, -1)

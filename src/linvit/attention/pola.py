@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from linvit.attention.base import Gate, Grid
 from linvit.attention.focused import FocusedAttention
-from linvit.attention.ops.activations import by_sign
+from linvit.attention.ops.activations import signed_powers
 from linvit.attention.ops.decorators import mixed_precision, recomputed
 from linvit.attention.ops.linear import key_sums, linear_factors
 from linvit.errors import check_number
@@ -67,7 +67,7 @@ class PolaAttention(FocusedAttention):
         check_number("alpha", alpha, at_least=0)
         self.alpha = alpha
         self.gate = gate
-        self.channelwise = True
+        self.channelwise, self.relu_alone = True, False
         self.max_rank = 2 * self.key_dim
         self.power = nn.Parameter(torch.zeros(1, num_heads, 1, self.key_dim))
 
@@ -88,7 +88,7 @@ class PolaAttention(FocusedAttention):
         if self.scale is not None:
             x = x * F.softplus(self.scale.to(x.dtype)).reciprocal()
         x = x.unflatten(-1, (self.num_heads, -1)).transpose(-3, -2)
-        return by_sign(x.abs() ** (1 + self.alpha * self.power.to(x.dtype).sigmoid()), x)
+        return signed_powers(x, 1 + self.alpha * self.power.to(x.dtype).sigmoid())
 
     @property
     def _first_half(self) -> int:

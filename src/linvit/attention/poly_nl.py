@@ -2,7 +2,7 @@
 
 Paper: Babiloni et al. 2021, "Poly-NL: Linear Complexity Non-local Layers with Polynomials". With k = x W1, v = x W2 and
 the output projection W3 the layer is `(x * mean_n((x W1)_n * (x W2)_n)) W3`: the query is the input itself.
-Cost: `(N + 3 M) C` elementwise operations, no matrix product, O(C) memory. Rank: 1 per channel.
+Cost: `(N + 2 M + 1) C` elementwise operations, no matrix product, O(C) memory. Rank: 1 per channel.
 """
 
 from typing import Literal
@@ -53,14 +53,13 @@ class PolyNLAttention(Attention):
     @mixed_precision
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, d), (B, h, M, d), (B, h, M, d) -> (B, h, N, d)."""
-        out = channelwise_attention(*self._weighted(q, k), v)
+        out = channelwise_attention(self._scaled(q), k, v, mean=self.reduce == "mean")
         return out if self.alpha is None else self.alpha.to(q.dtype) * q + out
 
-    def _weighted(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """The queries, times beta, and the keys, over their number for the mean."""
-        q = q if self.beta is None else self.beta.to(q.dtype) * q
-        return q, k / k.shape[-2] if self.reduce == "mean" else k
+    def _scaled(self, q: Tensor) -> Tensor:
+        """The queries, times beta."""
+        return q if self.beta is None else self.beta.to(q.dtype) * q
 
     def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """`beta q_c` and `k_c / M` for every channel c; the residual `alpha q` does not depend on v."""
-        return channelwise_factors(*self._weighted(q, k))
+        return channelwise_factors(self._scaled(q), k / k.shape[-2] if self.reduce == "mean" else k)

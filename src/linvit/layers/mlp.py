@@ -1,5 +1,6 @@
 """The feed-forward half of a transformer block, and the linear layers of blocks."""
 
+import functools
 from typing import Any, Literal
 
 import torch
@@ -54,14 +55,19 @@ class _CastLinear(torch.autograd.Function):
         of_x, of_weight, *of_bias = ctx.needs_input_grad
 
         def total() -> Tensor:  # by a product, which is quicker than a sum
-            ones = torch.ones(1, len(rows), dtype=rows.dtype, device=rows.device)
-            return product_in(weight.dtype, ones, rows)[0]
+            return product_in(weight.dtype, _ones(len(rows), rows.dtype, rows.device), rows)[0]
 
         return (
             gradient @ narrow if of_x else None,
             product_in(weight.dtype, rows.mT, inputs) if of_weight else None,
             *(total() if needed else None for needed in of_bias),
         )
+
+
+@functools.lru_cache(16)
+def _ones(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A row of ones, (1, count), kept for the next call."""
+    return torch.ones(1, count, dtype=dtype, device=device)
 
 
 class Mlp(nn.Module):

@@ -8,11 +8,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from linvit.attention.ops.activations import elu_plus_one
+from linvit.attention.ops.activations import by_sign, elu_plus_one, signed_powers
 from tests.helpers import assert_near, randn
 
 Map = Callable[[Tensor], Tensor]
-FORMULAS: dict[Map, Map] = {elu_plus_one: lambda x: F.elu(x) + 1}
+POWER = torch.tensor(1.5, dtype=torch.float64)
+
+
+def powers(x: Tensor) -> Tensor:
+    return signed_powers(x, POWER)
+
+
+FORMULAS: dict[Map, Map] = {elu_plus_one: lambda x: F.elu(x) + 1, powers: lambda x: by_sign(x.abs() ** POWER, x)}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -48,6 +55,15 @@ def test_second_derivatives(features: Map) -> None:
     x = randn(5, 8).requires_grad_()
     assert torch.autograd.gradcheck(features, x)
     assert torch.autograd.gradgradcheck(features, x)
+
+
+def test_powers_have_gradients_also_of_the_power_and_of_zeros() -> None:
+    x, power = randn(2, 3, 5, 4), 1 + torch.rand(1, 3, 1, 4, dtype=torch.float64)
+    assert torch.autograd.gradcheck(signed_powers, (x.requires_grad_(), power.requires_grad_()))
+    assert torch.autograd.gradgradcheck(signed_powers, (x, power))
+    zeros = torch.zeros_like(x).requires_grad_()
+    found = torch.autograd.grad(signed_powers(zeros, power).sum(), (zeros, power))
+    assert not any(gradient.any() for gradient in found)
 
 
 @pytest.mark.parametrize("features", FORMULAS)

@@ -177,4 +177,4 @@ class Rough(LinearAttention):
 def test_what_is_further_off_is_found_and_the_others_compute_as_on_a_cpu() -> None:
     with pytest.raises(ClauseError, match=r"softmax's kernel .*, at most twice that"):
         on_a_gpu(Rough)
-    assert on_a_gpu("hydra") == "nothing is"
+    assert on_a_gpu("flow") == "nothing is"

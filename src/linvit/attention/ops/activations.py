@@ -76,6 +76,13 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 """Feature maps by name."""
 
 
+def signed_powers(x: Tensor, power: Tensor) -> Tensor:
+    """`|x|^p` of x (..., d) by its sign, (..., 2 d), with p >= 1 that broadcasts."""
+    if HAND_WRITTEN and x.requires_grad and takes_function(x):
+        return _SignedPowers.apply(x, power)  # type: ignore[no-any-return]
+    return by_sign(x.abs() ** power, x)
+
+
 def by_sign(sizes: Tensor, x: Tensor) -> Tensor:
     """Sizes of the entries of x, (..., d), in the first half of (..., 2 d) where x is positive, else in the second."""
     first = sizes * F.relu(x.detach().sign())  # products: several times as fast as masks on a CPU
@@ -114,6 +121,27 @@ class _Focus(torch.autograd.Function):
         along = (gradient * y).sum(-1, keepdim=True, dtype=x.dtype) / norm / norm
         across = torch.addcmul(gradient, y, along, value=-1)
         return torch.addcmul(x * along, y / x.clamp_min(tiny), across, value=ctx.factor), None, None
+
+
+class _SignedPowers(torch.autograd.Function):
+    """Its gradient is `p y / x` of the half in which x is, and that of the power `y log |x|`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, power: Tensor) -> Tensor:
+        powers = x.abs().pow_(power)
+        ctx.save_for_backward(x, power, powers)
+        return by_sign(powers, x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None]:
+        x, power, powers = ctx.saved_tensors
+        if torch.is_grad_enabled():  # the gradient will be differentiated, too
+            powers = x.abs() ** power
+        (first, second), sign = gradient.chunk(2, -1), x.sign()
+        along = torch.lerp(second, first, F.relu(sign)).mul_(powers)  # as `by_sign` does
+        size = x.abs().clamp_min(torch.finfo(x.dtype).tiny)
+        of_power = (along * size.log()).sum_to_size(power.shape) if ctx.needs_input_grad[1] else None
+        return along * power / size * sign, of_power
 
 
 class _Unit(torch.autograd.Function):

@@ -35,9 +35,10 @@ def product_in(dtype: torch.dtype, a: Tensor, b: Tensor) -> Tensor:
     return a.to(dtype) @ b.to(dtype)
 
 
-def channelwise_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """`q * sum_m(k_m * v_m)` entry by entry, (B, h, N, d): linear attention with a head per channel."""
-    return q * (k * v).sum(-2, keepdim=True)
+def channelwise_attention(q: Tensor, k: Tensor, v: Tensor, mean: bool = False) -> Tensor:
+    """`q * sum_m(k_m * v_m)`, or the mean, entry by entry, (B, h, N, d): linear attention with a head per channel."""
+    total = (k * v).sum(-2, keepdim=True)
+    return q * (total / k.shape[-2] if mean else total)
 
 
 def channelwise_factors(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
