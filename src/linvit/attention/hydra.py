@@ -22,7 +22,7 @@ TOKENS = 2
 
 
 KERNELS: dict[str, Callable[[Tensor, "HydraAttention", int], Tensor]] = {
-    "l2": lambda x, options, keys: normalize(x, options.eps, 2, CHANNELS),
+    "l2": lambda x, options, keys: normalize(x, options.eps, 2, CHANNELS, wide(x)),
     "l1": lambda x, options, keys: normalize(x, options.eps, 1, CHANNELS, wide(x)),
     "constant": lambda x, options, keys: x / options.constant,
     "mean": lambda x, options, keys: x / math.sqrt(keys),

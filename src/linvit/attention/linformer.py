@@ -116,11 +116,14 @@ class LinformerAttention(Attention):
         matrices = self._resized(torch.cat([matrix for matrix, _ in pairs]).to(pairs[0][1].dtype), self.grid, grid)
         groups = len(matrices) // len(pairs)  # of heads, with a matrix each
         tokens = [x[:, :1].expand(-1, groups, -1, -1) if self.one_kv_head else x for _, x in pairs]
-        order, back = ((2, 0, 1, 3), (1, 2, 0, 3)) if groups == 1 else ((1, 2, 0, 3), (2, 0, 1, 3))
-        rows = torch.cat([x.permute(order) for x in tokens])  # (2 M, B, h, d), or (2 h, M, B, d)
-        mixed = matrices @ rows.reshape(*matrices.shape[::2], -1)  # (2 g, k, B h d / g)
-        shape = (-1, *rows.shape[1:]) if groups == 1 else (*mixed.shape[:2], *rows.shape[2:])
-        return tuple(x.permute(back) for x in mixed.reshape(shape).chunk(len(pairs)))
+        if groups == 1:
+            rows = torch.cat([x.permute(2, 0, 1, 3) for x in tokens])  # (2 M, B, h, d)
+            mixed = matrices @ rows.flatten(1).unflatten(0, (len(pairs), -1))  # (2, k, B h d)
+            parts = mixed.flatten(0, 1).unflatten(1, rows.shape[1:]).chunk(len(pairs))  # (k, B, h, d)
+            return tuple(x.permute(1, 2, 0, 3) for x in parts)
+        rows = torch.cat([x.permute(1, 2, 0, 3) for x in tokens])  # (2 h, M, B, d)
+        parts = (matrices @ rows.flatten(2)).unflatten(2, rows.shape[2:]).chunk(len(pairs))  # (h, k, B, d)
+        return tuple(x.permute(2, 0, 1, 3) for x in parts)
 
     def _resized(self, matrix: Tensor, built: Grid, grid: Grid) -> Tensor:
         """E or F of one grid, (h or 1, k, M), for the keys of another."""

@@ -30,11 +30,11 @@ def normalize(
     """Vectors brought to length one, `x / max(||x||, eps)`, with norms of the given order over `dims`.
 
     A vector of zeros stays zero at any eps and passes its gradient on unchanged; the quotient would divide it by eps.
-    `dtype` is that of the norms.
+    `dtype` is that of the norms; the vectors keep theirs.
     """
     if HAND_WRITTEN and order == 2 and x.requires_grad and takes_function(x):
         return _Unit.apply(x, eps, dims, dtype)  # type: ignore[no-any-return]
-    return x / safe_norm(x, eps, order, dims, dtype)
+    return (x / safe_norm(x, eps, order, dims, dtype)).to(x.dtype)
 
 
 def of_both(phi: Callable[[Tensor], Tensor], q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
@@ -151,7 +151,7 @@ class _Unit(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, eps: float, *given: Any) -> Tensor:
         ctx.given = eps, 2, *given
         norm = safe_norm(x, *ctx.given)
-        y = x / norm
+        y = torch.div(x, norm, out=torch.empty_like(x))
         ctx.save_for_backward(x, y, norm)
         return y
 
