@@ -224,7 +224,9 @@ def test_two_ranks_have_the_gradients_of_one_with_the_double_batch(tmp_path, tea
     for number, batch in ((1, 16), (2, 8)):
         root = tmp_path / str(number)
         root.mkdir()
-        options = flags(data__batch_size=batch, model__warmup_epochs=0, trainer__max_epochs=1, **teacher)
+        # in float64: Adam makes rounding of a gradient that is nearly 0 a whole step
+        precision = {"trainer__precision": "64-true"}
+        options = flags(data__batch_size=batch, model__warmup_epochs=0, trainer__max_epochs=1, **precision, **teacher)
         run = forked.Ranks(["fit", f"--config={QUICKSTART}", *tiny(), *options], root, number)
         assert run.wait() == [0] * number, run.text()
         curves = events(root / "checkpoints" / "quickstart" / "version_0")
@@ -232,7 +234,7 @@ def test_two_ranks_have_the_gradients_of_one_with_the_double_batch(tmp_path, tea
         found.append((curves, checkpoint["state_dict"]))
     (one, alone), (two, shared) = found
     (norm,) = [tag for tag in one if "grad_norm" in tag]
-    assert [value for _, value in two[norm]] == pytest.approx([value for _, value in one[norm]], rel=1e-4)
-    assert [value for _, value in two["val/loss"]] == pytest.approx([value for _, value in one["val/loss"]], rel=1e-4)
+    assert [value for _, value in two[norm]] == pytest.approx([value for _, value in one[norm]], rel=1e-6)
+    assert [value for _, value in two["val/loss"]] == pytest.approx([value for _, value in one["val/loss"]], rel=1e-6)
     for name, weight in alone.items():
-        torch.testing.assert_close(shared[name], weight, rtol=1e-3, atol=2e-5)
+        torch.testing.assert_close(shared[name], weight, rtol=1e-9, atol=1e-9)
