@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 import linvit
 from linvit import UserError, cli
+from linvit.cli.training import command_line
 from linvit.cli.training.command_line import LOGGER, OF_SEED, hide_library_messages
 from linvit.data.sources.read import name_of
 from linvit.plain_text import PrintableStream, printable, write_csv
@@ -88,8 +89,8 @@ def test_every_verb_prints_through_one_stream(capsys, monkeypatch):
         sys.excepthook(ValueError, ValueError(ESCAPES), None)
         raise UserError(ESCAPES)
 
-    module = SimpleNamespace(main=say, train=say)
-    monkeypatch.setattr(cli, "importlib", SimpleNamespace(import_module=lambda name: module))
+    monkeypatch.setattr(command_line, "train", say)
+    monkeypatch.setattr(cli, "importlib", SimpleNamespace(import_module=lambda name: SimpleNamespace(main=say)))
     for verb in (*cli.VERBS, *cli.PLAIN):
         assert cli.main([verb]) == 2
         said = capsys.readouterr()

@@ -1,12 +1,10 @@
 """The `linvit` command: verbs that train go to Lightning, the others are plain functions."""
 
-import gc
 import importlib
 import os
 import re
 import sys
 from importlib.metadata import version
-from types import ModuleType
 
 from linvit.errors import UserError, find_user_error
 from linvit.plain_text import PrintableStream
@@ -84,27 +82,18 @@ def _run(verb: str, argv: list[str]) -> int:
     elif verb == "--version":
         print(f"linvit {version('linvit')}")
     elif verb in PLAIN:
-        return int(imported(verb.replace("-", "_")).main(argv[1:]))
+        return int(importlib.import_module(f"linvit.cli.{verb.replace('-', '_')}").main(argv[1:]))
     elif verb not in VERBS:
         known = ", ".join([*VERBS, *PLAIN])
         raise UserError(f"linvit has no verb '{verb}'. It has: {known}. See linvit --help")
     elif verb == "predict" and _names_a_network(argv):
-        return int(imported("predict").main(argv[1:]))
+        return int(importlib.import_module("linvit.cli.predict").main(argv[1:]))
     else:
         with STOP.caught():  # while torch is imported, too
-            imported("training.command_line").train(argv)
+            from linvit.cli.training.command_line import train
+
+            train(argv)
     return 0
-
-
-def imported(name: str) -> ModuleType:
-    """A module of this package. Torch makes so many objects that looking for garbage among them takes a second."""
-    if "torch" in sys.modules:
-        return importlib.import_module(f"{__name__}.{name}")
-    gc.disable()
-    try:
-        return importlib.import_module(f"{__name__}.{name}")
-    finally:
-        gc.enable()
 
 
 def _names_a_network(argv: list[str]) -> bool:

@@ -4,6 +4,7 @@ Each line of standard input is a command and the file of its log, as JSON; the a
 """
 
 import atexit
+import importlib
 import json
 import os
 import runpy
@@ -14,7 +15,6 @@ import traceback
 from contextlib import suppress
 from typing import NoReturn
 
-from linvit.cli import imported
 from linvit.signals import SIGNALS
 
 
@@ -25,7 +25,7 @@ def serve() -> None:
         command, log = json.loads(line)
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(output, 2)  # also for what goes wrong here
-        imported("training.command_line")
+        importlib.import_module("linvit.cli.training.command_line")
         child = os.fork()
         if child == 0:
             os.dup2(output, 1)
