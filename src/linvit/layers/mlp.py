@@ -55,7 +55,8 @@ class _CastLinear(torch.autograd.Function):
         of_x, of_weight, *of_bias = ctx.needs_input_grad
 
         def total() -> Tensor:  # by a product, which is quicker than a sum
-            return product_in(weight.dtype, _ones(len(rows), rows.dtype, rows.device), rows)[0]
+            ones = _ones if type(rows) is Tensor else _ones.__wrapped__  # what a mode of torch fakes is not kept
+            return product_in(weight.dtype, ones(len(rows), rows.dtype, rows.device), rows)[0]
 
         return (
             gradient @ narrow if of_x else None,
