@@ -147,7 +147,10 @@ if __name__ == "__main__":
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time (%(default)s)")
     parser.add_argument("--output", type=Path, default=Path("docs", "results"), help="to write to (%(default)s)")
     args = parser.parse_args()
-    table = compare(args.attention, sorted(map(int, args.pairs.split(","))), args.seeds, args.jobs)
+    pairs = sorted({int(number) for number in args.pairs.split(",")})
+    if len(pairs) < 2:
+        parser.error(f"--pairs must be two different numbers at least, such as 8,32; got {args.pairs}")
+    table = compare(args.attention, pairs, args.seeds, args.jobs)
     known = json.loads((FOLDERS[-1] / COSTS).read_text(encoding="utf-8"))["conditions"]
     ended = [json.loads(file.read_text(encoding="utf-8")) for name in FOLDERS for file in name.rglob(OUTCOME)]
     minutes = sum(run["seconds"] for run in ended) / args.jobs / 60
