@@ -299,6 +299,19 @@ class TestInATrainer:
         self.rates(tmp_path, count=16, task=tiny_task(**OPTIONS, cooldown_epochs=1), max_epochs=3)
         assert not [warning for warning in recwarn if "warm-up" in str(warning.message)]
 
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            ({"min_lr": 2 * PEAK}, r"min_lr \(0\.002 in this run\) is above the peak of .* rises in the decay"),
+            ({"warmup_lr": 2 * PEAK}, r"warmup_lr \(0\.002 in this run\) is above the peak of .* falls in the warm-up"),
+            ({"lr_base_batch_size": 1024}, r"min_lr .* is above the peak of the learning rate, 7\.813e-06, so"),
+        ],
+        ids=str,
+    )
+    def test_ends_above_the_peak_get_a_warning(self, tmp_path, options, words):
+        with pytest.warns(UserWarning, match=words):
+            self.rates(tmp_path, count=16, task=tiny_task(**OPTIONS | options), max_epochs=2)
+
     def test_a_run_without_an_end_is_the_users_mistake(self, tmp_path):
         with pytest.raises(
             linvit.UserError, match=r"needs an end to decay to: set trainer\.max_epochs or trainer\.max_steps"

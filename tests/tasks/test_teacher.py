@@ -45,6 +45,13 @@ def test_the_student_starts_with_what_is_copied_of_the_weights_that_predict(teac
         assert torch.equal(mine.ema.network.state_dict()[name], value)
 
 
+def test_a_student_with_the_attention_of_its_teacher_is_told_so(teacher, tmp_path, recwarn):
+    started(tiny_task(**STUDENT, teacher=teacher), tmp_path)
+    assert not [warning for warning in recwarn if "nothing is converted" in str(warning.message)]
+    with pytest.warns(UserWarning, match=r'its teacher\'s attention, {"name": "softmax"}, in every layer: nothing is'):
+        started(tiny_task(**STUDENT | {"attention": {"name": "softmax"}}, teacher=teacher), tmp_path)
+
+
 def test_the_loss_is_the_weighted_sum_and_its_parts_are_logged(teacher, tmp_path):
     weights = {"attention_weight": 3.0, "block_weight": 2.0, "feature_weight": 0.5, "logit_weight": 0.25}
     task = tiny_task(**STUDENT, teacher={"source": teacher, "task_weight": 0.1, **weights})

@@ -314,7 +314,7 @@ def matched_layers(teacher: nn.Module, student: nn.Module) -> list[str]:
             f"{type(teacher).__name__} {wrong}; the student must be a copy of its teacher with another attention, as "
             f"linvit.linearize makes it"
         )
-    differing = [name for name, layer in of_student.items() if _kind(layer) != _kind(of_teacher[name])]
+    differing = [name for name, layer in of_student.items() if kind_of(layer) != kind_of(of_teacher[name])]
     return differing or list(of_student)
 
 
@@ -332,7 +332,7 @@ def last_features(network: nn.Module) -> list[str]:
     return [f"{prefix}{info[-1]['module']}"]
 
 
-def _kind(layer: Any) -> list[Any]:
+def kind_of(layer: Any) -> list[Any]:
     """The mechanisms of a layer, which is one itself in a model of timm: classes, options, shapes of parameters."""
     found: list[Any] = []
     for name, mechanism in layer.named_modules():

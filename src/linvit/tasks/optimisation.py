@@ -157,7 +157,7 @@ def run_schedule(settings: Optimisation, trainer: Trainer) -> Schedule:
         "cosine_restarts": cycles,
         "cosine_wave": partial(cycles, wave=True),
     }
-    return shapes[settings.schedule](
+    schedule = shapes[settings.schedule](
         peak=settings.lr * scale,
         start=settings.warmup_lr * others,
         end=settings.min_lr * others,
@@ -167,6 +167,15 @@ def run_schedule(settings: Optimisation, trainer: Trainer) -> Schedule:
         interval=settings.lr_interval,
         delay=settings.lr_delay,
     )
+    ends = {"min_lr": (schedule.end, "rises in the decay")}
+    ends |= {"warmup_lr": (schedule.start, "falls in the warm-up")} if warmup else {}
+    for name, (rate, wrong) in ends.items():
+        if rate > schedule.peak:
+            rank_zero_warn(
+                f"{name} ({rate:.4g} in this run) is above the peak of the learning rate, {schedule.peak:.4g}, so that "
+                f"the learning rate {wrong}. Lower --model.{name}, or raise --model.lr"
+            )
+    return schedule
 
 
 def total_batch_size(trainer: Trainer) -> int:

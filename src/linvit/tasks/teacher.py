@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
 from linvit.errors import UserError, check_choice, check_number, quote_first
-from linvit.linearization.distillation import Distillation, Matching
+from linvit.linearization.distillation import Distillation, Matching, kind_of
 from linvit.linearization.student import linearize
 from linvit.signatures import check_choices
 from linvit.tasks.execution import freeze_parameters
@@ -98,6 +98,12 @@ class TaskDistillation(Distillation):
             f"teacher: {option.source or 'the weights of the backbone'}. {len(self.layers)} attention layers are "
             f"matched. New parameters of the student: {quote_first(self.new) if self.new else 'none'}"
         )
+        own, theirs = (network.get_submodule(self.layers[0]) for network in (task.network, teacher))
+        if kind_of(own) == kind_of(theirs):
+            rank_zero_warn(
+                f"the student has its teacher's attention, {json.dumps(attention)}, in every layer: nothing is "
+                f"converted. Name another one with --model.attention, unless this is the run to compare with"
+            )
         if not option.task_weight or (option.attention_inputs == "teacher" and any(option.weights.values())):
             unreached = self.unreached(task.example_images, by_outputs=bool(option.task_weight))
             if option.task_weight and hasattr(task.network, "backbone"):  # its head has a loss of its own
