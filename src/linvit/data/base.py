@@ -57,8 +57,8 @@ class ImageData(LightningDataModule):
 
     Args:
         source: An embedded set ("digits": 1,797 real handwritten digits); a path to an image folder
-            (`train/CLASS/*.jpg`, `val/CLASS/*.jpg`), to parquet or arrow data, or to a set saved with `save_to_disk`;
-            or `hub:owner/name`.
+            (`train/CLASS/*.jpg`, `val/CLASS/*.jpg`, or `train/*.jpg` with labels in `train/metadata.csv`), to parquet
+            or arrow data, or to a set saved with `save_to_disk`; or `hub:owner/name`.
         batch_size: Images per step and device.
         num_workers: Loader processes per device; 0 loads in the training process.
         img_size: Side, or [H, W], of the images given to the model.

@@ -156,7 +156,8 @@ class ClassificationData(ImageData):
             raise UserError(
                 f"{whose}data source '{self.source}' has no labels, so it can only be predicted (linvit predict). Name "
                 f"their column with --data.label_column, or sort the images into one folder per class, such as "
-                f"{split}/CLASS/*.jpg: images directly in {split}/ have no class"
+                f"{split}/CLASS/*.jpg: images directly in {split}/ have no class, unless {split}/metadata.csv, with "
+                f"the columns file_name and label, gives it"
             )
         table = self.data_source.table_of(split)
         if table in self.splits and not self.data_source.streaming:

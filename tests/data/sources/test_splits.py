@@ -72,6 +72,30 @@ def test_a_new_image_is_seen(tmp_path):
     assert lengths(folder) == {"train": 7}
 
 
+METADATA = {
+    "metadata.csv": "file_name,label\ntest_1.png,bee\n0.png,ant\n",
+    "metadata.jsonl": '{"file_name": "test_1.png", "label": "bee"}\n{"file_name": "0.png", "label": "ant"}\n',
+}
+
+
+@pytest.mark.parametrize("name", METADATA)
+def test_labels_may_stand_in_a_file_beside_the_images(tmp_path, name):
+    for path in ("train/0.png", "train/test_1.png", "test/2.png"):
+        save(picture(0), tmp_path / path)
+    (tmp_path / "train" / name).write_text(METADATA[name])
+    (tmp_path / "test" / "metadata.csv").write_text("id,patient\n7,12\n")  # of something else
+    found = load_splits(str(tmp_path))
+    assert {split: len(rows) for split, rows in found.items()} == {"train": 2, "test": 1}
+    rows = found["train"].cast_column("image", datasets.Image(decode=False))
+    assert {row["image"]["path"].rpartition("/")[2]: row["label"] for row in rows} == {
+        "test_1.png": "bee",
+        "0.png": "ant",
+    }
+    save(picture(1), tmp_path / "train/1.png")
+    with pytest.warns(UserWarning, match=r"1 of 3 images in '.*train' are left out: its metadata lacks them"):
+        assert lengths(tmp_path) == {"train": 2, "test": 1}
+
+
 @pytest.mark.parametrize("name", ["data.parquet", "data.arrow"])
 def test_one_file(tmp_path, name):
     path = tmp_path / name

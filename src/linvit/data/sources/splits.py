@@ -13,6 +13,7 @@ import datasets
 import numpy as np
 import pyarrow
 import pyarrow.parquet
+from lightning.pytorch.utilities import rank_zero_warn
 
 from linvit.data.sources.folder import image_folder
 from linvit.data.sources.labels import MAX_CLASSES
@@ -44,7 +45,30 @@ def load_splits(source: str) -> dict[str, datasets.Dataset]:
             raise UserError(f"cannot read '{path}' as data: expected a folder, a .parquet file or an .arrow file")
         folders = {folder.name: folder for folder in path.iterdir() if folder.is_dir() or folder.is_symlink()}
         aliases = [alias for names in SPLITS.values() for alias in names if alias in folders]
-        return named(image_folder(path, {alias: folders[alias] for alias in aliases} or {"train": path}), source)
+        splits = {alias: folders[alias] for alias in aliases} or {"train": path}
+        tables = image_folder(path, splits)
+        for split, rows in tables.items():
+            if "label" not in rows.features and _is_described(splits[split]):
+                tables[split] = _described(splits[split], len(rows))
+        return named(tables, source)
+
+
+def _is_described(folder: Path) -> bool:
+    """Whether a folder of images has a file that names them, beside their labels, as sets of the hub have."""
+    for path in (folder / "metadata.csv", folder / "metadata.jsonl"):
+        if path.is_file():
+            with path.open("rb") as file:
+                return b"file_name" in file.readline(2**16)
+    return False
+
+
+def _described(folder: Path, images: int) -> datasets.Dataset:
+    """The images that it names, and what it says of them; warns of those that it does not name."""
+    files = {"train": f"{glob.escape(str(folder))}/**"}  # as one split, whatever names of files say
+    rows = datasets.load_dataset("imagefolder", data_files=files, split="train")
+    if len(rows) < images:
+        rank_zero_warn(f"{images - len(rows)} of {images} images in '{folder}' are left out: its metadata lacks them")
+    return rows
 
 
 def find_source(source: str) -> tuple[str | None, dict[str, str]]:
