@@ -13,6 +13,7 @@ import linvit
 from linvit import files
 from linvit.callbacks import SaveCheckpoints
 from linvit.callbacks import save_checkpoints as module
+from linvit.callbacks.exact_resume import ExactResume
 from linvit.callbacks.save_checkpoints import AtomicCheckpointIO, Best
 from tests.training import Memory, fit, tiny_task, trainer
 
@@ -214,6 +215,25 @@ def test_weights_that_were_not_validated_get_no_score(tmp_path):
     trainer(tmp_path, **options).fit(Scores([0.5, 0.5]), torch.utils.data.DataLoader(torch.zeros(2)))
     assert step_of(tmp_path / "checkpoints" / "best.ckpt") == 2
     assert step_of(tmp_path / "checkpoints" / "last.ckpt") == 3
+
+
+def test_what_was_trained_is_kept_when_a_validation_fails(tmp_path):
+    """It continues with the validation that is missing."""
+
+    def fit(scores, last=None):
+        task = Scores(scores)
+        fitter = trainer(
+            tmp_path, callbacks=[SaveCheckpoints(), ExactResume()], enable_checkpointing=True, max_epochs=3
+        )
+        fitter.fit(task, ckpt_path=last)
+        return fitter.callback_metrics["val/score"], task.weight.item()
+
+    last = tmp_path / "checkpoints" / "last.ckpt"
+    with pytest.raises(ValueError, match="unreadable"):
+        fit([0.5, "unreadable"])
+    assert step_of(last) == 2
+    assert fit([None, 0.9, 0.5], last) == (0.5, pytest.approx(0.7))
+    assert step_of(tmp_path / "checkpoints" / "best.ckpt") == 2
 
 
 def test_a_metric_that_nobody_logs_is_a_user_error(tmp_path):

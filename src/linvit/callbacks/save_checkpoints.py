@@ -173,6 +173,15 @@ class SaveCheckpoints(Checkpoint):
         if self.failure is not None:
             self.save(trainer)
 
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Saves what was trained if a validation fails, as by a damaged image; of several ranks others may not fail."""
+        failed = isinstance(exception, Exception) and trainer.world_size == 1
+        if failed and trainer.state.fn == "fit" and trainer.validating and self.save(trainer):
+            rank_zero_info(
+                f"the validation at step {trainer.global_step} has failed; what was trained is saved, and linvit fit "
+                f"--resume=auto continues with the validation"
+            )
+
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Gives the folder back."""
         if stage == "fit" and self.dirpath is not None:
