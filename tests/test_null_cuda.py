@@ -14,7 +14,8 @@ from tests.one_rank import HAS_RESULTS
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=missing() or "")
 
-FIT = ["--trainer.accelerator=cuda", "--trainer.max_steps=4", "--trainer.log_every_n_steps=100", "--data.num_workers=0"]
+FIT = ["--trainer.accelerator=cuda", "--trainer.max_steps=4", "--trainer.log_every_n_steps=3", "--data.num_workers=0"]
+MIXED = ["--model.mixup_alpha=0.8", "--model.cutmix_alpha=1", "--data.augmentation.random_erasing=0.5"]
 
 
 @pytest.fixture(scope="session")
@@ -52,23 +53,33 @@ def test_no_step_waits(server, tmp_path, subject):
 
 
 def test_detectors_wait_a_few_times(server, tmp_path):
-    """Numbers of boxes decide the sizes of what follows."""
+    """Numbers of boxes decide the sizes of what follows; each image has one that is found."""
     found = rehearsed(server, tmp_path, "detectors")
     assert not [step["error"] for step in found if step["error"]]
     waits = {step["name"]: sum(step["waits"].values()) for step in found}
     for name, count in waits.items():
-        assert count <= (2 if name.endswith("training") else 4) * DETECTION_BATCH, waits
+        assert count <= (2 if name.endswith("training") else 6) * DETECTION_BATCH, waits
 
 
 @pytest.mark.parametrize(
-    ("config", "most"), [("quickstart", 0), ("segmentation_quickstart", 0), ("detection_quickstart", 5 * 8)]
+    ("config", "options", "training", "logged", "validation"),
+    [
+        ("quickstart", MIXED, 0, 4, 0),
+        ("segmentation_quickstart", [], 0, 4, 0),
+        ("detection_quickstart", [], 8, 9, 7 * 8 + 1),
+    ],
 )
-def test_training_and_validation(server, tmp_path, config, most):
-    """With callbacks, progress bar, moving average and the guard against what is not finite."""
-    found = rehearsed(server, tmp_path, "fit", config, *FIT)
-    for kind in ("training", "validation"):
-        last = [step for step in found if step["name"] == kind][-1]  # the first ones set up and draw pictures
-        assert sum(last["waits"].values()) <= most, last
+def test_training_and_validation(server, tmp_path, config, options, training, logged, validation):
+    """With callbacks, progress bar, moving average and the guard against what is not finite.
+
+    A step that is `logged` waits for two rates, which Lightning moves to the device, and for each loss and norm.
+    """
+    found = rehearsed(server, tmp_path, "fit", config, *FIT, *options)
+    steps, validations = ([step for step in found if step["name"] == kind] for kind in ("training", "validation"))
+    *_, third, last = [sum(step["waits"].values()) for step in steps]  # the first ones set up
+    assert last <= training, steps
+    assert third <= training + logged, steps
+    assert sum(validations[-1]["waits"].values()) <= validation, validations  # the first draws pictures
 
 
 @pytest.mark.parametrize(
@@ -92,6 +103,7 @@ def test_ranks_do_not_wait_for_the_device(server, tmp_path, steps, strategy):
         "--data.batch_size=4",
         "--trainer.limit_val_batches=2",
         "--trainer.num_nodes=8",
+        "--trainer.log_every_n_steps=100",
     ]
     more = ["--trainer.devices=1", "--trainer.callbacks=[]", "--model.predict_with=raw"]
     found = rehearsed(server, tmp_path, "fit", "quickstart", *FIT, *few, *more, *strategy)

@@ -8,7 +8,8 @@ import subprocess
 import sys
 import sysconfig
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
@@ -102,8 +103,21 @@ class Calls:
             self.launches += name.startswith((b"_Z", b"cublas", b"cudnn", b"cufft", b"MEMSET", b"D2D"))
 
 
+@contextmanager
+def reading_ones() -> Iterator[None]:
+    """Whole numbers that the host reads are 1 and not 0: a detector finds an object in an image."""
+    read = ctypes.c_byte.in_dll(_library(), "null_cuda_read")
+    read.value = 1
+    yield
+    read.value = 0
+
+
+def _library() -> ctypes.CDLL:
+    return ctypes.CDLL(os.environ["LD_PRELOAD"])
+
+
 def _teller() -> ctypes.c_void_p:
-    return ctypes.c_void_p.in_dll(ctypes.CDLL(os.environ["LD_PRELOAD"]), "null_cuda_tell")
+    return ctypes.c_void_p.in_dll(_library(), "null_cuda_tell")
 
 
 def _line(frame: FrameType | None) -> str:

@@ -3,7 +3,8 @@
 // torch's own CUDA code runs without a GPU: dispatch, checks of devices and dtypes, autocast, the caching allocator.
 //
 // Told are names of kernels, of cuBLAS's products, of cuDNN's and cuFFT's passes, "MEMSET", "H2D", "D2H", "D2D" for copies, and "WAIT ..." where
-// the host waits for all that the device was asked. A copy from the device is all zeros. device.py stubs every symbol that is not here.
+// the host waits for all that the device was asked. A copy from the device has `null_cuda_read` in every eighth byte and is else all zeros, so that
+// whole numbers are 0 or 1. device.py stubs every symbol that is not here.
 #define _GNU_SOURCE
 #include <cuda_runtime_api.h>
 #include <pthread.h>
@@ -12,6 +13,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+char null_cuda_read = 0;
 void (*null_cuda_tell)(const char *) = 0;
 static void tell(const char *what) {
     if (null_cuda_tell) null_cuda_tell(what);
@@ -85,6 +87,7 @@ static void copy(void *to, const void *from, size_t size) {
     else if (on_device(from)) {
         tell("D2H");
         memset(to, 0, size);
+        for (size_t i = 0; i < size; i += 8) ((char *)to)[i] = null_cuda_read;
     } else memcpy(to, from, size);
 }
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t size, enum cudaMemcpyKind kind, cudaStream_t stream) {

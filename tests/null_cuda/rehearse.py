@@ -25,7 +25,7 @@ from linvit.registry import attentions, heads
 from linvit.tasks.segmentation.scores import dice_loss, pixel_cross_entropy
 from tests.families import kinds, narrow, small
 from tests.helpers import own_names
-from tests.null_cuda.device import Calls
+from tests.null_cuda.device import Calls, reading_ones
 from tests.one_rank import join
 
 DEVICE = "cuda"
@@ -74,7 +74,7 @@ def networks() -> Iterator[tuple[str, Step]]:
 
 
 def detectors() -> Iterator[tuple[str, Step]]:
-    """A training step and a step of evaluation of each detector, for eight images."""
+    """A training step and a step of evaluation of each detector, which finds an object in each of eight images."""
     images = list(torch.zeros(DETECTION_BATCH, 3, SIDE, SIDE, device=DEVICE))
     target = {
         "boxes": torch.tensor([[4.0, 4, 40, 40], [8.0, 8, 20, 20]]).to(DEVICE),
@@ -84,11 +84,13 @@ def detectors() -> Iterator[tuple[str, Step]]:
     for name in of_task("detection"):
         detector = linvit.create_detector(small("pvt_v2_b0"), narrow(name), 5, "linear", SIDE).to(DEVICE).train()
 
+        @reading_ones()
         def loss(detector: nn.Module = detector) -> Tensor:
             return sum(detector(images, [target] * len(images)).values())  # type: ignore[return-value]
 
         yield f"{name} training", training(loss, torch.bfloat16)
 
+        @reading_ones()
         def detect(detector: nn.Module = detector) -> None:
             with torch.no_grad():
                 for image in images:
@@ -156,7 +158,8 @@ def fit(config: str) -> int:
         (training_epoch_loop._TrainingEpochLoop, "advance", "training"),
         (evaluation_loop._EvaluationLoop, "_evaluation_step", "validation"),
     ):
-        setattr(loop, name, counted(getattr(loop, name), kind))
+        function = getattr(loop, name)
+        setattr(loop, name, counted(function if kind == "training" else reading_ones()(function), kind))
     with tempfile.TemporaryDirectory() as folder:
         if ranks := [option for option in sys.argv if option.startswith("--trainer.num_nodes=")]:
             parallel.distributed._verify_param_shape_across_processes = lambda *_: (

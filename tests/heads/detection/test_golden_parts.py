@@ -124,6 +124,16 @@ def test_multiclass_nms(golden: Golden, dtype: torch.dtype) -> None:
     assert torch.equal(kept(found, boxes, scores[:, :-1], given["score_thr"]), golden.tensors["output.kept"])
 
 
+def test_many_boxes_are_compared_image_by_image(monkeypatch):
+    torch.manual_seed(0)
+    corners, scores = 20 * torch.rand(3, 40, 2), torch.rand(3, 40, 2).where(torch.rand(3, 40, 2) > 0.2, DROPPED)
+    boxes = torch.cat([corners, corners + 9], -1)
+    together = best_of_batch(boxes, scores, 0.5, 20)
+    monkeypatch.setattr("linvit.heads.detection.boxes.ONE_PLANE", 30)
+    apart = best_of_batch(boxes, scores, 0.5, 20)
+    assert all(torch.equal(together[name], apart[name]) for name in together)
+
+
 def kept(found: dict[str, Tensor], boxes: Tensor, scores: Tensor, threshold: float) -> Tensor:
     """The positions of detections among the pairs of box and class above the threshold."""
     row, label = (scores > threshold).nonzero(as_tuple=True)

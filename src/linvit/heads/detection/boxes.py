@@ -24,6 +24,8 @@ DROPPED = -1e30
 """Less than any score or logit."""
 LARGEST = math.log(1000 / 16)
 """The largest absolute logarithm of a quotient of sides: a box of 16 pixels becomes one of 1000 at most."""
+ONE_PLANE = 25_000
+"""The most boxes that a GPU compares all with all."""
 EPSILON = 1e-7
 """Keeps divisors of boxes without an area from being 0."""
 
@@ -144,7 +146,7 @@ def suppress(boxes: Tensor, scores: Tensor, iou: float, limit: int) -> Tensor:
 
     Scores are (G, K, n). In an ONNX file it is one NonMaxSuppression for all images and classes, which keeps at most
     `limit` of each; in a program of torch.export one torchvision::nms, all that is there being in one plane. So it is
-    on a GPU, for which torchvision's `batched_nms` makes the host wait, unless there are too many.
+    on a GPU, for which torchvision's `batched_nms` makes the host wait; too many boxes go image by image.
     """
     return (
         _in_onnx(boxes, scores, iou, limit) if torch.onnx.is_in_onnx_export() else _suppress(boxes, scores, iou, limit)
@@ -153,9 +155,12 @@ def suppress(boxes: Tensor, scores: Tensor, iou: float, limit: int) -> Tensor:
 
 def _suppress(boxes: Tensor, scores: Tensor, iou: float, limit: int) -> Tensor:
     group, label, row = (scores > DROPPED).nonzero(as_tuple=True)
+    if len(row) > ONE_PLANE and len(scores) > 1 and not is_exporting():
+        each = zip(boxes.split(1), scores.split(1), strict=True)
+        return torch.cat([_suppress(*of_image, iou, limit) for of_image in each])
     box, score = boxes[group, row].double(), scores[group, label, row]  # in float32 distant places are too coarse
     kind = group * scores.shape[1] + label
-    if is_exporting() or (box.is_cuda and len(box) <= 25_000):
+    if is_exporting() or (box.is_cuda and len(box) <= ONE_PLANE):
         kept = nms(box + (kind * (F.pad(box, (0, 0, 0, 1)).amax() + 1))[:, None], score.double(), iou)
     else:
         kept = batched_nms(box, score.double(), kind, iou)

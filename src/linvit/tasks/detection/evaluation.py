@@ -11,6 +11,7 @@ from torch import Tensor, distributed
 
 from linvit import coco_masks
 from linvit.callbacks.common import gather
+from linvit.callbacks.save_checkpoints import on_cpu
 from linvit.errors import UserError
 
 FIGURES = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
@@ -95,10 +96,10 @@ class Objects(NamedTuple):
     @classmethod
     def of_detections(cls, found: Mapping[str, Tensor], size: tuple[int, int]) -> Self:
         """What a detector found in an image; its masks are encoded."""
-        masks = found.get("masks")
-        rles = None if masks is None else coco_masks.encode(masks.cpu().numpy())
-        boxes, scores = (found[name].float().cpu().numpy() for name in ("boxes", "scores"))
-        return cls(size, boxes, found["labels"].cpu().numpy(), _counts(rles), scores)
+        here = on_cpu(dict(found))  # the host waits once for all of them
+        rles = coco_masks.encode(here["masks"].numpy()) if "masks" in here else None
+        boxes, scores = (here[name].float().numpy() for name in ("boxes", "scores"))
+        return cls(size, boxes, here["labels"].numpy(), _counts(rles), scores)
 
     def above(self, threshold: float) -> "Objects":
         """Those of detected objects whose scores are at least a threshold."""
