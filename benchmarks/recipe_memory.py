@@ -1,6 +1,6 @@
 """Which card does a recipe need? Peak memory of a training step at the published batch of a device, without a GPU.
 
-    PYTHONPATH=src:. python benchmarks/recipe_memory.py
+    PYTHONPATH=src:. python benchmarks/recipe_memory.py [NETWORK ...]
 
 Forward, backward, AdamW and the moving average run on the CUDA device that is not there (`tests/null_cuda`), with
 torch's own allocator, under bfloat16 autocast. Its statistics are printed: what torch asks a device for. All values are
@@ -73,7 +73,8 @@ def main() -> int:
     if "CALLS" in os.environ:
         torch.backends.cuda.enable_cudnn_sdp(False)
         print("| network | head | images | size | GiB | recomputing |\n|---|---|---|---|---|---|", flush=True)
-        for name, head, classes, batch, size in MODELS:
+        wanted = sys.argv[1:] or [name for name, *_ in MODELS]
+        for name, head, classes, batch, size in (row for row in MODELS if row[0] in wanted):
             found = [f"{peak(name, head, classes, batch, size, recompute):.1f}" for recompute in (False, True)]
             shown = f"{size[0]} x {size[1]}"
             print(f"| `{name}` | {head or ''} | {batch} | {shown} | {' | '.join(found)} |", flush=True)
@@ -82,7 +83,7 @@ def main() -> int:
         print(lack, file=sys.stderr)
         return 1
     with tempfile.TemporaryDirectory() as folder:
-        done = run(build(Path(folder)), Path(os.devnull), [os.path.relpath(__file__)])
+        done = run(build(Path(folder)), Path(os.devnull), [os.path.relpath(__file__), *sys.argv[1:]])
     print(done.stdout, done.stderr[-2000:] if done.returncode else "")
     return done.returncode
 

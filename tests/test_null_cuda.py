@@ -123,6 +123,14 @@ def test_the_table_of_docs_is_what_is_counted(server, tmp_path):
     assert [line for line in counted.splitlines() if line not in table] == []
 
 
+@pytest.mark.slow
+def test_memory_of_docs_is_what_is_counted(server, tmp_path):
+    """`PYTHONPATH=src:. python benchmarks/recipe_memory.py` counts it."""
+    code, said = server.run(tmp_path / "calls", "memory", "deit_small")
+    assert code == 0, said[-2000:]
+    assert said.splitlines()[-1] in DOCS.read_text(encoding="utf-8").splitlines()
+
+
 def test_a_roofline_of_attention(server, tmp_path):
     """Bytes that can be added up by hand, and what they take at least."""
     options = ["bench", "attention", "tests.null_cuda.rehearse:Sum", "--roofline", "--device", "cuda"]

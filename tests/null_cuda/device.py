@@ -67,7 +67,7 @@ class Server:
         )
 
     def run(self, calls: Path, module: str, *arguments: str) -> tuple[int, str]:
-        """Runs `rehearse` or `layers`; returns the exit code and what is printed."""
+        """Runs one of the server's modules; returns the exit code and what is printed."""
         output = calls.with_suffix(".txt")
         assert self._process.stdin is not None
         assert self._process.stdout is not None

@@ -10,9 +10,10 @@ import sys
 import traceback
 from collections.abc import Sequence
 
+from benchmarks import recipe_memory
 from tests.null_cuda import layers, rehearse
 
-MODULES = {"rehearse": rehearse, "layers": layers}
+MODULES = {"rehearse": rehearse, "layers": layers, "memory": recipe_memory}
 
 
 def child(calls: str, output: str, module: str, arguments: Sequence[str]) -> int:
