@@ -39,11 +39,11 @@ def fit(cwd, *arguments, **options):
     return linvit("fit", f"--config={QUICKSTART}", *tiny(), *short, *flags(**options), *arguments, cwd=cwd)
 
 
-def settings(max_epochs=5, max_steps=-1, seed=0, **model):
+def settings(max_epochs=5, max_steps=-1, seed=0, callbacks=None, **model):
     """What a command line amounts to."""
     return Namespace(
         seed_everything=seed,
-        trainer=Namespace(max_epochs=max_epochs, max_steps=max_steps),
+        trainer=Namespace(max_epochs=max_epochs, max_steps=max_steps, callbacks=callbacks),
         model=Namespace(class_path="linvit.tasks.ClassificationTask", init_args=Namespace(**model)),
     )
 
@@ -174,12 +174,16 @@ def test_when_a_run_is_finished(folder, limits, finished, capsys):
         assert find(configs, root, settings(*limits))[1].step == 20
 
 
-def test_early_stopping_has_finished_a_run(folder):
+def test_early_stopping_has_finished_a_run_as_long_as_it_is_asked_for(folder, caplog):
     path = folder / "checkpoints" / "last.ckpt"
     content = torch.load(path, weights_only=True)
     content["callbacks"]["EarlyStopping{'monitor': 'val/score', 'mode': 'max'}"] = {"stopped_epoch": 1}
     AtomicCheckpointIO().save_checkpoint(content, path)
-    assert find([str(folder / "config.yaml")], folder.parents[1], settings(100))[2]
+    caplog.set_level("INFO", logger="lightning.pytorch.utilities.rank_zero")
+    configs, early = [str(folder / "config.yaml")], [Namespace(class_path="EarlyStopping")]
+    assert find(configs, folder.parents[1], settings(100, callbacks=early))[2]
+    assert "To train it for longer, leave EarlyStopping out of --trainer.callbacks" in caplog.text
+    assert not find(configs, folder.parents[1], settings(100))[2]
 
 
 @pytest.mark.parametrize(

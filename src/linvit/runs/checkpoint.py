@@ -272,12 +272,15 @@ def find(configs: Sequence[str], root: Path, settings: Namespace) -> Found:
         return None if damaged else run, None, False
     epochs = trainer.max_epochs is not None and 0 <= trainer.max_epochs <= checkpoint.epochs
     steps = 0 <= trainer.max_steps <= checkpoint.step
-    trained = epochs or steps or checkpoint.stopped_early
+    early = checkpoint.stopped_early and "EarlyStopping" in str(trainer.callbacks)
+    trained = epochs or steps or early
     logs = (run / CONFIG).exists() and RunFolder(run).config["trainer"].get("logger") is not False
     if trained and (not logs or RunFolder(run).evaluated(None if steps else checkpoint.epochs, checkpoint.step)):
+        way = "raise --trainer.max_steps" if steps else "raise --trainer.max_epochs"
+        way = "leave EarlyStopping out of --trainer.callbacks" if early else way
         rank_zero_info(
             f"--resume=auto: {shown(run)} is finished already, at step {checkpoint.step}, {checkpoint.epochs} epochs. "
-            f"To train it for longer, raise --trainer.max_epochs; to start again, leave --resume out"
+            f"To train it for longer, {way}; to start again, leave --resume out"
         )
         return run, checkpoint, True
     if trained:

@@ -181,8 +181,8 @@ def unsaved(trainer: Trainer) -> str | None:
     return None
 
 
-def run_summary(saves: SaveCheckpoints, predict_with: str, run: Path, length: str) -> str:
-    """Best scores, their checkpoints, and the commands to continue with; "" if none is kept."""
+def run_summary(saves: SaveCheckpoints, predict_with: str, run: Path, change: str) -> str:
+    """Best scores, their checkpoints, and the commands to continue with, by a change; "" if none is kept."""
     paths: list[str] = []
     lines: list[str] = []
     for best in (best for best in saves.best if best.value is not None):
@@ -193,7 +193,7 @@ def run_summary(saves: SaveCheckpoints, predict_with: str, run: Path, length: st
     config = quote(str(shown(run_config(run))))
     lines += [
         f"test it         linvit test --config {config} --ckpt_path {quote(paths[-(predict_with == 'ema')])}",
-        f"continue it     linvit fit --config {config} --resume=auto --trainer.{length}=MORE",
+        f"continue it     linvit fit --config {config} --resume=auto --trainer.{change}",
         f"look at it      tensorboard --logdir {quote(str(shown(run.parent)))}",
     ]
     return "\n" + "".join(f"  {line}\n" for line in lines)

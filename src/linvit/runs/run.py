@@ -208,11 +208,16 @@ class Run:
     def _say_how_it_went(self) -> None:
         if self.trainer.fast_dev_run:  # type: ignore[attr-defined]  # nothing is kept
             return
-        length = "max_steps" if self.trainer.global_step == self.trainer.max_steps else "max_epochs"
-        run = Path(str(self.trainer.log_dir))  # which all ranks ask for
+        trainer, run = self.trainer, Path(str(self.trainer.log_dir))  # which all ranks ask for
+        ended_by = {
+            "max_steps=MORE": trainer.global_step == trainer.max_steps,
+            "callbacks=WITHOUT_EARLY_STOPPING": any(stop.stopped_epoch for stop in trainer.early_stopping_callbacks),
+            "max_time=MORE": self.settings.trainer.max_time and trainer.current_epoch != trainer.max_epochs,
+        }
+        change = next((option for option, ended in ended_by.items() if ended), "max_epochs=MORE")
         for saves in self.trainer.checkpoint_callbacks:
             if isinstance(saves, SaveCheckpoints):
-                rank_zero_info(run_summary(saves, self.task.hparams["predict_with"], run, length))
+                rank_zero_info(run_summary(saves, self.task.hparams["predict_with"], run, change))
         self._record(run)
         if missing := unsaved(self.trainer):
             raise UserError(missing)
