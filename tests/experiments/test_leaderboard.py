@@ -66,6 +66,19 @@ def test_a_test_of_some_images_is_in_no_table(folder):
         }  # fmt: skip
 
 
+def test_means_of_fewer_seeds_than_the_score_are_named(folder):
+    for path in sorted(folder.rglob("result.json")):
+        tested = {"split": "test", "images": 100, "scores": {"test/score": 0.5}}
+        changes = {"test": None if "linear-seed0" in str(path) else tested}
+        changes["evaluation"] = {"v2": 0.25} if "softmax-seed1" in str(path) else {}
+        result.write(path, json.loads(path.read_text()) | changes)
+    (section,) = collect([folder]).sections
+    words = (
+        "means of fewer seeds than the score's: test of deit_nano, linear (1 of 2); top-1 on v2 of deit_nano, softmax"
+    )
+    assert f"Warning: {words} (1 of 2)" in section.facts
+
+
 def test_two_machines_are_merged_and_their_latencies_never_in_one_front(folder):
     board = collect([folder])
     assert board.left_out == []

@@ -179,7 +179,8 @@ def _section(place: Sequence[str], records: Sequence[dict[str, Any]], costs: Map
     }
     axes = list(dict.fromkeys(axis for own in found.values() for axis in own))
     sets = sorted({name for record in records for name in record["evaluation"]})
-    rows = []
+    rows: list[dict[str, Any]] = []
+    fewer: list[str] = []
     for configuration, own in groups.items():
         name, clash = names[configuration], [*names.values()].count(names[configuration]) > 1
         scores, tag = [one["score"]["final"] for one in own], own[0]["score"]["tag"].replace("val/", "test/")
@@ -188,10 +189,12 @@ def _section(place: Sequence[str], records: Sequence[dict[str, Any]], costs: Map
         row: dict[str, Any] = {"configuration": name, "row": 0}
         row |= {"score": statistics.fmean(scores), "±": spread(scores) if len(own) > 1 else None, "seeds": len(own)}
         row |= {"best": statistics.fmean(one["score"]["best"] for one in own)}
-        row |= {"test": statistics.fmean(test) if test else None}
+        others = {"test": test}
         for one in sets:
             found_on = [record["evaluation"][one] for record in own if one in record["evaluation"]]
-            row[f"top-1 on {printable(one, lines=False)}"] = statistics.fmean(found_on) if found_on else None
+            others[f"top-1 on {printable(one, lines=False)}"] = found_on
+        row |= {title: statistics.fmean(values) if values else None for title, values in others.items()}
+        fewer += [f"{t} of {name} ({len(v)} of {len(own)})" for t, v in others.items() if 0 < len(v) < len(own)]
         rows.append(row | {axis: found[configuration].get(axis) for axis in axes} | {"published": "", FRONTS: ""})
         if told := own[0]["published"]:
             known = {"configuration": f"{name} (published)", "score": told["score"]}
@@ -210,6 +213,8 @@ def _section(place: Sequence[str], records: Sequence[dict[str, Any]], costs: Map
         averaged = [name for one, name in names.items() if "ema" in groups[one][0]["score"]["tag"]]
         which = "; ".join(averaged)
         facts.append(f"Warning: the scores of {which} are of a moving average of the weights, those of others are not")
+    if fewer:
+        facts.append(f"Warning: means of fewer seeds than the score's: {'; '.join(fewer)}")
     title = printable(", ".join(filter(None, [place[0], *place[2:]])), lines=False)
     return Section(title, ", ".join(facts), rows, axes)
 
