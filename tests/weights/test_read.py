@@ -57,6 +57,13 @@ def test_a_compiled_part_of_a_model():
     assert list(read({"stages.0._orig_mod.w": torch.ones(1)}).state) == ["stages.0.w"]
 
 
+def test_blocks_of_a_model_may_be_called_as_the_network_of_a_task():
+    """timm's VOLO."""
+    names = ["patch_embed.conv.weight", "network.0.0.norm1.weight", "head.weight"]
+    assert list(read(dict.fromkeys(names, torch.ones(1))).state) == names
+    assert list(read({f"network.{name}": torch.ones(1) for name in names}).state) == names
+
+
 @pytest.mark.parametrize(("ema", "taken"), [(None, "model"), (True, "state_dict_ema"), (False, "model")])
 def test_averaged_weights_are_a_choice(ema, taken):
     content = {"model": WORSE, "state_dict_ema": GOOD, "epoch": 1}

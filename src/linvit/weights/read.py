@@ -155,7 +155,8 @@ def _weights(
         order = ("model", "state_dict")
     tensors = {str(key): _checked(key, value, source) for key, value in inner.items() if isinstance(value, Tensor)}
     plain = {_without_wrappers(name): tensor for name, tensor in tensors.items()}
-    below = {prefix: _below(prefix, plain) for prefix in (TRAINED, AVERAGE)}
+    own = any(name.startswith("patch_embed.") for name in plain)  # as in VOLO, which calls its blocks `network`, too
+    below = {prefix: {} if own else _below(prefix, plain) for prefix in (TRAINED, AVERAGE)}
     branch = AVERAGE if ema and not set(AVERAGED) & set(path) else TRAINED
     if not plain or (branch == AVERAGE and not below[AVERAGE]):
         holds = ", ".join(map(str, list(content)[:10])) or "nothing"
