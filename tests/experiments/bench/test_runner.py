@@ -1,11 +1,17 @@
 """A module that is ready to run."""
 
 import copy
+import importlib.util
 
+import pytest
 import torch
 
 import linvit
+from linvit.attention.kernels import choice
+from linvit.experiments.bench import builders
+from linvit.experiments.bench.costs import Cost
 from linvit.experiments.bench.runner import Runner, Settings
+from linvit.experiments.measure import Timing
 
 
 def test_training_steps_run_backward_and_change_no_weight():
@@ -16,3 +22,31 @@ def test_training_steps_run_backward_and_change_no_weight():
     moments = runner.optimizer.state[model.head.weight]["exp_avg"]
     assert moments.abs().sum() > 0
     torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
+def test_what_no_kernel_computes_is_not_measured_as_one(monkeypatch):
+    monkeypatch.setattr(choice, "INTERPRETED", True)  # as if there were a GPU
+    settings = Settings(modes=("eager", "triton"))
+    built = builders.mechanism({"name": "linear", "normalize": False}, 16, 2, settings, (4, 4))
+    with pytest.raises(linvit.UserError, match="no kernel computes this"):
+        Runner(*built, settings, "triton")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "width", "recorded"),
+    [(torch.bfloat16, 64, 1.5), (torch.bfloat16, 128, None), (torch.float32, 64, None)],
+)
+def test_what_auto_goes_by_is_recorded_at_the_least_favourable_size(monkeypatch, tmp_path, dtype, width, recorded):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a card")
+    seconds = {("eager", 14): 4.0, ("triton", 14): 1.0, ("eager", 28): 3.0, ("triton", 28): 2.0}
+    costs = [
+        Cost("linear", (side, side), mode, seconds={"forward_backward": Timing((time,))})
+        for (mode, side), time in seconds.items()
+    ]
+    said = builders.record_kernels(costs, ["linear"], Settings("cuda", dtype), width)
+    assert "LinearAttention 1.50" in said
+    own = {"a card": {"linvit.attention.linear.LinearAttention": recorded}} if recorded else {}
+    assert choice._own() == own
+    choice.findings.cache_clear()

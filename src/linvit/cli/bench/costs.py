@@ -36,8 +36,8 @@ MODES: dict[str, tuple[Mode, str]] = {
     "no_recompute": ("no recompute", "with recompute_attention=false: it keeps more for backward and is faster"),
     "kernel": (
         "triton",
-        "with attention_kernel=triton, where it has a kernel, after a check of its values; what a GPU finds is "
-        "recorded for attention_kernel=auto",
+        "with attention_kernel=triton, where it has a kernel, after a check of its values; what a GPU finds of an "
+        "attention is recorded for attention_kernel=auto",
     ),
 }
 ATTENTION = """examples:
@@ -78,9 +78,9 @@ the first backbone. accuracy.svg shows ImageNet-1K top-1 as published by the
 authors (linvit measured none of it) over the time measured here.
 """
 PREDICTION = (
-    "Forward + backward. Operators: of most, torch launches one kernel. GB: of the tensors that they read and write. "
-    "GFLOP: of products. ms on a GPU are PREDICTED, not measured: what these take at least at the peaks of its data "
-    "sheet in bfloat16, without what starting an operator costs:",
+    "Forward + backward by torch's operators, for most of which it launches one kernel. GB: of the tensors that they "
+    "read and write. GFLOP: of products. ms on a GPU are PREDICTED, not measured: what these take at least at the "
+    "peaks of its data sheet in bfloat16, without what starting an operator costs:",
     *(
         f"{name}: {gpu.flops / 1e12:g} TFLOP/s, {gpu.bandwidth / 1e12:g} TB/s ({gpu.source})"
         for name, gpu in GPUS.items()
@@ -115,7 +115,7 @@ def attention(argv: list[str]) -> int:
     report = _measured(args, what, modules, grids, settings, **about)
     code = _finish(report, args.output)
     if "triton" in settings.modes:
-        print(reflow(builders.record_kernels(report.costs, specs, settings)))
+        print(reflow(builders.record_kernels(report.costs, specs, settings, args.dim // args.heads)))
     return code
 
 

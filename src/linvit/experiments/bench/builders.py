@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from linvit.analysis.operations import make_inputs
 from linvit.analysis.roofline import GPUS, Operators, least_seconds
 from linvit.attention.base import Attention, Grid
-from linvit.attention.kernels.choice import add_findings, kernel_name, set_attention_kernel
+from linvit.attention.kernels.choice import WIDEST_MEASURED, add_findings, kernel_name, set_attention_kernel
 from linvit.backbones.create import create_backbone
 from linvit.errors import UserError
 from linvit.experiments.bench.costs import Cost, format_size
@@ -93,8 +93,11 @@ def backbone_label(spec: Spec) -> str:
     return f"timm {options['model']}" if name == "timm" and set(options) == {"model"} else spec_label(spec)
 
 
-def record_kernels(costs: Sequence[Cost], specs: Sequence[Spec], settings: Settings) -> str:
-    """Has `attention_kernel: auto` choose on such a GPU by these costs, at the worst size; says what was found."""
+def record_kernels(costs: Sequence[Cost], specs: Sequence[Spec], settings: Settings, width: int) -> str:
+    """Has `attention_kernel: auto` choose on such a GPU by these costs of heads of a width, at the worst size.
+
+    Returns what was found.
+    """
     at = {(cost.name, cost.mode, cost.size): cost.seconds.get(settings.passes[-1]) for cost in costs}
     ratios: dict[str, float] = {}
     for spec in specs:
@@ -104,8 +107,10 @@ def record_kernels(costs: Sequence[Cost], specs: Sequence[Spec], settings: Setti
             if label == spec_label(spec) and mode == "triton" and slow is not None and quick is not None:
                 ratios[name] = min(ratios.get(name, math.inf), slow.over(quick))
     said = ", ".join(f"{name.rpartition('.')[2]} {ratio:.2f}" for name, ratio in ratios.items()) or "nothing measured"
-    if torch.device(settings.device).type != "cuda" or settings.dtype != torch.bfloat16 or not ratios:
-        return f"torch / triton: {said}; not recorded, which needs a GPU and --dtype bfloat16"
+    chosen = settings.dtype == torch.bfloat16 and width <= WIDEST_MEASURED  # where "auto" goes by it
+    if torch.device(settings.device).type != "cuda" or not chosen or not ratios:
+        needs = f"a GPU, --dtype bfloat16, and heads of at most {WIDEST_MEASURED} channels"
+        return f"torch / triton: {said}; not recorded, which needs {needs}"
     path = add_findings(torch.cuda.get_device_name(settings.device), ratios)
     return f"torch / triton, at the least favourable size: {said}; recorded for attention_kernel=auto in {path}"
 
