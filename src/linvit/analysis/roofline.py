@@ -4,6 +4,7 @@ An operator takes at least as long as the bytes that it reads and writes, or the
 products, at the peak of the GPU (Williams et al. 2009, "Roofline"). What starting it costs the host is left out.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -28,7 +29,9 @@ GPUS = {
     "H100": Gpu(989e12, 3.35e12, "NVIDIA H100 data sheet, SXM"),
     "RTX 4090": Gpu(165.2e12, 1.008e12, "NVIDIA Ada GPU architecture whitepaper, App. A"),
 }
-UNTOUCHED = {"_unsafe_view", "detach", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
+UNTOUCHED = re.compile(r"_unsafe_view|detach|(new_)?empty(_\w+)?")
+OVERWRITING = re.compile(r"(copy|fill|zero)_|(new_)?(full|ones|zeros)(_like)?")
+"""Operators that do not read their first tensor."""
 
 
 class Operator(NamedTuple):
@@ -49,13 +52,17 @@ class Operators(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs one operator."""
-        out = func(*args, **(kwargs or {}))
-        name = func._schema.name.partition("::")[2]
-        tensors = [x for x in tree_leaves((args, kwargs, out)) if isinstance(x, Tensor)]
-        views = any(made.alias_info and not made.alias_info.is_write for made in func._schema.returns)
-        if tensors and not views and name not in UNTOUCHED:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        schema = func._schema
+        name = schema.name.partition("::")[2]
+        written = {given.name for given in schema.arguments if given.is_out}  # and returned
+        read = args[1:] if OVERWRITING.fullmatch(name) else args, [v for k, v in kwargs.items() if k not in written]
+        tensors = [x for x in tree_leaves((read, out)) if isinstance(x, Tensor)]
+        views = any(made.alias_info and not made.alias_info.is_write for made in schema.returns)
+        if tensors and not views and not UNTOUCHED.fullmatch(name):
             formula = self._formulas.get(func.overloadpacket)
-            flops = 0 if formula is None else formula(*args, **(kwargs or {}), out_val=out)
+            flops = 0 if formula is None else formula(*args, **kwargs, out_val=out)
             self.called.append(Operator(name, sum(map(touched, tensors)), flops))
         return out
 

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from linvit.attention.base import Grid
 from linvit.attention.kernels import Formula, with_kernel
-from linvit.attention.ops.activations import focus, of_both
+from linvit.attention.ops.activations import focused, of_both
 from linvit.attention.ops.decorators import mixed_precision, recomputed
 from linvit.attention.ops.functional import (
     SizeOf,
@@ -29,7 +29,6 @@ from linvit.attention.ops.functional import (
     resize_table,
     resize_tokens,
     split_heads,
-    upcast,
 )
 from linvit.attention.ops.linear import linear_attention, linear_factors
 from linvit.attention.ops.value_conv import ConvolvedAttention, depthwise_conv
@@ -125,9 +124,11 @@ class FocusedAttention(ConvolvedAttention):
         `dtype` is what they are rounded to.
         """
         wide = torch.promote_types(q.dtype, torch.float32)
-        dtype, tokens = dtype or wide, join_heads(k)  # (B, M, h dk)
-        if self.positional_encoding is not None:
-            tokens = tokens + self._encoding(self.positional_encoding, grid).to(wide)
+        dtype, table = dtype or wide, self.positional_encoding
+        encoding = None if table is None else self._encoding(table, grid).to(wide)  # (1, M, h dk)
+        if self.focusing_factor != 1 and self.stable_power:
+            return self._focused(q, k, encoding, wide, dtype)
+        tokens = join_heads(k) if encoding is None else join_heads(k) + encoding  # (B, M, h dk)
         if self.relu_alone:  # for which rounding can come first
             return of_both(F.relu, q.to(dtype), split_heads(tokens.to(dtype), self.num_heads))
         return of_both(lambda x: self._phi(x.to(wide), dtype), join_heads(q), tokens)
@@ -147,7 +148,7 @@ class FocusedAttention(ConvolvedAttention):
             relu_eps=self.relu_eps,
             power=self.focusing_factor,
             all_heads=self.norm_scope == "all_heads",
-            factor=None if self.scale is None else F.softplus(upcast(self.scale)).reciprocal().flatten(),
+            factor=None if self.scale is None else _factor(self.scale, torch.float32),
             shift=None if self.positional_encoding is None else self._encoding(self.positional_encoding, grid)[0],
         )
 
@@ -158,23 +159,35 @@ class FocusedAttention(ConvolvedAttention):
             state[name] = resize_table(state[name], own, self.grid.keys_size, size_of)
         return state
 
+    def _focused(
+        self, q: Tensor, k: Tensor, encoding: Tensor | None, wide: torch.dtype, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """The feature map f_p; on a GPU q and k, if they have one shape, take one pass."""
+        shape = self.num_heads, self.key_dim
+        factor = q.new_ones(shape, dtype=wide) if self.scale is None else _factor(self.scale, wide).view(shape)
+        shift = None if encoding is None else encoding.unflatten(2, shape)
+        all_heads = self.norm_scope == "all_heads"
+
+        def phi(xs: list[Tensor], shift: Tensor | None) -> tuple[Tensor, ...]:
+            return focused(xs, shift, factor, self.relu_eps, self.focusing_factor, all_heads, dtype)
+
+        q, k = q.transpose(1, 2), k.transpose(1, 2)
+        q, k = phi([q, k], shift) if q.is_cuda and q.shape == k.shape else (*phi([q], None), *phi([k], shift))
+        return q.transpose(1, 2), k.transpose(1, 2)
+
     def _phi(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """The feature map (..., h, N, dk) of tokens (..., N, h dk)."""
+        """The feature map (..., h, N, dk) of tokens (..., N, h dk), where it is not `_focused`."""
         x = F.relu(x)
         if self.scale is not None:
-            factor = F.softplus(self.scale.to(x.dtype)).reciprocal()
+            factor = _factor(self.scale, x.dtype)
             x = torch.addcmul(self.relu_eps * factor, x, factor)
         elif self.relu_eps:
             x = x + self.relu_eps
-        tokens = x.shape[:-1]
         if self.focusing_factor != 1:
             vectors = x if self.norm_scope == "all_heads" else x.unflatten(-1, (self.num_heads, -1))
-            if self.stable_power:
-                x = focus(vectors, self.focusing_factor, dtype)
-            else:
-                powered = vectors**self.focusing_factor
-                x = powered / l2_norm(powered) * l2_norm(vectors)
-        return x.reshape(*tokens, self.num_heads, self.key_dim).transpose(-3, -2).to(dtype)
+            powered = vectors**self.focusing_factor
+            x = (powered / l2_norm(powered) * l2_norm(vectors)).reshape(x.shape)
+        return x.unflatten(-1, (self.num_heads, -1)).transpose(-3, -2).to(dtype)  # type: ignore[no-any-return]
 
     def convolved(self, v: Tensor, grid: Grid) -> Tensor:
         """The depthwise convolution of the patch values, (B, h, M, d) -> (B, h, N, d); 0 for prefix tokens."""
@@ -193,3 +206,8 @@ class FocusedAttention(ConvolvedAttention):
     def kernel_factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """Those of linear attention on focused features."""
         return linear_factors(*self.features(q, k, grid), self.eps, mean=self.denominator == "mean")
+
+
+def _factor(scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """What q and k are multiplied by, (h dk,)."""
+    return F.softplus(scale.to(dtype)).reciprocal().flatten()

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
 from linvit.attention.kernels import Formula, with_kernel
-from linvit.attention.ops.activations import elu_plus_one, of_both
+from linvit.attention.ops.activations import elu_plus_one
 from linvit.attention.ops.decorators import mixed_precision, recomputed
 from linvit.attention.ops.linear import linear_attention, linear_factors
 from linvit.errors import check_number
@@ -71,7 +71,7 @@ class LinearAttention(Attention):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""
         if self.normalize:
-            return linear_attention(*of_both(self.features, q, k), v, self.eps)
+            return linear_attention(self.features(q), self.features(k), v, self.eps)
         left, right = self.factors(q, k, grid)
         return left @ (right.mT @ v)
 

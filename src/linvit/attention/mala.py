@@ -18,8 +18,6 @@ from torch import Tensor
 
 from linvit.attention.base import Grid
 from linvit.attention.kernels import Formula
-from linvit.attention.ops.decorators import mixed_precision
-from linvit.attention.ops.linear import wide_product
 from linvit.attention.ops.rotary import RotaryLinearAttention
 
 
@@ -33,24 +31,19 @@ class MALAAttention(RotaryLinearAttention):
     complexity = "O(N)"
     extra_rank = 1
 
-    @mixed_precision
-    def mixed(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
-        """The two terms."""
-        q, k, z, scale = self._terms(q, k, grid)
-        return (wide_product(q, k.mT @ v) * scale).sub_(z * v.mean(-2, keepdim=True))
+    @property
+    def difference(self) -> float:
+        """The factor s."""
+        return float(self.key_dim**-0.5)
 
     def formula(self, q: Tensor, k: Tensor, grid: Grid) -> Formula:
         """The kernel."""
-        return Formula("elu", eps=self.eps, difference=self.key_dim**-0.5, turns=self.turns(q, k, grid))
+        return Formula("elu", eps=self.eps, difference=self.difference, turns=self.turns(q, k, grid))
 
     def kernel_factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """`[(1 + 1/(z + eps)) (s/M) rot(q'), -z/M]` and `[rot(k'), 1]`."""
-        q, k, z, scale = self._terms(q, k, grid)
-        return torch.cat([q * scale, -z / k.shape[-2]], dim=-1), torch.cat([k, torch.ones_like(k[..., :1])], dim=-1)
-
-    def _terms(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """`rot(q')`, `rot(k')`, z and `(1 + 1/(z + eps)) s/M`, the last two (B, h, N, 1)."""
         q, k = self.features(q, k)
-        z = wide_product(q, k.mean(-2, keepdim=True).mT * self.key_dim**-0.5)
-        scale = (1 + (z + self.eps).reciprocal()) * (self.key_dim**-0.5 / k.shape[-2])
-        return *self.rotated(q, k, grid), z, scale
+        z = self.difference * (q @ k.mean(-2, keepdim=True).mT)  # (B, h, N, 1)
+        scale = (1 + (z + self.eps).reciprocal()) * (self.difference / k.shape[-2])
+        q, k = self.rotated(q, k, grid)
+        return torch.cat([q * scale, -z / k.shape[-2]], dim=-1), torch.cat([k, torch.ones_like(k[..., :1])], dim=-1)

@@ -23,7 +23,7 @@ from linvit.attention.base import Gate, Grid, OutNorm
 from linvit.attention.ops.activations import by_sign
 from linvit.attention.ops.decorators import full_precision
 from linvit.attention.ops.functional import l2_norm, safe_norm
-from linvit.attention.ops.rotary import RotaryLinearAttention, rotate
+from linvit.attention.ops.rotary import RotaryLinearAttention
 from linvit.errors import check_number
 
 
@@ -70,6 +70,6 @@ class NaLaAttention(RotaryLinearAttention):
         logs = (q.abs() + torch.finfo(q.dtype).tiny).log() - safe_norm(q, 1e-12).log()
         return by_sign((logs * power).exp(), q), by_sign(k.abs() ** self.key_power, k)
 
-    def rotated(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
-        """Features turned by their positions, each half like a whole head."""
-        return rotate(q, k, grid, width=self.key_dim) if self.rotary else (q, k)
+    def frequencies(self) -> dict[str, Any]:
+        """Those of each half, which turns like a whole head."""
+        return {"width": self.key_dim}

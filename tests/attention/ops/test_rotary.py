@@ -5,7 +5,14 @@ import torch
 from torch import Tensor
 
 from linvit import Grid, UserError
-from linvit.attention.ops.rotary import check_rotary, rotary_table, rotate
+from linvit.attention.ops.rotary import (
+    _RotaryAttention,
+    check_rotary,
+    position_turns,
+    rotary_attention,
+    rotary_table,
+    rotate,
+)
 from tests.attention.rotary_formula import angles, turned
 from tests.golden_files import Golden, of_case
 from tests.helpers import assert_near, assert_same_gradients, randn
@@ -79,3 +86,17 @@ def test_impossible_widths_are_refused_with_the_possible_ones() -> None:
         check_rotary(10, 1, 10)
     with pytest.raises(UserError, match=r"dim 24 with num_heads 3 has 5\. Set key_dim to such a number"):
         check_rotary(24, 3, 5)
+
+
+@pytest.mark.parametrize("difference", [None, 0.5])
+@pytest.mark.parametrize("rotary", [True, False])
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_the_gradient_written_by_hand_is_that_of_the_formula(
+    grid: Grid, rotary: bool, difference: float | None
+) -> None:
+    """In float64; a GPU computes with it in bfloat16."""
+    q, k = (randn(2, 3, n, 8, seed=n).exp().requires_grad_() for n in (grid.num_queries, grid.num_keys))
+    v = randn(2, 3, grid.num_keys, 5, grad=True)
+    turns = (position_turns(q, grid), position_turns(k, grid, keys=True)) if rotary else (None, None)
+    found = _RotaryAttention.apply(q, k, v, *turns, 0.1, difference)
+    assert_same_gradients(found, rotary_attention(q, k, v, turns, 0.1, difference), [q, k, v], 1e-12)

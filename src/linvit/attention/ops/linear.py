@@ -72,7 +72,7 @@ class _LinearAttention(torch.autograd.Function):
         total = quotient[..., width : width + 1]  # (B, h, N, 1)
         divisor = total.neg().clamp_min_(eps) if least else eps - total
         ctx.least = eps if least else None
-        out = torch.div(quotient[..., :width], divisor, out=_like_tokens(q, width))
+        out = torch.div(quotient[..., :width], divisor, out=like_tokens(q, width))
         ctx.save_for_backward(q, k, v, sums, divisor, out)
         return out
 
@@ -115,7 +115,7 @@ class _WideProduct(torch.autograd.Function):
         return gradient @ b.mT, a.mT @ gradient
 
 
-def _like_tokens(q: Tensor, width: int) -> Tensor:
+def like_tokens(q: Tensor, width: int) -> Tensor:
     """An empty (B, h, N, d) that lies in memory as (B, N, h, d), so that joining its heads copies nothing."""
     batch, heads, tokens, _ = q.shape
     return q.new_empty(batch, tokens, heads, width).transpose(1, 2)

@@ -14,14 +14,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from linvit.attention.base import Gate, Grid
 from linvit.attention.kernels import with_kernel
-from linvit.attention.ops.activations import elu_plus_one, of_both
-from linvit.attention.ops.decorators import is_traced, mixed_precision, recomputed
+from linvit.attention.ops.activations import elu_plus_one
+from linvit.attention.ops.decorators import is_traced, mixed_precision, recomputed, takes_function
 from linvit.attention.ops.functional import upcast, wide
-from linvit.attention.ops.linear import wide_product
+from linvit.attention.ops.linear import like_tokens, wide_product
 from linvit.attention.ops.value_conv import ConvolvedAttention, value_conv
 from linvit.errors import UserError, check_number
 
@@ -38,7 +39,7 @@ def rotate_tokens(x: Tensor, grid: Grid, *, keys: bool = False, width: int | Non
     They are `10000^-(i / (width / 4 - 1))`, from 1 to exactly 1/10000 (RALA, MALA, NaLaFormer); without the `last` they
     are `10000^-(i / (width / 4))` (MLLA).
     """
-    return _turn(x, position_turns(x, grid, keys=keys, width=width, last=last))
+    return _turned(x, position_turns(x, grid, keys=keys, width=width, last=last))
 
 
 def position_turns(x: Tensor, grid: Grid, *, keys: bool = False, width: int | None = None, last: bool = True) -> Tensor:
@@ -122,15 +123,101 @@ def check_rotary(
     )
 
 
-def _turn(x: Tensor, turns: Tensor) -> Tensor:
-    """(B, h, N, d) with each pair of channels turned, contiguous per head."""
-    pairs = upcast(x).contiguous().unflatten(3, (-1, 2))  # (B, h, N, d / 2, 2)
+def rotary_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    turns: tuple[Tensor | None, Tensor | None],
+    eps: float,
+    difference: float | None = None,
+) -> Tensor:
+    """Linear attention on given features, of which the numerator alone is rotated, by `turns` of queries and keys.
+
+    With t = q mean(k) it is `rot(q) (rot(k)^T v / M) / (t + eps)`; with a `difference` s, and z = s t, it is MALA's
+    `(1 + 1/(z + eps)) (s/M) rot(q) (rot(k)^T v) - z mean(v)`. (B, h, N, dk), (B, h, M, dk), (B, h, M, d).
+    """
+    if v.dtype == torch.bfloat16 and not torch.compiler.is_compiling() and takes_function(q):
+        return _RotaryAttention.apply(q, k, v, *turns, eps, difference)  # type: ignore[no-any-return]
+    scale, z = _scale(q @ k.mean(-2, keepdim=True).mT, k.shape[-2], eps, difference)
+    q, k = _turned(q, turns[0]), _turned(k, turns[1])
+    out = q @ (k.mT @ v) * scale
+    return out if z is None else out.sub_(z * v.mean(-2, keepdim=True))
+
+
+def _scale(t: Tensor, count: int, eps: float, difference: float | None) -> tuple[Tensor, Tensor | None]:
+    """What multiplies the numerator of `rotary_attention`, and its z, (B, h, N, 1) each."""
+    if difference is None:
+        return (t + eps).reciprocal() / count, None
+    z = t * difference
+    return (1 + (z + eps).reciprocal()) * (difference / count), z
+
+
+class _RotaryAttention(torch.autograd.Function):
+    """`rotary_attention` of bfloat16. Products are rounded, what they are multiplied by and added to is float32."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, turns_q: Tensor | None, turns_k: Tensor | None, *given: Any
+    ) -> Tensor:
+        ctx.given = given
+        mean, v, out = k.mean(-2, keepdim=True), v.contiguous(), like_tokens(q, v.shape[-1])
+        t = wide_product(q, mean.mT)
+        scale, z = _scale(t, k.shape[-2], *given)
+        turned, k = _turned(q, turns_q), _turned(k, turns_k)
+        numerator = wide_product(turned, sums := k.mT @ v)
+        if z is None:
+            mean_v = None
+            torch.mul(numerator, scale, out=out)
+        else:
+            mean_v = v.mean(-2, keepdim=True)
+            torch.addcmul(numerator.mul_(scale), z, mean_v, value=-1, out=out)
+        ctx.save_for_backward(q, turned, k, v, sums, mean, mean_v, t, out, turns_q, turns_k)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        q, turned, k, v, sums, mean, mean_v, t, out, turns_q, turns_k = ctx.saved_tensors
+        (eps, difference), count = ctx.given, k.shape[-2]
+        scale, z = _scale(t, count, eps, difference)
+        of_numerator = torch.mul(gradient, scale, out=q.new_empty(out.shape))
+        of_sums = turned.mT @ of_numerator
+        of_v = k @ of_sums
+        of_t = -(gradient * out).sum(-1, keepdim=True, dtype=t.dtype)  # times the derivative of the scale's logarithm
+        if z is None:
+            of_t /= t + eps
+        else:
+            of_z = wide_product(of_numerator, mean_v.mT) / scale  # by heads, as the gradient is not
+            of_t = difference * ((of_t - z * of_z) / ((z + eps) * (z + eps + 1)) - of_z)
+            of_v -= (z / scale).to(v.dtype).mT @ of_numerator / count
+        of_mean = of_t.to(q.dtype).mT @ q
+        of_q = torch.addcmul(_turned_back(of_numerator @ sums.mT, turns_q), of_t, mean, out=torch.empty_like(q))
+        of_k = torch.add(_turned_back(v @ of_sums.mT, turns_k), of_mean, alpha=1 / count, out=torch.empty_like(k))
+        return of_q, of_k, of_v, None, None, None, None
+
+
+def _turned(x: Tensor, turns: Tensor | None) -> Tensor:
+    """(B, h, N, d) with each pair of channels turned, contiguous per head; as it is without `turns`."""
+    if turns is None:
+        return x
     if torch.compiler.is_compiling():  # which has no complex numbers
-        (first, second), (cos, sin) = pairs.unbind(-1), turns.unbind(-1)
+        (first, second), (cos, sin) = _pairs(x).unbind(-1), turns.unbind(-1)
         turned = torch.stack([first * cos - second * sin, second * cos + first * sin], dim=-1)
     else:  # one product: six times as fast as the products of strided halves
-        turned = torch.view_as_real(torch.view_as_complex(pairs) * torch.view_as_complex(turns))
+        turned = torch.view_as_real(torch.view_as_complex(_pairs(x)) * torch.view_as_complex(turns))
     return turned.flatten(3).to(x.dtype)
+
+
+def _turned_back(x: Tensor, turns: Tensor | None) -> Tensor:
+    """Undoes `_turned`, in at least float32; x as it is without `turns`."""
+    if turns is None:
+        return x
+    return torch.view_as_real(torch.view_as_complex(_pairs(x)) * torch.view_as_complex(turns).conj()).flatten(3)
+
+
+def _pairs(x: Tensor) -> Tensor:
+    """(B, h, N, d) -> (B, h, N, d / 2, 2), contiguous per head, in at least float32."""
+    return upcast(x).contiguous().unflatten(3, (-1, 2))  # type: ignore[no-any-return]
 
 
 class RotaryLinearAttention(ConvolvedAttention):
@@ -188,13 +275,16 @@ class RotaryLinearAttention(ConvolvedAttention):
     def mixed(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""
         q, k = self.features(q, k)
-        denominator = wide_product(q, k.mean(-2, keepdim=True).mT) + self.eps  # (B, h, N, 1)
-        q, k = self.rotated(q, k, grid)
-        return wide_product(q, k.mT @ v / k.shape[-2]) * denominator.reciprocal()
+        return rotary_attention(q, k, v, self.turns(q, k, grid), self.eps, self.difference)
+
+    @property
+    def difference(self) -> float | None:
+        """That of `rotary_attention`."""
+        return None
 
     def features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Features Q (B, h, N, r) and K (B, h, M, r) before rotation: `elu + 1` of the entries."""
-        return of_both(elu_plus_one, q, k)
+        return elu_plus_one(q), elu_plus_one(k)
 
     def rotated(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """Features turned by their positions."""
