@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from linvit.attention.ops.activations import by_sign, elu_plus_one, signed_powers
+from linvit.attention.ops.activations import by_sign, elu_plus_one, focused, signed_powers
 from tests.helpers import assert_near, randn
 
 Map = Callable[[Tensor], Tensor]
+FLOATS = torch.float64, torch.float32
 POWER = torch.tensor(1.5, dtype=torch.float64)
 
 
@@ -72,3 +73,25 @@ def test_transforms_of_torch_func_compiled(features: Map) -> None:
     x = randn(5, 5)
     # In more than one graph: dynamo breaks where it is asked for the level of a transform.
     assert_near(torch.compile(gradients, backend="aot_eager")(x), gradients(x), 1e-14)
+
+
+@pytest.mark.parametrize("all_heads", [True, False])
+@pytest.mark.parametrize("size", [1e-25, 1.0, 1e25])
+def test_focused_features_of_any_size_have_digits_and_gradients(size: float, all_heads: bool) -> None:
+    """Squares of such norms leave the range of float32."""
+    x, shift = size * randn(2, 7, 3, 4), size * randn(1, 7, 3, 4, seed=1)
+    factor = torch.linspace(0.5, 2, 12, dtype=torch.float64).view(3, 4)
+    exact, rounded = ([each.to(dtype).requires_grad_() for each in (x, shift, factor)] for dtype in FLOATS)
+    found, want = (
+        torch.stack(focused([x, x], shift, factor, 0.0, 3.0, all_heads, x.dtype))
+        for x, shift, factor in (rounded, exact)
+    )
+    assert_near(found, want, 1e-5)
+    weights = randn(*want.shape, seed=2)
+    pairs = zip(
+        torch.autograd.grad((found * weights.float()).sum(), rounded),
+        torch.autograd.grad((want * weights).sum(), exact),
+        strict=True,
+    )
+    for got, true in pairs:
+        assert_near(got / got.abs().max(), true / true.abs().max(), 1e-5)

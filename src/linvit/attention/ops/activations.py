@@ -88,7 +88,7 @@ def _focused(
         x = torch.addcmul(eps * low, F.relu(x.to(low.dtype)), low)
         return focus(x, power).reshape(*x.shape[:2], *factor.shape)
 
-    return [phi(x, shift if x is xs[-1] else None) for x in xs]
+    return [*(phi(x, None) for x in xs[:-1]), phi(xs[-1], shift)]
 
 
 def _vectors(x: Tensor, all_heads: bool) -> Tensor:
@@ -160,7 +160,8 @@ class _Focus(torch.autograd.Function):
         """`p y/x (g - y (g y) / ||x||^2) + x (g y) / ||x||^2` for `y = f_p(x)`, of the same norm as x."""
         x, y = ctx.saved_tensors
         tiny = torch.finfo(x.dtype).tiny
-        along = (gradient * y).sum(-1, keepdim=True) / x.square().sum(-1, keepdim=True).clamp_min(tiny)
+        norm = l2_norm(x).clamp_min(tiny)
+        along = (gradient * y).sum(-1, keepdim=True) / norm / norm
         across = torch.addcmul(gradient, y, along, value=-1)
         return torch.addcmul(x * along, y / x.clamp_min(tiny), across, value=ctx.power), None
 
@@ -184,8 +185,9 @@ class _Focused(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         least, (batch, tokens, heads, width) = eps * factor, xs[0].shape
         z = factor.new_empty(len(xs), batch, tokens, heads, width)
-        for x, out in zip(xs, z, strict=True):
-            torch.addcmul(least if shift is None or x is not xs[-1] else (shift + eps) * factor, x, factor, out=out)
+        added = [least] * (len(xs) - 1) + [least if shift is None else (shift + eps) * factor]
+        for x, offset, out in zip(xs, added, z, strict=True):
+            torch.addcmul(offset, x, factor, out=out)
         powers, scale, norm = _powers(_vectors(z.clamp_min_(least), all_heads), power)
         if all_heads:
             scale, norm = scale.unsqueeze(-1), norm.unsqueeze(-1)
@@ -209,8 +211,8 @@ class _Focused(torch.autograd.Function):
             found = iter(torch.autograd.grad(again, wanted, gradients, create_graph=True))
             return tuple(next(found) if wants else None for wants in needed)
         gradient = torch.stack(gradients)  # by tokens, as z
-        square = norm.square().clamp_min_(torch.finfo(norm.dtype).tiny)
-        along = (gradient * y).sum((-2, -1) if all_heads else -1, keepdim=True, dtype=z.dtype) / square
+        norm = norm.clamp_min(torch.finfo(norm.dtype).tiny)
+        along = (gradient * y).sum((-2, -1) if all_heads else -1, keepdim=True, dtype=z.dtype) / norm / norm
         of_z = torch.addcmul(gradient, y, along, value=-1).mul_(y)
         of_z.addcmul_(z * along, z, value=1 / power)  # times z / p, for which the division below makes up
         of_factor = of_z.sum((0, 1, 2)) * power / factor if needed[1] else None
