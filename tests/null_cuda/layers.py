@@ -86,17 +86,19 @@ def row(name: str, step: Callable[[], Tensor], shown: bool) -> str:
 
 
 def count(names: list[str], shown: bool, recompute: bool, kernel: bool) -> None:
-    """Prints a row for each mechanism, and one for the layer of each of the authors."""
+    """Prints a row for each mechanism, and one for each layer of authors that `benchmarks` has."""
     sys.path.append(str(HERE.parents[1] / "benchmarks"))
     from authors.focused import Focused
+    from authors.soft import SoftAttention
 
     torch.backends.cuda.enable_cudnn_sdp(False)  # a graph of cuDNN's, which is not stood in for: torch's own kernel
     grid = Grid((SIDE, SIDE))
     x = torch.zeros(BATCH, SIDE * SIDE, DIM, dtype=torch.bfloat16, device="cuda", requires_grad=True)
     for name in names:
         if name == "authors":
-            theirs = Focused(DIM, grid.size, HEADS).cuda()
-            print(row("focused of its authors", lambda layer=theirs: layer(x), shown), flush=True)
+            focused, soft = Focused(DIM, grid.size, HEADS).cuda(), SoftAttention(DIM, HEADS, SIDE // 7, 9).cuda()
+            print(row("focused of its authors", lambda layer=focused: layer(x), shown), flush=True)
+            print(row("soft of its authors", lambda layer=soft: layer(x, grid.size), shown), flush=True)
             continue
         ours = AttentionLayer(DIM, HEADS, grid, attention=name).cuda().train()
         if not recompute:
@@ -113,7 +115,7 @@ def errors(name: str) -> tuple[float, float]:
 
 def with_counts(text: str, counted: str) -> str:
     """The text of docs/gpu.md with the rows of its table that were counted, and with their errors."""
-    figures = r"(\w+) \| (\d+) \| (\d+) \| ([\d.]+) \| ([\d.]+)"
+    figures = r"\| ([\w ]+) \| (\d+) \| (\d+) \| ([\d.]+) \| ([\d.]+)"
     rows = {name: found for name, *found in re.findall(figures, counted)}
     with precision._bfloat16_stays():
         kernel = errors("softmax")
@@ -121,9 +123,9 @@ def with_counts(text: str, counted: str) -> str:
     def replaced(row: re.Match[str]) -> str:
         """One row."""
         tick, name, *before = row.groups()
-        if (last := name.split(" ")[-1]) not in rows:
+        if name not in rows:
             return row[0]
-        up, down, there, back = rows[last]
+        up, down, there, back = rows[name]
         old = [float(x) for x in before]
         launches, moved = (int(up) + int(down)) / sum(old[:2]), (float(there) + float(back)) / sum(old[2:])
         error = ""
