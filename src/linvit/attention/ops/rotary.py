@@ -288,14 +288,15 @@ class RotaryLinearAttention(ConvolvedAttention):
 
     def rotated(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """Features turned by their positions."""
-        return rotate(q, k, grid, **self.frequencies()) if self.rotary else (q, k)
+        of_q, of_k = self.turns(q, k, grid)
+        return _turned(q, of_q), _turned(k, of_k)
 
     def frequencies(self) -> dict[str, Any]:
         """Options of `rotate_tokens`."""
         return {}
 
     def turns(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor | None, Tensor | None]:
-        """What `rotated` turns by, for a `formula`."""
+        """The `position_turns` of both; None without rotation."""
         if not self.rotary:
             return None, None
         options = self.frequencies()
