@@ -31,12 +31,13 @@ CASES = {  # queries, keys, channels of keys and of values, dtype
     "exp 70 150 8 8 float32": {"phi": "exp"},
     "softmax 70 197 8 16 float32": {"phi": "softmax"},
     "softmax 20 197 8 8 float32 masked": {"phi": "softmax"},
+    "softmax 20 197 8 8 float32 large": {"phi": "softmax"},
     "elu 20 97 8 8 float32 masked": {"phi": "elu"},
     "focused 70 49 24 24 float32": {"phi": "focused", "eps": EPS, "power": 3.0, "shift": True, "factor": True},
     "focused 49 49 32 8 bfloat16": {"phi": "focused", "eps": EPS, "power": 3.0, "relu_eps": EPS, "factor": True},
     "focused 33 20 8 8 float32 whole": {"phi": "focused", "eps": EPS, "power": 3.0, "shift": True, "factor": True},
     "focused 150 70 8 8 bfloat16 whole": {"phi": "focused", "eps": EPS, "power": 3.0, "shift": True, "factor": True},
-    "focused 20 70 8 8 float32": {"phi": "focused", "eps": EPS, "power": 2.5, "relu_eps": EPS, "all_heads": False},
+    "focused 20 70 8 8 float32": {"phi": "focused", "eps": EPS, "power": 2.5, "relu_eps": 0.1, "all_heads": False},
 }
 MECHANISMS: dict[str, dict[str, Any]] = {
     "linear": {},
@@ -103,6 +104,8 @@ def case(name: str) -> tuple[list[Tensor], list[Tensor], Callable[[Any, list[Ten
     own = [torch.randn(1, count, HEADS, wide).transpose(1, 2).to(getattr(torch, dtype)) for count, wide in tokens]
     if "masked" in name:  # the first chunk of keys whole
         own[1][:, :, :70] = -math.inf
+    if "large" in name:  # the first chunk of keys alone
+        own[1][:, :, :70] *= 60
     if "turns" in options:
         kind = options.pop("turns")
         options["turns"] = tuple(angles(count, int(width), kind) for count in (int(queries), int(keys)))

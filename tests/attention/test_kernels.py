@@ -39,7 +39,7 @@ def interpreted():
 @pytest.mark.parametrize("name", [*CASES, *MECHANISMS, "compiled", "nan", "far apart"])
 def test_values_and_gradients_are_those_of_float64(interpreted, name):
     dtype = next((dtype for dtype in name.split() if dtype in TOLERANCE), "float32")
-    assert max(interpreted[name]["errors"]) < TOLERANCE[dtype]
+    assert all(error < TOLERANCE[dtype] for error in interpreted[name]["errors"])  # NaN is not
 
 
 @needs_triton
@@ -92,7 +92,8 @@ def test_many_windows_fit_into_a_grid(launches, phi):
 @pytest.mark.parametrize("name", MECHANISMS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_gpu_computes_what_float64_does(name, dtype):
-    assert max(on_a_device("cuda", name, dtype)) < (1e-5 if dtype == torch.float32 else 3e-2)
+    tolerance = 1e-5 if dtype == torch.float32 else 3e-2
+    assert all(error < tolerance for error in on_a_device("cuda", name, dtype))
 
 
 @needs_triton

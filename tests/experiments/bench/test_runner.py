@@ -2,6 +2,7 @@
 
 import copy
 import importlib.util
+import math
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from linvit.experiments.bench import builders
 from linvit.experiments.bench.costs import Cost
 from linvit.experiments.bench.runner import Runner, Settings
 from linvit.experiments.measure import Timing
+from tests.attention import kernel_cases as formulas
 
 
 def test_training_steps_run_backward_and_change_no_weight():
@@ -31,6 +33,20 @@ def test_what_no_kernel_computes_is_not_measured_as_one(monkeypatch):
     built = builders.mechanism({"name": "linear", "normalize": False}, 16, 2, settings, (4, 4))
     with pytest.raises(linvit.UserError, match="no kernel computes this"):
         Runner(*built, settings, "triton")
+
+
+def test_a_kernel_with_gradients_that_are_not_numbers_is_not_measured(monkeypatch):
+    def broken(q, k, v, formula):
+        q = q.clone()
+        q.register_hook(lambda gradient: gradient * math.nan)
+        return 1.0001 * formulas.plain(q, k, v, formula)
+
+    monkeypatch.setattr(choice, "_chosen", lambda mechanism, *_: mechanism.attention_kernel == "triton")
+    monkeypatch.setattr(choice, "INTERPRETED", True)
+    monkeypatch.setattr(choice, "linear_attention", broken)
+    settings = Settings(modes=("eager", "triton"))
+    with pytest.raises(linvit.UserError, match="differ from torch's by nan"):
+        Runner(*builders.mechanism("linear", 16, 2, settings, (4, 4)), settings, "triton")
 
 
 @pytest.mark.parametrize(
