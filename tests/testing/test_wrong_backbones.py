@@ -59,6 +59,7 @@ WRONG = {  # class -> the clauses that it breaks, all of them, and words of the 
     "Detaches": ({"gradients"}, "gradient missing: images (none), stages.0.pos_embed (none)"),
     "CheckpointsNothing": ({"checkpointing"}, "MB kept for the backward pass"),
     "SkipsWhenCheckpointing": ({"checkpointing"}, "the gradient of "),
+    "DividesWhenCheckpointing": ({"checkpointing"}, "the gradient of norm.weight differs by nan"),
     "CheckpointsForever": ({"checkpointing"}, "set_grad_checkpointing(False) does not switch it off"),
     "DropsAlways": ({"stochastic depth"}, "drop_path_rate=0.5 changes the output in evaluation by"),
     "IgnoresDropPath": ({"stochastic depth"}, "two calls in training with drop_path_rate=0.5 are equal"),

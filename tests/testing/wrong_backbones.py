@@ -348,6 +348,15 @@ class SkipsWhenCheckpointing(Sound):
         return self.forward_levels(x)[0] if self.grad_checkpointing else super().forward_features(x)
 
 
+class DividesWhenCheckpointing(Sound):
+    """A gradient that is no number, behind others that are."""
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        found: Tensor = super().forward_features(x)
+        weight = self.norm.weight
+        return found + 0 * (weight - weight.detach()).sqrt().sum() if self.grad_checkpointing else found
+
+
 class CheckpointsForever(Sound):
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         super().set_grad_checkpointing(True)
