@@ -125,6 +125,22 @@ def test_what_kernels_do_not_take_is_refused(monkeypatch, tokens, width, dtype, 
         linear_attention(q, k, k, Formula("elu"))
 
 
+@pytest.mark.parametrize(
+    ("values", "given", "sentence"),
+    [
+        ((1, 2, 7, 4), {"phi": "gelu"}, "phi is one of elu, relu, focused, exp, softmax; got 'gelu'"),
+        ((1, 2, 6, 4), {}, r"takes v \[1, 2, 7, 4\]; got \[1, 2, 6, 4\]"),
+        ((1, 2, 7, 4), {"weights": torch.ones(1, 7)}, r"takes weights \[1, 2, 7\]; got \[1, 7\]"),
+        ((1, 2, 7, 4), {"turns": (torch.ones(7, 4, 2), None)}, r"takes turns of q \[5, 4, 2\]; got \[7, 4, 2\]"),
+    ],
+)
+def test_what_is_no_formula_of_such_tensors_is_refused(monkeypatch, values, given, sentence):
+    monkeypatch.setattr("linvit.attention.kernels.formula.INTERPRETED", True)
+    q, k = torch.zeros(1, 2, 5, 8), torch.zeros(1, 2, 7, 8)
+    with pytest.raises(UserError, match=sentence):
+        linear_attention(q, k, torch.zeros(values), Formula(**{"phi": "elu"} | given))
+
+
 def test_a_cpu_computes_without_triton():
     code = (
         "import sys, torch, linvit\n"

@@ -1,7 +1,7 @@
 """What the kernels of linear attention compute."""
 
 import os
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """Whether Triton runs its programs on the CPU, as numpy does, to test them."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 WIDEST = 128  # channels of a head
+Phi = Literal["elu", "relu", "focused", "exp", "softmax"]
 
 
 class Formula(NamedTuple):
@@ -32,7 +33,7 @@ class Formula(NamedTuple):
             the quotient.
     """
 
-    phi: Literal["elu", "relu", "focused", "exp", "softmax"]
+    phi: Phi
     eps: float = 0.0
     relu_eps: float = 0.0
     power: float = 1.0
@@ -57,6 +58,25 @@ def kernel_lacks(q: Tensor, k: Tensor, v: Tensor) -> str | None:
     return None
 
 
+def _check(q: Tensor, k: Tensor, v: Tensor, formula: Formula) -> None:
+    """Raises a `UserError` for shapes with which a kernel would read what lies behind a tensor, and what is no phi."""
+    if formula.phi not in get_args(Phi):
+        raise UserError(f"phi is one of {', '.join(get_args(Phi))}; got {formula.phi!r}")
+    (batch, heads, queries, width), keys = q.shape, k.shape[2]
+    given = {
+        "k": (k, (batch, heads, keys, width)),
+        "v": (v, (batch, heads, keys, v.shape[-1])),
+        "weights": (formula.weights, (batch, heads, keys)),
+        "shift": (formula.shift, (keys, heads * width)),
+        "factor": (formula.factor, (heads * width,)),
+        "turns of q": (formula.turns[0], (queries, width // 2, 2)),
+        "turns of k": (formula.turns[1], (keys, width // 2, 2)),
+    }
+    for name, (x, shape) in given.items():
+        if x is not None and x.shape != shape and not (name.startswith("turns") and x.shape == (heads, *shape)):
+            raise UserError(f"linear attention of queries {[*q.shape]} takes {name} {[*shape]}; got {[*x.shape]}")
+
+
 def linear_attention(q: Tensor, k: Tensor, v: Tensor, formula: Formula) -> Tensor:
     """The formula by Triton on a GPU: (B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d) in v's dtype.
 
@@ -65,12 +85,13 @@ def linear_attention(q: Tensor, k: Tensor, v: Tensor, formula: Formula) -> Tenso
     second derivatives.
 
     Raises:
-        UserError: For what `kernel_lacks` names.
+        UserError: For what `kernel_lacks` names, and for a phi or shapes that `Formula` does not name.
     """
     from linvit.attention.kernels.linear import attention
 
     if (lack := kernel_lacks(q, k, v)) is not None:
         raise UserError(f"the kernels of linear attention take {lack}; compute the formula by torch's operators")
+    _check(q, k, v, formula)
     q, k, v = (x.to(v.dtype) for x in (q, k, v))
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     extras = (*formula.turns, formula.weights, formula.shift, formula.factor)
