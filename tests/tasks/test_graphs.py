@@ -15,7 +15,7 @@ from tests.helpers import own_names
 from tests.training import CLASSES, SIDE, tiny_task
 
 IMAGES = torch.ones(2, 3, SIDE, SIDE)
-QUICK = ("focused",)  # the quickstart's
+QUICK = ("focused", "taylor")  # the quickstarts'
 
 
 def graphs(step: Callable[[Tensor], Tensor], images: Tensor) -> tuple[int, int]:

@@ -252,7 +252,8 @@ class _Unit(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, eps: float, *given: Any) -> Tensor:
         ctx.given = eps, 2, *given
         norm = safe_norm(x, *ctx.given)
-        y = torch.div(x, norm, out=torch.empty_like(x))
+        compiled = torch.compiler.is_compiling()  # then `out` breaks the graph, and the cast takes no pass of its own
+        y = (x / norm).to(x.dtype) if compiled else torch.div(x, norm, out=torch.empty_like(x))
         ctx.save_for_backward(x, y, norm)
         return y
 
