@@ -186,6 +186,15 @@ def test_early_stopping_has_finished_a_run_as_long_as_it_is_asked_for(folder, ca
     assert not find(configs, folder.parents[1], settings(100))[2]
 
 
+def test_a_run_on_other_data_is_named(folder, recwarn):
+    configs, root = [str(folder / "config.yaml")], folder.parents[1]
+    for source, warned in {"digits": False, "mine": True}.items():
+        asked = settings(100)
+        asked.data = Namespace(init_args=Namespace(source=source, batch_size=7))
+        find(configs, root, asked)
+        assert any("has data.source=digits and not mine. If" in str(told.message) for told in recwarn) is warned
+
+
 @pytest.mark.parametrize(
     ("verb", "arguments", "words"),
     [

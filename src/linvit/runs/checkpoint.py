@@ -24,6 +24,7 @@ from linvit.runs.folder import (
     CHECKPOINTS,
     CONFIG,
     RunFolder,
+    flat,
     run_name,
     run_of_checkpoint,
     run_of_config,
@@ -232,6 +233,17 @@ def differs(run: Path, settings: Namespace) -> list[str]:
     return [f"{name}={theirs[name]} and not {own[name]}" for name in both]
 
 
+def other_data(run: Path, settings: Namespace) -> list[str]:
+    """In which options of the data a run differs from a command line, but for how fast they are loaded."""
+    theirs, own = (
+        flat({"data": (given.get("data") or {}).get("init_args") or {}})
+        for given in (RunFolder(run).config, settings.as_dict())
+    )
+    both = (own.keys() & theirs.keys()) - {"data.batch_size", "data.num_workers", "data.predict_path"}
+    differing = [name for name in sorted(both) if not equal_options(own[name], theirs[name])]
+    return [f"{name}={theirs[name]} and not {own[name]}" for name in differing]
+
+
 def whole_checkpoints(run: Path) -> Iterator[Checkpoint]:
     """Those of a run that can be resumed: the last, then from the newest on. It says which it passes over, and why."""
     folder = run / CHECKPOINTS
@@ -270,11 +282,17 @@ def find(configs: Sequence[str], root: Path, settings: Namespace) -> Found:
         way = "none of its checkpoints can be used, so a new run starts" if damaged else "it has no checkpoint yet"
         (rank_zero_warn if damaged else rank_zero_info)(f"--resume=auto: {shown(run)}: {way}")
         return None if damaged else run, None, False
+    logs = (run / CONFIG).exists()
+    if logs and (others := other_data(run, settings)):
+        rank_zero_warn(
+            f"--resume=auto goes by the name of the configuration, the model and the seed, and {shown(run)} has "
+            f"{'; '.join(others)}. If it is another experiment, start this one without --resume"
+        )
     epochs = trainer.max_epochs is not None and 0 <= trainer.max_epochs <= checkpoint.epochs
     steps = 0 <= trainer.max_steps <= checkpoint.step
     early = checkpoint.stopped_early and "EarlyStopping" in str(trainer.callbacks)
     trained = epochs or steps or early
-    logs = (run / CONFIG).exists() and RunFolder(run).config["trainer"].get("logger") is not False
+    logs = logs and RunFolder(run).config["trainer"].get("logger") is not False
     if trained and (not logs or RunFolder(run).evaluated(None if steps else checkpoint.epochs, checkpoint.step)):
         way = "raise --trainer.max_steps" if steps else "raise --trainer.max_epochs"
         way = "leave EarlyStopping out of --trainer.callbacks" if early else way
