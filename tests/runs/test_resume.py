@@ -193,6 +193,8 @@ def test_a_run_on_other_data_is_named(folder, recwarn):
         asked.data = Namespace(init_args=Namespace(source=source, batch_size=7))
         find(configs, root, asked)
         assert any("has data.source=digits and not mine. If" in str(told.message) for told in recwarn) is warned
+    (folder / "config.yaml").write_text("{data: 3, trainer: {}}")  # which says nothing of it
+    assert find(configs, root, asked)[1].step == 20
 
 
 @pytest.mark.parametrize(

@@ -235,10 +235,12 @@ def differs(run: Path, settings: Namespace) -> list[str]:
 
 def other_data(run: Path, settings: Namespace) -> list[str]:
     """In which options of the data a run differs from a command line, but for how fast they are loaded."""
-    theirs, own = (
-        flat({"data": (given.get("data") or {}).get("init_args") or {}})
-        for given in (RunFolder(run).config, settings.as_dict())
-    )
+    try:
+        theirs, own = (
+            flat({"data": given["data"]["init_args"]}) for given in (RunFolder(run).config, settings.as_dict())
+        )
+    except (UserError, KeyError, TypeError, AttributeError):
+        return []  # of an unreadable configuration nothing is known
     both = (own.keys() & theirs.keys()) - {"data.batch_size", "data.num_workers", "data.predict_path"}
     differing = [name for name in sorted(both) if not equal_options(own[name], theirs[name])]
     return [f"{name}={theirs[name]} and not {own[name]}" for name in differing]
@@ -282,8 +284,7 @@ def find(configs: Sequence[str], root: Path, settings: Namespace) -> Found:
         way = "none of its checkpoints can be used, so a new run starts" if damaged else "it has no checkpoint yet"
         (rank_zero_warn if damaged else rank_zero_info)(f"--resume=auto: {shown(run)}: {way}")
         return None if damaged else run, None, False
-    logs = (run / CONFIG).exists()
-    if logs and (others := other_data(run, settings)):
+    if others := other_data(run, settings):
         rank_zero_warn(
             f"--resume=auto goes by the name of the configuration, the model and the seed, and {shown(run)} has "
             f"{'; '.join(others)}. If it is another experiment, start this one without --resume"
@@ -292,7 +293,7 @@ def find(configs: Sequence[str], root: Path, settings: Namespace) -> Found:
     steps = 0 <= trainer.max_steps <= checkpoint.step
     early = checkpoint.stopped_early and "EarlyStopping" in str(trainer.callbacks)
     trained = epochs or steps or early
-    logs = logs and RunFolder(run).config["trainer"].get("logger") is not False
+    logs = (run / CONFIG).exists() and RunFolder(run).config["trainer"].get("logger") is not False
     if trained and (not logs or RunFolder(run).evaluated(None if steps else checkpoint.epochs, checkpoint.step)):
         way = "raise --trainer.max_steps" if steps else "raise --trainer.max_epochs"
         way = "leave EarlyStopping out of --trainer.callbacks" if early else way
