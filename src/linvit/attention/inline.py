@@ -109,5 +109,5 @@ class InLineAttention(ConvolvedAttention):
     def convolved(self, v: Tensor, grid: Grid, x: Tensor) -> Tensor:  # type: ignore[override]
         """The convolution of the patch values, (B, h, M, d) -> (B, h, N, d); 0 for prefix tokens."""
         kernels = cast("nn.Module", self.residual)(x.mean(1).unsqueeze(2))  # (B, C k k, 1)
-        kernels = kernels.view(len(x), self.dim, self.side, self.side)  # (B, C, k, k)
+        kernels = kernels.view(x.shape[0], self.dim, self.side, self.side)  # (B, C, k, k)
         return convolve_values(lambda plane: convolve_each(plane, kernels.to(plane.dtype)), v, grid)

@@ -62,7 +62,7 @@ class DecomposedPositions(nn.Module):
 
     def forward(self, q: Tensor, num_heads: int, size: tuple[int, int]) -> Tensor:
         """Returns the bias (B, h, N, N) of queries (B, N, h d) or (B, N, h, d), all patches of a plane (H, W)."""
-        q = q.reshape(len(q), *size, num_heads, math.prod(q.shape[2:]) // num_heads)  # (B, H, W, h, d)
+        q = q.reshape(q.shape[0], *size, num_heads, math.prod(q.shape[2:]) // num_heads)  # (B, H, W, h, d)
         rows = torch.einsum("byxhd,yrd->bhyxr", q, between(self.h, size[0]))
         columns = torch.einsum("byxhd,xcd->bhyxc", q, between(self.w, size[1]))
         return (rows[..., :, None] + columns[..., None, :]).flatten(4).flatten(2, 3)
