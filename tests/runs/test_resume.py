@@ -186,6 +186,14 @@ def test_early_stopping_has_finished_a_run_as_long_as_it_is_asked_for(folder, ca
     assert not find(configs, folder.parents[1], settings(100))[2]
 
 
+def test_a_start_that_failed_does_not_hide_the_run_before_it(folder):
+    """Its folder has no configuration; it is taken where there is nothing to resume."""
+    (folder.parent / "version_1").mkdir()
+    configs, root = [f"elsewhere/{folder.parent.name}.yaml"], folder.parents[1]
+    assert find(configs, root, settings(100))[0] == folder
+    assert find(configs, root, settings(100, seed=7))[0] == folder.parent / "version_1"
+
+
 def test_a_run_on_other_data_is_named(folder, recwarn):
     configs, root = [str(folder / "config.yaml")], folder.parents[1]
     for source, warned in {"digits": False, "mine": True}.items():

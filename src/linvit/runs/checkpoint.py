@@ -206,11 +206,15 @@ def run_to_resume(configs: Sequence[str], root: Path, settings: Namespace) -> Pa
     """The run of the last configuration, or the newest of its name with this model and seed; else None."""
     if (own := run_of_config(configs)) is not None:
         return own
+    empty: Path | None = None
     for run in reversed(versions(root / run_name(configs))):
-        if not (differences := differs(run, settings)):
+        if not (run / CONFIG).exists():  # it has ended before it began, and a run before it may have begun
+            empty = empty or run
+        elif not (differences := differs(run, settings)):
             return run
-        rank_zero_info(f"--resume=auto passes over {shown(run)}, which has {'; '.join(differences)}")
-    return None
+        else:
+            rank_zero_info(f"--resume=auto passes over {shown(run)}, which has {'; '.join(differences)}")
+    return empty
 
 
 def differs(run: Path, settings: Namespace) -> list[str]:
