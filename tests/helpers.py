@@ -144,6 +144,13 @@ def assert_near(got: Tensor, want: Tensor, tolerance: float) -> None:
     assert error <= tolerance, f"relative error {error:.2e} > {tolerance:.0e}"
 
 
+def assert_exported_for_any_batch(model: nn.Module, images: Tensor, tolerance: float) -> None:
+    """Holds a program that was exported with two of the images to what the model makes of all."""
+    sizes = ({0: torch.export.Dim("batch")},)
+    program = torch.export.export(model.eval(), (images[:2],), dynamic_shapes=sizes).module()
+    assert_near(program(images), model(images), tolerance)
+
+
 def assert_same_gradients(got: Tensor, want: Tensor, sources: Sequence[Tensor], tolerance: float) -> None:
     """Holds two outputs and the gradients of a random scalar of them with respect to the sources."""
     assert_near(got, want, tolerance)

@@ -14,7 +14,15 @@ from linvit.layers.stripes import StripeBranch
 from linvit.weights.layouts.backbones import CSWIN, DEIT
 from tests.attention.soft_formula import naive_local
 from tests.golden_files import Golden, both_precisions, layer_state, of_case, our_state
-from tests.helpers import assert_near, assert_same_gradients, inputs, mechanism, options_then_grids, randn
+from tests.helpers import (
+    assert_exported_for_any_batch,
+    assert_near,
+    assert_same_gradients,
+    inputs,
+    mechanism,
+    options_then_grids,
+    randn,
+)
 
 # The reference implementation
 
@@ -190,20 +198,6 @@ def test_the_convolution_asks_for_the_input() -> None:
         module(*inputs(module, grid)[:3], grid)
 
 
-class Layer(nn.Module):
-    """A layer on maps (B, C, H, W)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = AttentionLayer(8, 2, Grid((4, 4)), attention="inline").double().eval()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x.flatten(2).mT, Grid(x.shape[2:]))
-
-
-def test_an_exported_layer_is_for_any_number_of_images() -> None:
-    dim = torch.export.Dim
-    sizes = {0: dim("B"), 2: dim("H", min=2, max=64), 3: dim("W", min=2, max=64)}
-    layer, other = Layer(), randn(3, 8, 4, 6)
-    program = torch.export.export(layer, (randn(2, 8, 4, 4),), dynamic_shapes=(sizes,)).module()
-    assert_near(program(other), layer(other), 1e-12)
+def test_an_exported_network_is_for_any_number_of_images() -> None:
+    model = linvit.create_backbone("deit_nano", attention="inline", depth=1, img_size=32)
+    assert_exported_for_any_batch(model, randn(3, 3, 32, 32, dtype=torch.float32), 1e-5)

@@ -13,7 +13,7 @@ import linvit
 from linvit import Grid, UserError, replace_attention
 from linvit.backbones.timm.hosts import ReplacedAttention
 from linvit.registry import attentions
-from tests.helpers import assert_near, own_names, perturb, randn
+from tests.helpers import assert_exported_for_any_batch, assert_near, own_names, perturb, randn
 
 SWIN = {"img_size": 56, "depths": (2, 2, 1, 1), "embed_dim": 24, "num_heads": (1, 2, 4, 8)}
 MODELS: list[tuple[str, dict[str, Any]]] = [
@@ -316,3 +316,9 @@ def test_masks_are_refused_by_what_takes_none() -> None:
         replace_attention(vit(), "softmax").forward_features(tokens, attn_mask=mask)
         with pytest.raises(UserError, match="LinearAttention in a timm model takes no mask"):
             replace_attention(vit(), "linear").forward_features(tokens, attn_mask=mask)
+
+
+def test_shifted_windows_are_exported_for_any_number_of_images() -> None:
+    sizes = {"img_size": 56, "window_size": 7, "embed_dim": 16, "depths": (2, 1), "num_heads": (1, 2), "num_classes": 3}
+    model = replace_attention(timm.create_model("swin_tiny_patch4_window7_224", **sizes), "softmax")
+    assert_exported_for_any_batch(model, randn(3, 3, 56, 56, dtype=torch.float32), 1e-5)

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from linvit.heads.segmentation.light_ham import Hamburger, LightHam
-from tests.helpers import assert_near, assert_same_gradients, perturb, randn
+from tests.helpers import assert_exported_for_any_batch, assert_near, assert_same_gradients, perturb, randn
 
 CHANNELS, SIZES, WIDTH = (3, 5, 4), ((4, 6), (2, 3), (1, 2)), 64
 
@@ -87,3 +87,7 @@ def test_it_takes_the_maps_from_a_reduction_of_8_on() -> None:
     assert LightHam.levels((4, 8, 16, 32)) == [1, 2, 3]
     assert LightHam.levels((2, 4, 8)) == [2]
     assert LightHam((64, 192, 384), (8, 16, 32), 150).reduction == 8
+
+
+def test_exported_it_is_for_any_number_of_images() -> None:
+    assert_exported_for_any_batch(Hamburger(8, 4, 6, 7).double(), randn(3, 8, 4, 5), 1e-12)

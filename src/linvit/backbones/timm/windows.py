@@ -29,8 +29,10 @@ class ReplacedSwinAttention(ReplacedAttention):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """(B n, h w, C) -> (B n, h w, C) with a mask (n, h w, h w) for the n windows of an image."""
         height, width = self.window_size
-        bias = None if mask is None else mask[:, None].repeat(len(x) // len(mask), 1, 1, 1)  # (B n, 1, h w, h w)
-        return self.mix(x, Grid((height, width)), bias=bias)
+        bias = (
+            None if mask is None else mask[:, None].repeat(x.shape[0] // mask.shape[0], 1, 1, 1)
+        )  # (B n, 1, h w, h w)
+        return self.mix(x, Grid((height, width)), bias=mask)
 
 
 class ReplacedSwinV2Attention(ReplacedSwinAttention):

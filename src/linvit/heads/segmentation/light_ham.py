@@ -91,13 +91,13 @@ class Hamburger(nn.Module):
         """The first D, positive columns of length one, (B or 1, C, rank), for rows (B, C, N)."""
         shape = (x.shape[1], self.rank)
         if self.training:
-            return F.normalize(torch.rand(len(x), *shape, device=x.device, dtype=wide(x)), dim=1)
+            return F.normalize(torch.rand(x.shape[0], *shape, device=x.device, dtype=wide(x)), dim=1)
         scattered = torch.arange(math.prod(shape), device=x.device) * 40503 % 2**16  # by multiplicative hashing
         return F.normalize((scattered.view(1, *shape) / 2**16).to(wide(x)), dim=1)
 
     def factorised(self, x: Tensor, bases: Tensor) -> Tensor:
         """`D C^T` (B, C, N) of rows x of that shape, from the first D on."""
-        bases = bases.expand(len(x), -1, -1)
+        bases = bases.expand(x.shape[0], -1, -1)
         weights = (x.mT @ bases).softmax(-1)  # (B, N, rank)
         for _ in range(self.train_steps if self.training else self.eval_steps):
             weights = updated(weights, x.mT, bases)
