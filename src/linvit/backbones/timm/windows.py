@@ -29,9 +29,8 @@ class ReplacedSwinAttention(ReplacedAttention):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """(B n, h w, C) -> (B n, h w, C) with a mask (n, h w, h w) for the n windows of an image."""
         height, width = self.window_size
-        bias = (
-            None if mask is None else mask[:, None].repeat(x.shape[0] // mask.shape[0], 1, 1, 1)
-        )  # (B n, 1, h w, h w)
+        if mask is not None:
+            mask = mask[:, None].repeat(x.shape[0] // mask.shape[0], 1, 1, 1)  # (B n, 1, h w, h w)
         return self.mix(x, Grid((height, width)), bias=mask)
 
 
