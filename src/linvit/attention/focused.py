@@ -20,8 +20,8 @@ from torch.nn import functional as F
 
 from linvit.attention.base import Grid
 from linvit.attention.kernels import Formula, with_kernel
-from linvit.attention.ops.activations import focused, of_both
-from linvit.attention.ops.decorators import mixed_precision, recomputed
+from linvit.attention.ops.activations import HAND_WRITTEN, focus, focused, of_both
+from linvit.attention.ops.decorators import mixed_precision, recomputed, takes_function
 from linvit.attention.ops.functional import (
     SizeOf,
     join_heads,
@@ -29,6 +29,7 @@ from linvit.attention.ops.functional import (
     resize_table,
     resize_tokens,
     split_heads,
+    upcast,
 )
 from linvit.attention.ops.linear import linear_attention, linear_factors
 from linvit.attention.ops.value_conv import ConvolvedAttention, depthwise_conv
@@ -126,7 +127,8 @@ class FocusedAttention(ConvolvedAttention):
         wide = torch.promote_types(q.dtype, torch.float32)
         dtype, table = dtype or wide, self.positional_encoding
         encoding = None if table is None else self._encoding(table, grid).to(wide)  # (1, M, h dk)
-        if self.focusing_factor != 1 and self.stable_power:
+        trains = HAND_WRITTEN and torch.is_grad_enabled() and not torch.compiler.is_compiling() and takes_function(q)
+        if trains and self.focusing_factor != 1 and self.stable_power:
             return self._focused(q, k, encoding, wide, dtype)
         tokens = join_heads(k) if encoding is None else join_heads(k) + encoding  # (B, M, h dk)
         if self.relu_alone:  # for which rounding can come first
@@ -148,7 +150,7 @@ class FocusedAttention(ConvolvedAttention):
             relu_eps=self.relu_eps,
             power=self.focusing_factor,
             all_heads=self.norm_scope == "all_heads",
-            factor=None if self.scale is None else _factor(self.scale, torch.float32),
+            factor=None if self.scale is None else F.softplus(upcast(self.scale)).reciprocal().flatten(),
             shift=None if self.positional_encoding is None else self._encoding(self.positional_encoding, grid)[0],
         )
 
@@ -164,7 +166,8 @@ class FocusedAttention(ConvolvedAttention):
     ) -> tuple[Tensor, Tensor]:
         """The feature map f_p; on a GPU q and k, if they have one shape, take one pass."""
         shape = self.num_heads, self.key_dim
-        factor = q.new_ones(shape, dtype=wide) if self.scale is None else _factor(self.scale, wide).view(shape)
+        scale = None if self.scale is None else self.scale.to(wide).view(shape)
+        factor = q.new_ones(shape, dtype=wide) if scale is None else F.softplus(scale).reciprocal()
         shift = None if encoding is None else encoding.unflatten(2, shape)
         all_heads = self.norm_scope == "all_heads"
 
@@ -176,18 +179,21 @@ class FocusedAttention(ConvolvedAttention):
         return q.transpose(1, 2), k.transpose(1, 2)
 
     def _phi(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """The feature map (..., h, N, dk) of tokens (..., N, h dk), where it is not `_focused`."""
-        x = F.relu(x)
+        """The feature map (..., h, N, dk) of tokens (..., N, h dk)."""
+        tokens, x = x.shape[:-1], F.relu(x)
         if self.scale is not None:
-            factor = _factor(self.scale, x.dtype)
+            factor = F.softplus(self.scale.to(x.dtype)).reciprocal()
             x = torch.addcmul(self.relu_eps * factor, x, factor)
         elif self.relu_eps:
             x = x + self.relu_eps
         if self.focusing_factor != 1:
             vectors = x if self.norm_scope == "all_heads" else x.unflatten(-1, (self.num_heads, -1))
-            powered = vectors**self.focusing_factor
-            x = (powered / l2_norm(powered) * l2_norm(vectors)).reshape(x.shape)
-        return x.unflatten(-1, (self.num_heads, -1)).transpose(-3, -2).to(dtype)  # type: ignore[no-any-return]
+            if self.stable_power:
+                x = focus(vectors, self.focusing_factor)
+            else:
+                powered = vectors**self.focusing_factor
+                x = powered / l2_norm(powered) * l2_norm(vectors)
+        return x.reshape(*tokens, self.num_heads, self.key_dim).transpose(-3, -2).to(dtype)
 
     def convolved(self, v: Tensor, grid: Grid) -> Tensor:
         """The depthwise convolution of the patch values, (B, h, M, d) -> (B, h, N, d); 0 for prefix tokens."""
@@ -206,8 +212,3 @@ class FocusedAttention(ConvolvedAttention):
     def kernel_factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """Those of linear attention on focused features."""
         return linear_factors(*self.features(q, k, grid), self.eps, mean=self.denominator == "mean")
-
-
-def _factor(scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """What q and k are multiplied by, (h dk,)."""
-    return F.softplus(scale.to(dtype)).reciprocal().flatten()
