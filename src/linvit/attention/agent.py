@@ -98,7 +98,8 @@ class AgentAttention(ConvolvedAttention):
         values = right @ v.to(right.dtype, memory_format=torch.contiguous_format)  # (B, h, n, d)
         if v.dtype != torch.bfloat16:
             return left @ values
-        mean = values.mean(-2, keepdim=True)  # which all have, and rows of the left sum to 1: it is not rounded twice
+        # Rows of the left sum to 1: what all values have in common is not rounded twice, and needs no gradient.
+        mean = values.detach().mean(-2, keepdim=True)
         return left @ (values - mean).to(v.dtype) + mean.to(v.dtype)
 
     def _maps(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
