@@ -18,7 +18,7 @@ from torch import Tensor
 
 from linvit.attention.base import Grid
 from linvit.attention.kernels import Formula
-from linvit.attention.ops.rotary import RotaryLinearAttention
+from linvit.attention.ops.rotary import RotaryLinearAttention, rotary_scale
 
 
 class MALAAttention(RotaryLinearAttention):
@@ -43,7 +43,8 @@ class MALAAttention(RotaryLinearAttention):
     def kernel_factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """`[(1 + 1/(z + eps)) (s/M) rot(q'), -z/M]` and `[rot(k'), 1]`."""
         q, k = self.features(q, k)
-        z = self.difference * (q @ k.mean(-2, keepdim=True).mT)  # (B, h, N, 1)
-        scale = (1 + (z + self.eps).reciprocal()) * (self.difference / k.shape[-2])
+        count, t = k.shape[-2], q @ k.mean(-2, keepdim=True).mT
+        scale, _ = rotary_scale(t, count, self.eps, self.difference)  # (B, h, N, 1)
         q, k = self.rotated(q, k, grid)
-        return torch.cat([q * scale, -z / k.shape[-2]], dim=-1), torch.cat([k, torch.ones_like(k[..., :1])], dim=-1)
+        left = torch.cat([q * scale, t * (-self.difference / count)], dim=-1)
+        return left, torch.cat([k, torch.ones_like(k[..., :1])], dim=-1)

@@ -138,13 +138,13 @@ def rotary_attention(
     """
     if v.dtype == torch.bfloat16 and not torch.compiler.is_compiling() and takes_function(q):
         return _RotaryAttention.apply(q, k, v, *turns, eps, difference)  # type: ignore[no-any-return]
-    scale, z = _scale(q @ k.mean(-2, keepdim=True).mT, k.shape[-2], eps, difference)
+    scale, z = rotary_scale(q @ k.mean(-2, keepdim=True).mT, k.shape[-2], eps, difference)
     q, k = _turned(q, turns[0]), _turned(k, turns[1])
     out = q @ (k.mT @ v) * scale
     return out if z is None else out.sub_(z * v.mean(-2, keepdim=True))
 
 
-def _scale(t: Tensor, count: int, eps: float, difference: float | None) -> tuple[Tensor, Tensor | None]:
+def rotary_scale(t: Tensor, count: int, eps: float, difference: float | None) -> tuple[Tensor, Tensor | None]:
     """What multiplies the numerator of `rotary_attention`, and its z, (B, h, N, 1) each."""
     if difference is None:
         return (t + eps).reciprocal() / count, None
@@ -162,7 +162,7 @@ class _RotaryAttention(torch.autograd.Function):
         ctx.given = given
         mean, v, out = k.mean(-2, keepdim=True), v.contiguous(), like_tokens(q, v.shape[-1])
         t = wide_product(q, mean.mT)
-        scale, z = _scale(t, k.shape[-2], *given)
+        scale, z = rotary_scale(t, k.shape[-2], *given)
         turned, k = _turned(q, turns_q), _turned(k, turns_k)
         numerator = wide_product(turned, sums := k.mT @ v)
         if z is None:
@@ -179,7 +179,7 @@ class _RotaryAttention(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         q, turned, k, v, sums, mean, mean_v, t, out, turns_q, turns_k = ctx.saved_tensors
         (eps, difference), count = ctx.given, k.shape[-2]
-        scale, z = _scale(t, count, eps, difference)
+        scale, z = rotary_scale(t, count, eps, difference)
         of_numerator = torch.mul(gradient, scale, out=q.new_empty(out.shape))
         of_sums = turned.mT @ of_numerator
         of_v = k @ of_sums
