@@ -20,8 +20,8 @@ from torch.nn import functional as F
 
 from linvit.attention.base import Grid
 from linvit.attention.kernels import Formula, with_kernel
-from linvit.attention.ops.activations import HAND_WRITTEN, focus, focused, of_both
-from linvit.attention.ops.decorators import mixed_precision, recomputed, takes_function
+from linvit.attention.ops.activations import focus, focused, of_both, trains_by_hand
+from linvit.attention.ops.decorators import mixed_precision, recomputed
 from linvit.attention.ops.functional import (
     SizeOf,
     join_heads,
@@ -127,8 +127,7 @@ class FocusedAttention(ConvolvedAttention):
         wide = torch.promote_types(q.dtype, torch.float32)
         dtype, table = dtype or wide, self.positional_encoding
         encoding = None if table is None else self._encoding(table, grid).to(wide)  # (1, M, h dk)
-        trains = HAND_WRITTEN and torch.is_grad_enabled() and not torch.compiler.is_compiling() and takes_function(q)
-        if trains and self.focusing_factor != 1 and self.stable_power:
+        if torch.is_grad_enabled() and self.focusing_factor != 1 and self.stable_power and trains_by_hand(q):
             return self._focused(q, k, encoding, wide, dtype)
         tokens = join_heads(k) if encoding is None else join_heads(k) + encoding  # (B, M, h dk)
         if self.relu_alone:  # for which rounding can come first

@@ -58,6 +58,11 @@ def focus(x: Tensor, power: float) -> Tensor:
     return powers * scale
 
 
+def trains_by_hand(x: Tensor) -> bool:
+    """Whether `focused` is to be called: without a gradient, or compiled, `focus` is quicker."""
+    return HAND_WRITTEN and torch.is_grad_enabled() and not torch.compiler.is_compiling() and takes_function(x)
+
+
 def focused(
     xs: Sequence[Tensor],
     shift: Tensor | None,
@@ -70,7 +75,7 @@ def focused(
     """`f_p((relu(x) + eps) * factor)` of tokens x (B, N, h, d) of one shape, in `dtype`, on a GPU contiguous per head.
 
     `shift` (1, N, h, d) is added to the last of them first. It and `factor` (h, d), which is positive, have the dtype
-    to compute in. Norms run over d, or over all heads. Without a gradient, or compiled, `focus` is quicker.
+    to compute in. Norms run over d, or over all heads.
     """
     return _Focused.apply(shift, factor, eps, power, all_heads, dtype, *xs)  # type: ignore[no-any-return]
 
@@ -171,16 +176,8 @@ class _Focused(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        shift: Tensor | None,
-        factor: Tensor,
-        eps: float,
-        power: float,
-        all_heads: bool,
-        dtype: torch.dtype,
-        *xs: Tensor,
-    ) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, shift: Tensor | None, factor: Tensor, *given: Any) -> tuple[Tensor, ...]:
+        eps, power, all_heads, dtype, *xs = given
         least, (batch, tokens, heads, width) = eps * factor, xs[0].shape
         z = factor.new_empty(len(xs), batch, tokens, heads, width)
         added = [least] * (len(xs) - 1) + [least if shift is None else (shift + eps) * factor]
