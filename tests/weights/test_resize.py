@@ -12,7 +12,7 @@ from torch import nn
 import linvit
 from linvit.attention.ops.functional import grid_from_count, resize_table
 from linvit.weights.load import load_pretrained
-from tests.helpers import perturb, randn
+from tests.helpers import assert_near, perturb, randn
 
 SQUARE = partial(grid_from_count, img_size=(1, 1))
 LINFORMER = {"name": "linformer", "k": 9}
@@ -215,6 +215,7 @@ class TestTimm:
             ("beit_base_patch16_224", 64, 96, {"depth": 1, "embed_dim": 24, "num_heads": 2}, "bias_table"),
             ("swin_tiny_patch4_window7_224", 56, 64, SMALL_SWIN, "bias_table"),
             ("maxvit_tiny_tf_224", 64, 96, {"depths": (1,), "embed_dim": (32,), "block_type": ("M",)}, "bias_table"),
+            ("mvitv2_tiny", 224, 96, {}, ("rel_pos_h", "rel_pos_w")),
         ],
     )
     def test_tables_are_those_of_timms_loader(self, model, there, here, options, table):
@@ -235,3 +236,21 @@ class TestTimm:
         assert report.resized
         assert all(name.endswith(table) for name in report.resized)
         assert all(torch.equal(own, theirs.state_dict()[name]) for name, own in ours.state_dict().items())
+
+    @pytest.mark.parametrize(
+        ("model", "options", "names"),
+        [
+            ("tnt_s_legacy_patch16_224", {"depth": 1}, {"patch_pos"}),
+            ("volo_d1_224", {}, {"pos_embed"}),
+            ("samvit_base_patch16", {"depth": 1, "global_attn_indexes": (0,)}, {"pos_embed", "rel_pos_h", "rel_pos_w"}),
+        ],
+    )
+    def test_tables_that_timms_loader_leaves(self, model, options, names):
+        old, new = (timm.create_model(model, img_size=size, num_classes=2, **options) for size in (64, (96, 64)))
+        for name, table in old.named_parameters():
+            if name.rpartition(".")[2] in names:  # whose mean stays
+                torch.nn.init.constant_(table, 3.0)
+        report = resized({"model": old.state_dict()}, new)
+        assert leaves(report) == names - {"rel_pos_w"}
+        for name in report.resized:
+            assert_near(new.state_dict()[name], torch.full_like(new.state_dict()[name], 3.0), 1e-5)

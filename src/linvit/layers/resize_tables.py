@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from timm.layers import resize_rel_pos_bias_table
+import torch.nn.functional as F
+from timm.layers import resample_abs_pos_embed_nhwc, resize_rel_pos_bias_table
 from torch import Tensor, nn
 
 from linvit.attention.ops.functional import SizeOf, grid_from_count, resize_table
@@ -42,11 +43,21 @@ def resize_tables(model: nn.Module, state: Mapping[str, Tensor], img_size: tuple
 def resize_timm_tables(module: nn.Module, state: dict[str, Tensor], size_of: SizeOf) -> dict[str, Tensor]:
     """Resizes timm's position embeddings and tables of relative positions as timm does when it loads them.
 
-    Embeddings are resized bicubic and antialiased, tables of square windows by `timm.layers.resize_rel_pos_bias_table`.
+    Embeddings are resized bicubic and antialiased, tables of square windows by `timm.layers.resize_rel_pos_bias_table`,
+    and those of each axis (MViTv2, SAM) linearly.
     """
-    size = getattr(getattr(module, "patch_embed", None), "grid_size", None)
-    if size is not None and "pos_embed" in state and isinstance(own := getattr(module, "pos_embed", None), Tensor):
-        state["pos_embed"] = resize_table(state["pos_embed"], own, tuple(size), size_of, antialias=True)
+    for name, patches in {"pos_embed": "patch_embed", "patch_pos": "pixel_embed"}.items():  # the latter of TNT
+        own, size = getattr(module, name, None), getattr(getattr(module, patches, None), "grid_size", None)
+        if name not in state or not isinstance(own, Tensor):
+            continue
+        if state[name].ndim == own.ndim == 4:  # (1, H, W, C) of VOLO and SAM
+            state[name] = resample_abs_pos_embed_nhwc(state[name], [*own.shape[1:3]])
+        elif size is not None:
+            state[name] = resize_table(state[name], own, tuple(size), size_of, antialias=True)
+    for name in ("rel_pos_h", "rel_pos_w"):
+        own = getattr(module, name, None)
+        if name in state and isinstance(own, Tensor) and len(own) != len(state[name]):
+            state[name] = F.interpolate(state[name].float().mT[None], len(own), mode="linear")[0].mT
     window, name = getattr(module, "window_size", None), "relative_position_bias_table"
     if window is not None and name in state and isinstance(own := getattr(module, name, None), Tensor):
         given, span = state[name], math.prod(2 * side - 1 for side in window)
