@@ -120,6 +120,12 @@ class TestTrainedClasses:
         with pytest.warns(UserWarning, match="val split of 'here' has no images of some trained classes: 'cat', 'dog'"):
             self.check(train=[0, 1, 2, 2], val=[1, 1], test=[2])
 
+    def test_numbers_that_begin_at_one_are_told(self):
+        with pytest.warns(
+            UserWarning, match="least label of 'here' is 1, but labels are counted from 0: .* has 3 outp"
+        ):
+            self.check("012", train=[1, 2], val=[2, 1], test=[-1])
+
     def test_many_are_not_all_named(self):
         names = [str(index) for index in range(20)]
         text = error_of(lambda: self.check(names, train=[0], val=range(20)))

@@ -161,6 +161,12 @@ def check_trained_classes(splits: dict[str, datasets.Dataset], label: str, class
                 f"the {split} split of '{source}' has classes without training images: {quote_first(names)}.{hint} "
                 f"Name them as train does, add training images, or move them elsewhere"
             )
+    first = min(label for own in present.values() for label in own if label is not None and label >= 0)
+    if first and classes[0] == "0":  # numbers without names
+        rank_zero_warn(
+            f"the least label of '{source}' is {first}, but labels are counted from 0: the network has {len(classes)} "
+            f"outputs, the first {first} of which no image is of"
+        )
     unseen = [classes[i] for i in every if i in present["train"] and i not in present.get("val", every)]
     if unseen:
         rank_zero_warn(f"the val split of '{source}' has no images of some trained classes: {quote_first(unseen)}")
