@@ -265,6 +265,20 @@ def test_a_damaged_one_leads_to_the_one_before(run, tmp_path):
     assert f"the one before is '{path.with_name('previous.ckpt')}'. linvit fit --resume=auto continues" in text
 
 
+@pytest.mark.parametrize(
+    ("options", "name", "averaged"), [({}, "best.ckpt", False), ({"ema": True}, "best_ema.ckpt", True)], ids=str
+)
+def test_initial_weights_of_a_folder_are_those_of_the_best_checkpoint_of_its_run(
+    run, tmp_path, options, name, averaged
+):
+    source = shutil.copytree(run.folder, tmp_path / "version_0")
+    shutil.copy(run.checkpoint("best"), source / "checkpoints" / "best_ema.ckpt")
+    pretrained = json.dumps({"source": str(source), **options})
+    given = [f"--config={QUICKSTART}", f"--model.pretrained={pretrained if options else source}"]
+    found = Run("fit", given).settings.model.init_args.pretrained
+    assert found == {"source": str(source / "checkpoints" / name), "ema": averaged}
+
+
 @pytest.mark.parametrize("names", [["run"], ["runs/version_9", "runs/version_10"]])
 def test_the_teacher_of_a_folder_is_the_best_checkpoint_of_its_newest_run(run, tmp_path, names):
     for name in names:

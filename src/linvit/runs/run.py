@@ -32,6 +32,7 @@ from linvit.runs.conditions import conditions
 from linvit.runs.configs import configs
 from linvit.runs.endings import Ranks, in_words, run_summary, score_table, unsaved
 from linvit.runs.folder import (
+    CHECKPOINTS,
     RESULT,
     RunFolder,
     best_checkpoints,
@@ -85,6 +86,7 @@ class Run:
         line = CommandLine(verb, self.options, quiet=quiet)
         self.settings, self.parser = line.config, line.parser
         self._find_teacher()
+        self._find_pretrained()
         self._named = self.settings.model.as_dict()  # as the user gave them
         if self.settings.resume:
             self._find()
@@ -278,6 +280,16 @@ class Run:
             given = isinstance(model.teacher, dict)
             model.teacher = {**model.teacher, "source": teacher.source} if given else teacher.source
         model.attention = kept_attention(model.attention, teacher)
+
+    def _find_pretrained(self) -> None:
+        """Takes the best checkpoint of a run for its folder, with the weights that predict."""
+        model = self.settings.model.init_args
+        given = model.get("pretrained") or {}
+        options = {"source": given} if isinstance(given, str) else dict(given)
+        if isinstance(folder := options.get("source"), str) and (Path(folder) / CHECKPOINTS).is_dir():
+            averaged = options.get("ema", RunFolder(Path(folder)).model.get("predict_with") == "ema")
+            path = checkpoint_in(folder, best_checkpoints("ema" if averaged else "raw"), "--model.pretrained")
+            model.pretrained = {**options, "source": str(path), "ema": averaged}
 
     def _check(self) -> None:
         """Checks what would fail after data and task are built; settles the precision."""
