@@ -83,9 +83,10 @@ def by_path(kind: str, path: str, known: Mapping[str, list[Entry]]) -> Entry:
     if named is not None and path not in named and path not in registered:
         raise UserError(
             f"the {kind} class '{path}' is not registered, and to import it for a file or for timm would run its code. "
-            f"If you trust it, register it (linvit.register_{kind}), or name it, too: "
-            f"--model.{kind}={shlex.quote(path)} on the command line, "
-            f"load_from_checkpoint(..., {kind}={path!r}), or linvit.load(..., allow=[{path!r}])"
+            f"If you trust it, register it, by an entry point of its package for all commands, or by "
+            f"linvit.register_{kind}; or name it, too: --model.{kind}={shlex.quote(path)} beside --config, "
+            f"--allow={shlex.quote(path)} of linvit predict --model, load_from_checkpoint(..., {kind}={path!r}), or "
+            f"linvit.load(..., allow=[{path!r}])"
         )
     return Entry(path, path, f"'{path}'")
 

@@ -235,6 +235,12 @@ def test_what_is_none_of_a_task(tmp_path, content):
         ClassificationTask.load_from_checkpoint(tmp_path)
 
 
+def test_kernels_of_a_gpu_are_left_out_where_there_is_none(good, changed):
+    path = changed({"attention_kernel": "triton"})
+    with pytest.warns(UserWarning, match="attention_kernel=triton needs .*: torch computes attention"):
+        assert same(ClassificationTask.load_from_checkpoint(path), good[0])
+
+
 class TestClasses:
     """A class that a checkpoint names by its path is imported if somebody else names it, too."""
 
@@ -250,7 +256,9 @@ class TestClasses:
     @pytest.mark.parametrize("nested", [False, True])
     def test_it_is_not_imported(self, changed, module, nested):
         path = changed({"backbone": {**TINY, "name": module} if nested else module})
-        with pytest.raises(UserError, match=rf"the backbone class '{module}'.* --model.backbone={module}"):
+        with pytest.raises(
+            UserError, match=rf"the backbone class '{module}'.* --model.backbone={module} .* --allow={module} "
+        ):
             ClassificationTask.load_from_checkpoint(path)
         assert "module_of_a_checkpoint" not in sys.modules
 

@@ -32,7 +32,7 @@ from linvit.tasks.execution import (
 )
 from linvit.tasks.model_ema import ModelEma, check_ema_support
 from linvit.tasks.optimisation import Optimisation, batch_size_warning, run_schedule, total_batch_size
-from linvit.tasks.pretrained import load_initial_weights, without_download
+from linvit.tasks.pretrained import checkpoint_follows, load_initial_weights, without_download
 from linvit.tasks.published import PublishedScores
 from linvit.tasks.results import Result
 from linvit.tasks.safe_loading import SavedTask, guard
@@ -81,7 +81,7 @@ class Task(SavedTask):
         drop_path_rate: Stochastic depth of the last block.
         pretrained: Weights that the network, or its backbone alone, starts from: a file, or `hf-hub:owner/name`; or
             `{source: ...}` with the options of `linvit.load_pretrained`, such as `min_fraction: 0.5`, or `ema: true`
-            for a moving average.
+            for a moving average. On the command line also the folder of a run, of which the best checkpoint is taken.
         teacher: A trained network of which this one is a copy with another attention: a run, a file, or
             `hf-hub:owner/name`; or `{source: ..., attention_weight: 50, ...}` with the options of
             `linvit.tasks.Teacher`.
@@ -155,7 +155,12 @@ class Task(SavedTask):
         if self.teacher is not None:
             self.save_hyperparameters({"attention": kept_attention(attention, self.teacher)})
         self.network = self.configure_network()
-        set_attention_kernel(self.network, attention_kernel)
+        try:
+            set_attention_kernel(self.network, attention_kernel)
+        except UserError as error:  # a trained network runs on other machines, too
+            if not checkpoint_follows():
+                raise
+            rank_zero_warn(f"{error}: torch computes attention")
         load_initial_weights(self.network, pretrained)
         self.frozen = freeze_parameters(self.network, freeze or [])
         self.ema = None if ema_decay is None else ModelEma(self.network, ema_decay)
