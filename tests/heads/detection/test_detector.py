@@ -9,7 +9,7 @@ import linvit
 from linvit import UserError
 from linvit.heads.create import feature_maps, heads_of
 from linvit.heads.detection.base import DetectionHead, ImageShape, ImageShapes
-from linvit.heads.detection.boxes import BoxCoder
+from linvit.heads.detection.boxes import BoxCoder, best_of_batch
 from linvit.heads.detection.detector import Detector
 from linvit.heads.detection.masks import paste_masks
 from tests.families import narrow, small
@@ -175,6 +175,17 @@ def test_a_head_of_ones_own_is_refused_by_name_in_a_batch() -> None:
     model.head = type("Own", (DetectionHead,), {"__init__": lambda self: torch.nn.Module.__init__(self)})()
     with pytest.raises(UserError, match="a detector with Own cannot be exported: the head has no detect_batch"):
         model.eval().detect_batch(torch.randn(2, 3, 64, 64))
+
+
+def test_detections_of_two_images_are_exported() -> None:
+    class Best(torch.nn.Module):
+        def forward(self, boxes: torch.Tensor, scores: torch.Tensor) -> dict[str, torch.Tensor]:
+            return best_of_batch(boxes, scores, 0.5, 5)
+
+    given = torch.tensor([0.0, 0, 9, 9]) + 4 * torch.rand(2, 8, 1), torch.rand(2, 8, 3)
+    found, wanted = torch.export.export(Best(), given).module()(*given), Best()(*given)
+    assert int(wanted["num_detections"].min()) > 0
+    assert all(torch.equal(found[name][:, : wanted[name].shape[1]], wanted[name]) for name in ("boxes", "scores"))
 
 
 @pytest.mark.slow

@@ -155,7 +155,7 @@ def suppress(boxes: Tensor, scores: Tensor, iou: float, limit: int) -> Tensor:
 
 def _suppress(boxes: Tensor, scores: Tensor, iou: float, limit: int) -> Tensor:
     group, label, row = (scores > DROPPED).nonzero(as_tuple=True)
-    if len(row) > ONE_PLANE and len(scores) > 1 and not is_exporting():
+    if not is_exporting() and len(row) > ONE_PLANE and len(scores) > 1:
         each = zip(boxes.split(1), scores.split(1), strict=True)
         return torch.cat([_suppress(*of_image, iou, limit) for of_image in each])
     box, score = boxes[group, row].double(), scores[group, label, row]  # in float32 distant places are too coarse
