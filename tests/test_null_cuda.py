@@ -58,7 +58,7 @@ def test_detectors_wait_a_few_times(server, tmp_path):
     assert not [step["error"] for step in found if step["error"]]
     waits = {step["name"]: sum(step["waits"].values()) for step in found}
     for name, count in waits.items():
-        assert count <= (2 if name.endswith("training") else 6) * DETECTION_BATCH, waits
+        assert count <= (2 if name.endswith("training") else 3) * DETECTION_BATCH, waits
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_detectors_wait_a_few_times(server, tmp_path):
     [
         ("quickstart", MIXED, 0, 4, 0),
         ("segmentation_quickstart", [], 0, 4, 0),
-        ("detection_quickstart", [], 8, 9, 7 * 8 + 1),
+        ("detection_quickstart", [], 8, 9, 4 * 8),
     ],
 )
 def test_training_and_validation(server, tmp_path, config, options, training, logged, validation):

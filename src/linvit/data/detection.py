@@ -272,6 +272,10 @@ class DetectionData(ImageData):
         boxes = boxes[(boxes[:, 2:] > boxes[:, :2]).all(1)]
         return sample | ({"image": draw_bounding_boxes(image, boxes, width=2)} if len(boxes) else {})
 
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        """Moves a batch but for `index`, which the host reads."""
+        return super().transfer_batch_to_device(batch, device, dataloader_idx) | {"index": batch["index"]}
+
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Normalises the images, and moves boxes and labels of training to their device."""
         batch = super().on_after_batch_transfer(batch, dataloader_idx)

@@ -1,7 +1,9 @@
 """The parts of detectors equal mmdetection's: pyramid, anchors, coder, assigner, losses, non-maximum suppression."""
 
+import math
 import re
 
+import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -124,14 +126,38 @@ def test_multiclass_nms(golden: Golden, dtype: torch.dtype) -> None:
     assert torch.equal(kept(found, boxes, scores[:, :-1], given["score_thr"]), golden.tensors["output.kept"])
 
 
-def test_many_boxes_are_compared_image_by_image(monkeypatch):
-    torch.manual_seed(0)
-    corners, scores = 20 * torch.rand(3, 40, 2), torch.rand(3, 40, 2).where(torch.rand(3, 40, 2) > 0.2, DROPPED)
-    boxes = torch.cat([corners, corners + 9], -1)
-    together = best_of_batch(boxes, scores, 0.5, 20)
+@pytest.mark.parametrize("cut", [True, False])
+def test_many_boxes_are_compared_image_by_image(monkeypatch, cut):
+    boxes, scores = some_boxes(3, 40)
+    together = best_of_batch(boxes, scores, 0.5, 20, cut)
     monkeypatch.setattr("linvit.heads.detection.boxes.ONE_PLANE", 30)
-    apart = best_of_batch(boxes, scores, 0.5, 20)
+    apart = best_of_batch(boxes, scores, 0.5, 20, cut)
     assert all(torch.equal(together[name], apart[name]) for name in together)
+
+
+@pytest.mark.parametrize("first", [0.99, DROPPED, math.nan])
+def test_detections_are_the_same_if_the_host_does_not_wait(first):
+    """Then the first score stands for all that there are not."""
+    boxes, scores = some_boxes(2, 40)
+    scores[0, 0] = torch.tensor([first, DROPPED])
+    cut, whole = (best_of_batch(boxes, scores, 0.5, 50, cut) for cut in (True, False))
+    counts = cut["num_detections"].tolist()
+    assert counts == whole["num_detections"].tolist()
+    assert cut["boxes"].shape[1] == max(counts) < 40
+    for name in ("boxes", "labels", "scores"):
+        assert torch.equal(cut[name], whole[name][:, : max(counts)])
+    for i, count in enumerate(counts):  # of one image the host knows the number
+        alone = best_of_batch(boxes[i : i + 1], scores[i : i + 1], 0.5, 50)
+        assert alone["num_detections"].tolist() == [count]
+        assert torch.equal(alone["boxes"][0], cut["boxes"][i, :count])
+
+
+def some_boxes(images: int, count: int) -> tuple[Tensor, Tensor]:
+    """Boxes of 9 x 9 pixels that overlap, and scores of two classes: each box has one of them or none."""
+    torch.manual_seed(0)
+    corners, scores, label = 20 * torch.rand(images, count, 2), torch.rand(images, count), torch.rand(images, count)
+    of_classes = [scores.where(label < 0.4, DROPPED), scores.where(label > 0.6, DROPPED)]
+    return torch.cat([corners, corners + 9], -1), torch.stack(of_classes, -1)
 
 
 def kept(found: dict[str, Tensor], boxes: Tensor, scores: Tensor, threshold: float) -> Tensor:

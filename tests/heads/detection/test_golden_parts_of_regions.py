@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from linvit.heads.detection.base import ImageShapes
 from linvit.heads.detection.box_head import BoxHead
 from linvit.heads.detection.boxes import DROPPED, best_of_batch
-from linvit.heads.detection.masks import MaskHead, mask_targets, paste_masks
+from linvit.heads.detection.masks import MaskHead, _from_all_pixels, mask_targets, paste_masks
 from linvit.heads.detection.stage import _of_all_levels, roi_features, roi_levels
 from tests.golden_files import Golden, both_precisions, of_case
 from tests.heads.detection.reference import (
@@ -156,11 +156,15 @@ def test_pasted_masks(golden: Golden, dtype: torch.dtype) -> None:
     check_detections(golden, outputs)
 
 
-def test_masks_of_boxes_without_pixels_in_the_image_are_empty() -> None:
+def test_masks_of_boxes_without_pixels_in_the_image_are_empty(monkeypatch) -> None:
     torch.manual_seed(0)
     boxes = torch.tensor([[3.2, 4.1, 30.7, 22.0], [5, 5, 5, 20], [60, 60, 70, 70], [-5, -9, 70, 80]])
-    pasted = paste_masks(torch.rand(len(boxes), 28, 28), boxes, (50, 41))
+    masks = torch.rand(len(boxes), 28, 28)
+    pasted = paste_masks(masks, boxes, (50, 41))
     assert pasted.flatten(1).any(1).tolist() == [True, False, False, True]
+    monkeypatch.setattr("linvit.heads.detection.masks.PIXELS", 3 * 50 * 41)
+    assert torch.equal(_from_all_pixels(masks, boxes, (50, 41)), pasted)
+    assert _from_all_pixels(masks[:0], boxes[:0], (50, 41)).shape == (0, 50, 41)
 
 
 def test_a_box_head_without_regions_keeps_its_statistics() -> None:

@@ -100,23 +100,22 @@ def best_of_batch(boxes: Tensor, scores: Tensor, iou: float, limit: int, cut: bo
         scores: (B, n, K), `DROPPED` where there is none.
         iou: Intersection over union.
         limit: The most detections of an image.
-        cut: Outside of exported programs, return no more than there are, for whose numbers the host waits.
+        cut: Outside of exported programs, return no more than there are, for whose numbers the host waits. If not, a
+            box has a score of one class at most.
 
     Returns:
         `num_detections` (B,), on the CPU if they are cut, and, with zeros behind so many, `boxes` (B, limit, 4),
         `labels` and `scores` (B, limit).
     """
     count, classes = scores.shape[1:]
-    by_class = scores.mT  # (B, K, n)
-    if boxes.ndim == 3:
-        kept = suppress(boxes, by_class, iou, limit).flatten(1)
-    else:  # a class of an image is an image of its own
-        kept = suppress(boxes.transpose(1, 2).flatten(0, 1), by_class.flatten(0, 1)[:, None], iou, limit)
-        kept = kept.unflatten(0, (-1, classes)).flatten(1)
-    best, place = top_of_batch(kept, limit)
+    by_class, of_class = scores.mT, boxes  # (B, K, n), (B, n, 4)
+    if boxes.ndim == 4:  # a class of an image is an image of its own
+        by_class, of_class = by_class.flatten(0, 1)[:, None], boxes.transpose(1, 2).flatten(0, 1)
+    kept, number = suppress(of_class, by_class, iou, limit, cut)
+    best, place = top_of_batch(kept.reshape(scores.shape[0], -1), limit)
     counts = (best > DROPPED).sum(1)
     if cut and not is_exporting():
-        counts = counts.cpu()
+        counts = torch.tensor([min(number, limit)]) if len(scores) == 1 else counts.cpu()
         most = max(1, int(counts.max()))
         best, place = best[:, :most], place[:, :most]
     row, label = place % count, place // count
@@ -141,30 +140,46 @@ def gather_rows(x: Tensor, rows: Tensor) -> Tensor:
     return x.gather(1, rows[..., None].expand(-1, -1, x.shape[2]))
 
 
-def suppress(boxes: Tensor, scores: Tensor, iou: float, limit: int) -> Tensor:
+def suppress(boxes: Tensor, scores: Tensor, iou: float, limit: int, cut: bool = True) -> tuple[Tensor, int]:
     """Returns the scores, `DROPPED` for a box (G, n, 4) whose IoU with a better one of its class is above `iou`.
 
     Scores are (G, K, n). In an ONNX file it is one NonMaxSuppression for all images and classes, which keeps at most
     `limit` of each; in a program of torch.export one torchvision::nms, all that is there being in one plane. So it is
-    on a GPU, for which torchvision's `batched_nms` makes the host wait; too many boxes go image by image.
+    on a GPU, for which torchvision's `batched_nms` makes the host wait; too many boxes go image by image. Also returned
+    is how many are kept, if the scores are to be `cut` to these, and the program is not exported.
     """
-    return (
-        _in_onnx(boxes, scores, iou, limit) if torch.onnx.is_in_onnx_export() else _suppress(boxes, scores, iou, limit)
-    )
+    if torch.onnx.is_in_onnx_export():
+        return _in_onnx(boxes, scores, iou, limit), 0
+    if not cut:
+        scores = scores.where(scores > DROPPED, DROPPED)  # what is NaN would be the best
+    place = _kept(boxes, scores, iou, cut or is_exporting())
+    return _only(scores, place), place[0].shape[0]
 
 
-def _suppress(boxes: Tensor, scores: Tensor, iou: float, limit: int) -> Tensor:
-    group, label, row = (scores > DROPPED).nonzero(as_tuple=True)
-    if not is_exporting() and len(row) > ONE_PLANE and len(scores) > 1:
-        each = zip(boxes.split(1), scores.split(1), strict=True)
-        return torch.cat([_suppress(*of_image, iou, limit) for of_image in each])
+def _only(scores: Tensor, place: tuple[Tensor, ...]) -> Tensor:
+    return torch.full_like(scores, DROPPED).index_put(place, scores[place])
+
+
+def _kept(boxes: Tensor, scores: Tensor, iou: float, cut: bool) -> tuple[Tensor, ...]:
+    """Returns group, class and row of what is kept; without a cut some of them several times, or `DROPPED` before."""
+    there = scores > DROPPED
+    place = there.nonzero() if cut else there.nonzero_static(size=boxes[..., 0].numel(), fill_value=0)
+    if not is_exporting() and len(place) > ONE_PLANE and len(scores) > 1:
+        each = [_kept(boxes[i : i + 1], scores[i : i + 1], iou, cut) for i in range(len(scores))]
+        groups = torch.cat([group + i for i, (group, *_) in enumerate(each)])
+        return groups, *(torch.cat(of_all) for of_all in list(zip(*each, strict=True))[1:])
+    group, label, row = place.unbind(1)
     box, score = boxes[group, row].double(), scores[group, label, row]  # in float32 distant places are too coarse
     kind = group * scores.shape[1] + label
     if is_exporting() or (box.is_cuda and len(box) <= ONE_PLANE):
         kept = nms(box + (kind * (F.pad(box, (0, 0, 0, 1)).amax() + 1))[:, None], score.double(), iou)
     else:
         kept = batched_nms(box, score.double(), kind, iou)
-    return torch.full_like(scores, DROPPED).index_put((group[kept], label[kept], row[kept]), score[kept])
+    return group[kept], label[kept], row[kept]
+
+
+def _suppress(boxes: Tensor, scores: Tensor, iou: float, limit: int) -> Tensor:
+    return _only(scores, _kept(boxes, scores, iou, True))
 
 
 _in_onnx = torch.library.custom_op("linvit::suppress", _suppress, mutates_args=())

@@ -15,6 +15,8 @@ from linvit.heads.detection.base import Size
 from linvit.heads.layers import ConvNormReLU, tower
 
 THRESHOLD = 0.5
+PIXELS = 2**25
+"""Of masks that a GPU pastes at once, for which it takes half a GiB."""
 
 
 class MaskHead(nn.Module):
@@ -77,25 +79,35 @@ def mask_targets(masks: Tensor, boxes: Tensor, matched: Tensor, size: int) -> Te
 def paste_masks(masks: Tensor, boxes: Tensor, size: Size) -> Tensor:
     """Returns the masks in images of a size, (n, H, W) of bool.
 
-    Each pixel's centre is looked up in the mask of the box by bilinear interpolation. torchvision's
-    `paste_masks_in_image` resizes masks to boxes of whole pixels instead.
+    Each pixel's centre is looked up in the mask of the box by bilinear interpolation: of pixels around the box, or on a
+    GPU, where the host would wait for the boxes, of all. torchvision's `paste_masks_in_image` resizes masks to boxes of
+    whole pixels instead.
     """
+    if masks.is_cuda:
+        return _from_all_pixels(masks, boxes, size)
     found = torch.zeros(len(masks), *size, dtype=torch.bool, device=masks.device)
     for i, (left, top, right, bottom) in enumerate(boxes.tolist()):
         rows = slice(max(0, math.floor(top) - 1), min(math.ceil(bottom) + 1, size[0]))  # a pixel more at each side
         columns = slice(max(0, math.floor(left) - 1), min(math.ceil(right) + 1, size[1]))
         if rows.start < rows.stop and columns.start < columns.stop:
-            y, x = (torch.arange(side.start, side.stop, device=masks.device) + 0.5 for side in (rows, columns))
-            found[i, rows, columns] = _sample(masks[i], boxes[i], y, x) >= THRESHOLD
+            found[i, rows, columns] = _sample(masks[i : i + 1], boxes[i : i + 1], rows, columns)[0] >= THRESHOLD
     return found
 
 
-def _sample(mask: Tensor, box: Tensor, y: Tensor, x: Tensor) -> Tensor:
-    """Returns a mask (s, s) of a box (4,) at points of the image, (rows, columns)."""
+def _from_all_pixels(masks: Tensor, boxes: Tensor, size: Size) -> Tensor:
+    """`paste_masks` without a look at the boxes, some masks at a time."""
+    several = max(1, PIXELS // math.prod(size))
+    each = zip(masks.split(several), boxes.split(several), strict=True)
+    return torch.cat([_sample(*some, slice(0, size[0]), slice(0, size[1])) >= THRESHOLD for some in each])
+
+
+def _sample(masks: Tensor, boxes: Tensor, rows: slice, columns: slice) -> Tensor:
+    """Returns the masks (n, s, s) of boxes (n, 4) at pixels of the image, (n, rows, columns)."""
+    y, x = (torch.arange(side.start, side.stop, device=masks.device) + 0.5 for side in (rows, columns))
     x, y = (
         # 1 at the edges of the box; beyond 2 the mask is 0 anyway, also in a box without width
         ((at - start) / (end - start).clamp(min=1e-6) * 2 - 1).clamp(-2, 2)
-        for at, start, end in ((x, box[0], box[2]), (y, box[1], box[3]))
+        for at, start, end in ((x, boxes[:, :1], boxes[:, 2:3]), (y, boxes[:, 1:2], boxes[:, 3:]))
     )
-    grid = torch.stack(torch.meshgrid(x, y, indexing="xy"), -1)  # (rows, columns, 2)
-    return F.grid_sample(mask[None, None], grid[None].to(mask.dtype), align_corners=False)[0, 0]
+    grid = torch.stack(torch.broadcast_tensors(x[:, None], y[:, :, None]), -1)  # (n, rows, columns, 2)
+    return F.grid_sample(masks[:, None], grid.to(masks.dtype), align_corners=False)[:, 0]
