@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from linvit.callbacks.monitors import GradientNorm as GradientNorm
     from linvit.callbacks.monitors import ImageCount as ImageCount
     from linvit.callbacks.monitors import ImageGrid as ImageGrid
+    from linvit.callbacks.monitors import LearningRates as LearningRates
     from linvit.callbacks.monitors import Memory as Memory
     from linvit.callbacks.monitors import Throughput as Throughput
     from linvit.callbacks.non_finite import NonFiniteGuard as NonFiniteGuard

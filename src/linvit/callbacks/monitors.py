@@ -125,6 +125,26 @@ class Memory(Callback):
             pl_module.log("memory/device", torch.cuda.max_memory_allocated(pl_module.device) / GIB)
 
 
+class LearningRates(Callback):
+    """Logs the learning rate of each group of parameters, as `lr-AdamW/pg1`, in steps that are logged.
+
+    Lightning's `LearningRateMonitor` gives them these names, but moves them to the device, for which the host waits.
+    """
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        """Logs those with which the step will be taken."""
+        for i, optimizer in enumerate(trainer.optimizers if is_logged(trainer) else []):
+            groups = optimizer.param_groups
+            for j, group in enumerate(groups, 1):
+                name = f"lr-{type(optimizer).__name__}" + f"-{i}" * (i > 0) + f"/pg{j}" * (len(groups) > 1)
+                pl_module.log(name, float(group["lr"]))
+
+
+def is_logged(trainer: Trainer) -> bool:
+    """Whether the loggers write the step that is taken."""
+    return (trainer.global_step + 1) % trainer.log_every_n_steps == 0  # type: ignore[attr-defined, no-any-return]
+
+
 class GradientNorm(Callback):
     """Logs `grad_norm`, the L2 norm over all parameters, as the optimiser gets it: unscaled, accumulated, not clipped.
 
@@ -134,8 +154,7 @@ class GradientNorm(Callback):
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         """Logs the norm, after the backward pass and before clipping."""
-        logged = (trainer.global_step + 1) % trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
-        if logged and not isinstance(trainer.strategy, FSDPStrategy | ModelParallelStrategy):
+        if is_logged(trainer) and not isinstance(trainer.strategy, FSDPStrategy | ModelParallelStrategy):
             gradients = [weight.grad for weight in pl_module.parameters() if weight.grad is not None]
             pl_module.log("grad_norm", get_total_norm(gradients))
 

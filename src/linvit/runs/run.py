@@ -13,7 +13,6 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.callbacks import Checkpoint as CheckpointCallback
-from lightning.pytorch.callbacks import LearningRateMonitor
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from linvit import yaml_text
@@ -336,9 +335,8 @@ class Run:
             options["logger"] = run_loggers(as_list(options["logger"]), *self._version(step))
         elif self.settings.trainer.logger is None:
             options["logger"] = False
-        wanted = {CheckpointCallback: saves, LearningRateMonitor: options["logger"] is not False}
-        unwanted = tuple(kind for kind, asked in wanted.items() if not asked)
-        callbacks = [callback for callback in callbacks if not isinstance(callback, unwanted)]
+        if not saves:
+            callbacks = [callback for callback in callbacks if not isinstance(callback, CheckpointCallback)]
         if not options["fast_dev_run"]:
             name = f"config_from_step_{step}.yaml" if self.folder is not None and step else "config.yaml"
             callbacks.append(SaveRunConfig(self.parser.dump(self.settings, skip_unset=False), name))

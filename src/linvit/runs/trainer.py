@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import LearningRateMonitor, ModelSummary, RichModelSummary, RichProgressBar
+from lightning.pytorch.callbacks import ModelSummary, RichModelSummary, RichProgressBar
 from lightning.pytorch.callbacks import ProgressBar as AnyProgressBar
 from lightning.pytorch.plugins.layer_sync import TorchSyncBatchNorm
 from lightning.pytorch.utilities import rank_zero_info
@@ -14,7 +14,15 @@ from timm.layers import convert_sync_batchnorm
 from torch import nn
 
 from linvit import yaml_text
-from linvit.callbacks.monitors import BadImageCount, GradientNorm, ImageCount, Memory, ProgressBar, Throughput
+from linvit.callbacks.monitors import (
+    BadImageCount,
+    GradientNorm,
+    ImageCount,
+    LearningRates,
+    Memory,
+    ProgressBar,
+    Throughput,
+)
 from linvit.callbacks.stop_on_signal import StopOnSignal
 from linvit.errors import UserError
 from linvit.files import replacing
@@ -23,8 +31,10 @@ from linvit.runs.folder import run_config
 
 def default_callbacks() -> list[Callback]:
     """What every run logs, and what saves it at a signal."""
-    logging = [LearningRateMonitor("step"), GradientNorm(), Throughput(), Memory(), BadImageCount(), ImageCount()]
-    return [*logging, StopOnSignal()]
+    return [
+        *(LearningRates(), GradientNorm(), Throughput(), Memory(), BadImageCount(), ImageCount()),
+        StopOnSignal(),
+    ]
 
 
 def as_list(given: Any) -> list[Any]:

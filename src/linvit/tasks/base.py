@@ -29,6 +29,7 @@ from linvit.tasks.execution import (
     enable_grad_checkpointing,
     freeze_parameters,
     keep_attention_features,
+    log_at_once,
 )
 from linvit.tasks.model_ema import ModelEma, check_ema_support
 from linvit.tasks.optimisation import Optimisation, batch_size_warning, run_schedule, total_batch_size
@@ -326,6 +327,7 @@ class Task(SavedTask):
     def setup(self, stage: str) -> None:
         """Guards checkpoints, sets the precision of products, groups parameters; refuses a wrong moving average."""
         guard(self.trainer.strategy, self)
+        log_at_once(self.trainer)
         self._precision = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision(self.hparams["float32_matmul_precision"])
         if stage == "fit" and self.ema is not None:

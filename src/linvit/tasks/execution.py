@@ -15,6 +15,7 @@ from torchmetrics.utilities import dim_zero_sum
 
 from linvit.analysis.operations import kept_for_backward
 from linvit.backbones.initialise import classifiers
+from linvit.callbacks.save_checkpoints import on_cpu
 from linvit.errors import UserError, quote_first
 
 
@@ -82,6 +83,17 @@ def _total(own: Tensor, group: Any = None) -> list[Tensor]:
     total = own.clone()
     distributed.all_reduce(total, group=group)
     return [total]
+
+
+def log_at_once(trainer: Trainer) -> None:
+    """Has the host wait once for all that is logged of a step or an epoch; Lightning waits for each number."""
+    connector = trainer._logger_connector
+    write = type(connector).log_metrics
+
+    def log_metrics(metrics: dict[str, Any], step: int | None = None) -> None:
+        write(connector, on_cpu(metrics), step)
+
+    connector.log_metrics = log_metrics  # type: ignore[method-assign]
 
 
 class SharedScore(Metric):
