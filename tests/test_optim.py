@@ -1,6 +1,8 @@
 """Parameter groups by themselves, and with the schedule as a task hands them to AdamW."""
 
 import pytest
+import timm
+import timm.optim
 import torch
 from lightning.pytorch import Callback
 from torch import nn
@@ -98,6 +100,22 @@ def test_layer_decay_falls_from_the_head_to_the_stem():
     assert rates["network.norm.weight"] == 1  # with the last block, as timm has it
     assert [rates[f"network.blocks.{i}.mlp.fc1.weight"] for i in range(3)] == [0.25, 0.5, 1]
     assert rates["network.pos_embed"] == rates["network.patch_embed.proj.weight"] == 0.125
+
+
+@pytest.mark.parametrize("model", ["vit_small_r26_s32_224", "vit_tiny_patch16_224"])
+def test_layer_decay_is_timms(model):
+    """Of a transformer whose stem is a network with layers, too."""
+    with torch.device("meta"):
+        network = timm.create_model(model)
+    theirs = timm.optim.param_groups_layer_decay(network, 0.05, network.no_weight_decay(), layer_decay=0.7)
+    expected = {id(parameter): 2 * group["lr_scale"] for group in theirs for parameter in group["params"]}
+    found = rates_of(network, layer_decay=0.7)
+    assert found == pytest.approx({name: expected[id(each)] for name, each in network.named_parameters()})
+
+
+def test_layer_decay_of_a_network_without_layers_is_refused():
+    with pytest.raises(UserError, match=r"layer_decay needs a network .* group_matcher\(\), and this one does not"):
+        rates_of(tiny_task(backbone={"name": "timm", "model": "pit_ti_224"}, img_size=224), layer_decay=0.5)
 
 
 @pytest.mark.parametrize("layer_decay", [None, 0.5])

@@ -8,6 +8,8 @@ from timm.models import group_parameters
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
+from linvit.errors import UserError
+
 
 def parameter_groups(
     model: nn.Module,
@@ -38,7 +40,8 @@ def parameter_groups(
         if layer_decay is not None and callable(getattr(module, "group_matcher", None)):
             layers = group_parameters(module, module.group_matcher(coarse=False), reverse=True)
             last = max(layers.values())
-            scales |= {start + name: layer_decay ** (last - layer) for name, layer in layers.items()}
+            own = {start + name: layer_decay ** (last - layer) for name, layer in layers.items()}
+            scales = own | scales  # where one is within another, such as a stem that is a ResNet, the outer one says
         if backbone_lr_scale != 1 and callable(getattr(module, "get_classifier", None)):
             found = module.get_classifier()  # one, or several
             parts = found if isinstance(found, tuple | list) else (found,)
@@ -48,6 +51,11 @@ def parameter_groups(
                 for name, parameter in module.named_parameters()
                 if id(parameter) not in head
             }
+    if layer_decay is not None and not scales:
+        raise UserError(
+            "layer_decay needs a network that says which parameters are of which layer, by timm's group_matcher(), and "
+            "this one does not: set --model.layer_decay=null"
+        )
     for name, factor in (lr_scales or {}).items():
         peaks[name] = peaks.get(name, 1.0) * factor
     groups: dict[tuple[float, float, bool], dict[str, Any]] = {}
