@@ -10,8 +10,10 @@ import sys
 import datasets
 import pytest
 import timm
+import torch
 from PIL import Image
 
+from linvit.evaluation.model import read_model
 from tests.cli.runs import linvit
 from tests.data.images import image_folder
 from tests.digit_folders import count, digit_folder
@@ -95,6 +97,13 @@ def test_a_model_of_timm_knows_imagenets_folders(tmp_path, monkeypatch):
     assert done.code == 0, done.err
     (found,) = records(tmp_path).values()
     assert (found["images"], found["classes"], found["clean"]) == (4, 2, None)
+
+
+def test_what_timm_resizes_otherwise_is_told(monkeypatch):
+    create = timm.create_model
+    monkeypatch.setattr(timm, "create_model", lambda name, pretrained: create(name))
+    with pytest.warns(UserWarning, match="resizes images of 'repvgg_a0' by bilinear interpolation, and linvit evalua"):
+        read_model("timm:repvgg_a0", torch.device("cpu"))
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 import linvit
 import linvit.backbones
 from linvit.inference.description import ModelDescription, build_task, read_trained
-from linvit.inference.hub import PATH, SECRET, public, push, write_card
+from linvit.inference.hub import PATH, SECRET, public, push, timm_config, write_card
 from linvit.runs.folder import RunFolder
 from tests.cli.runs import linvit as command
 from tests.hub import local_hub
@@ -74,6 +74,16 @@ def test_the_same_logits_by_linvit_and_timm(run, pushed):
     config = json.loads((folder / "config.json").read_text())
     assert config["label_names"] == list("0123456789")
     assert "num_classes" not in config["model_args"]  # which transformers sets
+
+
+def test_timm_prepares_images_as_the_run_does():
+    network = timm.create_model("test_vit", num_classes=2)
+    network.pretrained_cfg |= {"interpolation": "bilinear", "test_input_size": (3, 64, 64), "test_crop_pct": 1.0}
+    options = {"crop_pct": 0.9, "crop_mode": "squash", "mean": [0.5] * 3, "std": [0.5] * 3}
+    description = ModelDescription("0", "x:Y", {}, preprocessing={**options, "size": [32, 48]})
+    network.pretrained_cfg = timm_config(network, description, "mit")["pretrained_cfg"]
+    found = timm.data.resolve_data_config(model=network, use_test_size=True)
+    assert found == {**options, "input_size": (3, 32, 48), "interpolation": "bicubic"}
 
 
 @pytest.mark.slow

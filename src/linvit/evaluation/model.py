@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, cast
 
 import timm
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from timm.data import ImageNetInfo, infer_imagenet_subset, resolve_data_config
 from torch import Tensor
 
@@ -81,6 +82,11 @@ def _of_timm(name: str, device: torch.device) -> EvaluatedModel:
     except Exception as error:  # of the hub, too
         raise UserError(f"timm has no trained '{name}': {str(error).partition(chr(10))[0]}") from error
     given: Any = resolve_data_config(model=network)  # type: ignore[no-untyped-call]
+    if given["interpolation"] != "bicubic":
+        rank_zero_warn(
+            f"timm resizes images of '{name}' by {given['interpolation']} interpolation, and linvit evaluate by "
+            f"bicubic: scores differ from timm's in some tenths of a percent"
+        )
     known, count = infer_imagenet_subset(network), int(cast("Any", network).num_classes)
     classes: Any = ImageNetInfo(known).label_names() if known else map(str, range(count))  # type: ignore[no-untyped-call]
     options = {key: given[key] for key in ("mean", "std", "crop_pct", "crop_mode")}

@@ -169,7 +169,10 @@ def _papers(names: Mapping[Registry, Sequence[str]]) -> list[str]:
 
 WEIGHTS, CONFIG, CARD = HUB_FILES[0], "config.json", "README.md"
 # what timm notes of weights that a model began with
-OF_OTHER_WEIGHTS = ("url", "file", "hf_hub_id", "hf_hub_filename", "source", "state_dict", "tag", "label_offset")
+OF_OTHER_WEIGHTS = (
+    *("url", "file", "hf_hub_id", "hf_hub_filename", "source", "state_dict", "tag", "label_offset"),
+    *("test_input_size", "test_crop_pct"),
+)
 LICENCE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
 
 
@@ -206,7 +209,7 @@ def timm_config(network: nn.Module, description: ModelDescription, licence: str)
     channels, *size = get_model_input_config(network)["input_size"]
     config |= {name: images[name] for name in ("mean", "std", "crop_pct", "crop_mode") if name in images}
     config |= {"input_size": [channels, *(images.get("size") or size)], "num_classes": network.num_classes}
-    config |= {"license": licence, "custom_load": False}
+    config |= {"interpolation": "bicubic", "license": licence, "custom_load": False}
     return {
         "architecture": config.pop("architecture"),
         "num_classes": network.num_classes,  # not in model_args: transformers takes it from here alone
