@@ -83,7 +83,7 @@ def test_timm_prepares_images_as_the_run_does():
     description = ModelDescription("0", "x:Y", {}, preprocessing={**options, "size": [32, 48]})
     network.pretrained_cfg = timm_config(network, description, "mit")["pretrained_cfg"]
     found = timm.data.resolve_data_config(model=network, use_test_size=True)
-    assert found == {**options, "input_size": (3, 32, 48), "interpolation": "bicubic"}
+    assert found == {**options, "input_size": [3, 32, 48], "interpolation": "bicubic"}
 
 
 @pytest.mark.slow
