@@ -38,11 +38,17 @@ PUBLIC = [
     "preset",
     "recomputed",
     "register_attention",
+    "register_attention_kernel",
     "register_backbone",
     "register_head",
     "replace_attention",
 ]
-GROUPS = {"linvit.attentions": "attention", "linvit.backbones": "backbone", "linvit.heads": "head"}
+GROUPS = {
+    "linvit.attentions": "attention",
+    "linvit.backbones": "backbone",
+    "linvit.heads": "head",
+    "linvit.attention_kernels": "attention_kernel",
+}
 
 
 def test_public_names():
@@ -103,7 +109,7 @@ def test_what_creates_is_typed(create, names):
 
 
 def test_the_registries_read_these_groups():
-    registries = [linvit.registry.attentions, linvit.registry.backbones, linvit.registry.heads]
+    registries = [value for value in vars(linvit.registry).values() if isinstance(value, linvit.registry.Registry)]
     assert {registry.group: registry.kind for registry in registries} == GROUPS
 
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 __version__ = version("linvit")
 
 register_attention, list_attentions = registry.attentions.register, registry.attentions.names
+register_attention_kernel = registry.attention_kernels.register
 register_backbone, list_backbones = registry.backbones.register, registry.backbones.names
 register_head, list_heads = registry.heads.register, registry.heads.names
 
@@ -44,6 +45,7 @@ __all__ = sorted(
     [
         "UserError",
         "preset",
+        "register_attention_kernel",
         *_deferred,
         *(name for kind in _REGISTRIES for name in (f"list_{kind}s", f"register_{kind}")),
     ]

@@ -1,4 +1,4 @@
-"""Names of attention mechanisms, backbones and heads, and how a spec becomes an object.
+"""Names of attention mechanisms, their kernels, backbones and heads, and how a spec becomes an object.
 
 A name comes from an entry point, linvit's own ones, too, or from a decorator in the running program. Nothing is
 imported before it is used, so listing names imports no torch.
@@ -171,4 +171,5 @@ class Registry:
 SUPPLIED = ("dim", "num_heads", "grid", "key_dim")
 attentions = Registry("attention", "linvit.attentions", "linvit.attention.base:Attention", SUPPLIED)
 backbones = Registry("backbone", "linvit.backbones")
+attention_kernels = Registry("attention_kernel", "linvit.attention_kernels")
 heads = Registry("head", "linvit.heads", "linvit.heads.base:Head", ("channels", "reductions", "num_classes"))

@@ -13,12 +13,14 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+import linvit
 from linvit.attention.base import Grid, create_attention
 from linvit.attention.kernels import Formula, choice, linear_attention
 from linvit.attention.kernels.choice import set_attention_kernel
+from linvit.entries import Entry
 from linvit.errors import UserError
-from linvit.registry import attentions
-from tests.attention.kernel_cases import CASES, MECHANISMS, on_a_device
+from linvit.registry import attention_kernels, attentions
+from tests.attention.kernel_cases import CASES, MECHANISMS, on_a_device, plain
 
 TOLERANCE = {"float32": 3e-6, "float16": 1e-3, "bfloat16": 1e-2}
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
@@ -185,44 +187,81 @@ def own_findings(tmp_path, monkeypatch):
 
 def test_findings_are_read_back(own_findings, monkeypatch):
     assert choice.findings() == choice.MEASURED
-    choice.add_findings("a card", {"linear": 2.0})
-    choice.add_findings("a card", {"slab": 0.5})
-    assert json.loads(own_findings.read_text(encoding="utf-8")) == {"a card": {"linear": 2.0, "slab": 0.5}}
-    assert choice.findings() == {**choice.MEASURED, "a card": {"linear": 2.0, "slab": 0.5}}
+    choice.add_findings("a card", "triton", {"linear": 2.0})
+    choice.add_findings("a card", "triton", {"slab": 0.5})
+    choice.add_findings("a card", "of a package that is gone", {"slab": 1.5})
+    known = {"triton": {"linear": 2.0, "slab": 0.5}}
+    written = {"a card": {**known, "of a package that is gone": {"slab": 1.5}}}
+    assert json.loads(own_findings.read_text(encoding="utf-8")) == written
+    assert choice.findings() == {**choice.MEASURED, "a card": known}
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a card")
-    assert choice._measured("linear", 0)
-    assert not choice._measured("slab", 0)
-    assert not choice._measured("focused", 0)
+    assert choice._quickest("linear", 0) == "triton"
+    assert choice._quickest("slab", 0) is None
+    assert choice._quickest("focused", 0) is None
     own_findings.write_text("{", encoding="utf-8")
     choice.findings.cache_clear()
     assert choice.findings() == choice.MEASURED
 
 
 def test_what_was_measured_is_of_mechanisms_and_gives_way_to_this_machine(own_findings):
-    names = {choice.kernel_name(attentions.get(name)) for name in attentions.names()}
+    names = {choice.mechanism_name(attentions.get(name)) for name in attentions.names()}
     page = (Path(__file__).parents[2] / "benchmarks/2026-11-26-h100.md").read_text(encoding="utf-8")
-    for card, ratios in choice.MEASURED.items():
+    for card, found in choice.MEASURED.items():
+        ratios = found["triton"]
+        assert found.keys() == {"triton"}
         assert ratios.keys() <= names
         assert card in page
         for name, ratio in ratios.items():
             assert f"{name.split('.')[2]} {ratio:.2f}" in page.replace("\n", " ")
         name = next(iter(ratios))
-        choice.add_findings(card, {name: 0.9})
-        assert choice.findings()[card] == {**ratios, name: 0.9}
+        choice.add_findings(card, "triton", {name: 0.9})
+        assert choice.findings()[card] == {"triton": {**ratios, name: 0.9}}
 
 
 @pytest.mark.parametrize(
     ("card", "dtype", "width", "chosen"),
     [
-        ("NVIDIA H100 80GB HBM3", torch.bfloat16, 64, True),
-        ("NVIDIA H100 80GB HBM3", torch.bfloat16, 96, False),
-        ("NVIDIA H100 80GB HBM3", torch.float32, 64, False),
-        ("a card", torch.bfloat16, 64, False),
+        ("NVIDIA H100 80GB HBM3", torch.bfloat16, 64, "triton"),
+        ("NVIDIA H100 80GB HBM3", torch.bfloat16, 96, None),
+        ("NVIDIA H100 80GB HBM3", torch.float32, 64, None),
+        ("a card", torch.bfloat16, 64, None),
     ],
 )
 def test_auto_takes_a_kernel_where_it_was_measured(own_findings, monkeypatch, card, dtype, width, chosen):
     x = mock.Mock(is_cuda=True, dtype=dtype, shape=(1, 2, 9, width), device=torch.device("cuda", 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: card)
     monkeypatch.setattr(choice, "takes_function", lambda v: True)
-    monkeypatch.setattr(choice, "kernel_lacks", lambda q, k, v: None)
-    assert choice._chosen(create_attention("linear", dim=2 * width, num_heads=2, grid=Grid((3, 3))), x, x, x) is chosen
+    mechanism = create_attention("linear", dim=2 * width, num_heads=2, grid=Grid((3, 3)))
+    assert choice._chosen(mechanism, x, x) == chosen
+    monkeypatch.setitem(attention_kernels._registered, "quick", Entry("quick", "tests:quick", "tests"))
+    choice.add_findings(card, "quick", {choice.mechanism_name(type(mechanism)): 9.0})
+    assert choice._chosen(mechanism, x, x) == ("quick" if (dtype, width) == (torch.bfloat16, 64) else None)
+
+
+def test_a_kernel_of_another_package_computes_attention(monkeypatch):
+    """As it says that it does: this one for heads of 4 channels, on any device."""
+    asked = []
+
+    def own(q, k, v, formula):
+        asked.append(formula.phi)
+        return plain(q, k, v, formula) if v.shape[-1] == 4 else None
+
+    monkeypatch.setattr(choice, "_loaded", {})
+    monkeypatch.setattr(attention_kernels, "_registered", {})
+    linvit.register_attention_kernel("own")(own)
+    x, grid = torch.randn(2, 9, 16, requires_grad=True), Grid((3, 3))
+    for heads in (4, 2):
+        layer = linvit.AttentionLayer(16, heads, grid, attention="focused")
+        set_attention_kernel(layer, "own")
+        gradients = [torch.autograd.grad(layer(x, grid).square().sum(), [x, *layer.parameters()])]
+        assert asked == ["focused"]
+        asked.clear()
+        set_attention_kernel(layer, "torch")
+        gradients.append(torch.autograd.grad(layer(x, grid).square().sum(), [x, *layer.parameters()]))
+        assert not asked
+        for found, wanted in zip(*gradients, strict=True):
+            torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    with pytest.raises(UserError, match=r"auto, torch, triton, own; got 'owm'.*own"):
+        set_attention_kernel(layer, "owm")
+    with pytest.raises(UserError, match="no kernel for HydraAttention"):
+        set_attention_kernel(create_attention("hydra", dim=8, num_heads=2, grid=grid), "own")

@@ -128,8 +128,8 @@ class Attention(nn.Module):
         recompute: Whether methods under `@linvit.recomputed` are run once more in backward, so that training keeps q, k
             and v alone. It may be set to False at any time: a layer is then 10 to 35 % faster in training and keeps two
             to six times as much. True has no effect on a mechanism without such a method.
-        attention_kernel: Whether methods under `@with_kernel` are computed by Triton on a GPU: "triton", "torch", or
-            "auto"; see `linvit.attention.kernels`.
+        attention_kernel: What computes methods under `@with_kernel`: "torch", a kernel such as "triton", or "auto"; see
+            `linvit.attention.kernels`.
     """
 
     projections: Literal["qkv", "qv", "kv", "qk"] = "qkv"
@@ -153,7 +153,7 @@ class Attention(nn.Module):
     gate: Gate = "none"
     qkv_bias: bool = True
     recompute: bool = True
-    attention_kernel: Literal["auto", "triton", "torch"] = "auto"
+    attention_kernel: str = "auto"
     exports_any_size: bool = True
 
     def __init__(self, dim: int, num_heads: int, grid: Grid, *, key_dim: int | None = None) -> None:

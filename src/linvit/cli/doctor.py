@@ -19,12 +19,12 @@ from packaging.version import Version
 from linvit import machine
 from linvit.errors import UserError, check_number
 from linvit.plain_text import printable
-from linvit.registry import Registry, attentions, backbones, heads
+from linvit.registry import Registry, attention_kernels, attentions, backbones, heads
 from linvit.runs.folder import check_writable
 from linvit.terminal import argument_parser, entry
 
 TIMEOUT = 60.0  # seconds for one import
-REGISTRIES = {registry.kind: registry for registry in (attentions, backbones, heads)}
+REGISTRIES = {registry.kind: registry for registry in (attentions, attention_kernels, backbones, heads)}
 
 CHECK = """
 import sys

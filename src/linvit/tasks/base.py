@@ -14,7 +14,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from linvit.attention.kernels.choice import Kernel, set_attention_kernel
+from linvit.attention.kernels.choice import set_attention_kernel
 from linvit.backbones.create import create_backbone, image_channels
 from linvit.callbacks.exact_resume import ExactResume
 from linvit.callbacks.monitors import ImageGrid, on_bar
@@ -100,8 +100,9 @@ class Task(SavedTask):
             to 35 % more time of these layers on a CPU. "auto" keeps them on a GPU with enough memory, as a line says at
             the first step, and else computes them again. Compiled networks decide that themselves.
         attention_kernel: What computes linear attention on a GPU: "torch", its operators; "triton", the kernels of
-            `linvit.attention.kernels`, where a mechanism has one; "auto" these in bfloat16 where they were measured to
-            be quicker on such a card, by us (H100) or by `linvit bench attention --kernel`, and else torch.
+            `linvit.attention.kernels`, where a mechanism has one; one that another package has registered, by its name;
+            "auto" in bfloat16 the kernel that was measured to be the quickest on such a card, by us (H100) or by
+            `linvit bench attention --kernel`, and else torch.
         **optimisation: Arguments of `linvit.tasks.optimisation.Optimisation`.
 
     Attributes:
@@ -142,7 +143,7 @@ class Task(SavedTask):
         float32_matmul_precision: Literal["highest", "high", "medium"] = "highest",
         grad_checkpointing: bool = False,
         recompute_attention: bool | Literal["auto"] = "auto",
-        attention_kernel: Kernel = "auto",
+        attention_kernel: str = "auto",
         **optimisation: Any,
     ) -> None:
         super().__init__()
@@ -161,7 +162,7 @@ class Task(SavedTask):
         except UserError as error:  # a trained network runs on other machines, too
             if not checkpoint_follows():
                 raise
-            rank_zero_warn(f"{error}: torch computes attention")
+            rank_zero_warn(f"torch computes attention: {error}")
         load_initial_weights(self.network, pretrained)
         self.frozen = freeze_parameters(self.network, freeze or [])
         self.ema = None if ema_decay is None else ModelEma(self.network, ema_decay)

@@ -9,10 +9,12 @@ import torch
 
 import linvit
 from linvit.attention.kernels import choice
+from linvit.entries import Entry
 from linvit.experiments.bench import builders
 from linvit.experiments.bench.costs import Cost
 from linvit.experiments.bench.runner import Runner, Settings
 from linvit.experiments.measure import Timing
+from linvit.registry import attention_kernels
 from tests.attention import kernel_cases as formulas
 
 
@@ -41,12 +43,11 @@ def test_a_kernel_with_gradients_that_are_not_numbers_is_not_measured(monkeypatc
         q.register_hook(lambda gradient: gradient * math.nan)
         return 1.0001 * formulas.plain(q, k, v, formula)
 
-    monkeypatch.setattr(choice, "_chosen", lambda mechanism, *_: mechanism.attention_kernel == "triton")
-    monkeypatch.setattr(choice, "INTERPRETED", True)
-    monkeypatch.setattr(choice, "linear_attention", broken)
-    settings = Settings(modes=("eager", "triton"))
+    monkeypatch.setitem(choice._loaded, "broken", broken)
+    monkeypatch.setitem(attention_kernels._registered, "broken", Entry("broken", "tests:broken", "tests"))
+    settings = Settings(modes=("eager", "broken"))
     with pytest.raises(linvit.UserError, match="differ from torch's by nan"):
-        Runner(*builders.mechanism("linear", 16, 2, settings, (4, 4)), settings, "triton")
+        Runner(*builders.mechanism("linear", 16, 2, settings, (4, 4)), settings, "broken")
 
 
 @pytest.mark.parametrize(
@@ -61,8 +62,8 @@ def test_what_auto_goes_by_is_recorded_at_the_least_favourable_size(monkeypatch,
         Cost("linear", (side, side), mode, seconds={"forward_backward": Timing((time,))})
         for (mode, side), time in seconds.items()
     ]
-    said = builders.record_kernels(costs, ["linear"], Settings("cuda", dtype), width)
+    said = builders.record_kernels(costs, ["linear"], Settings("cuda", dtype, modes=("eager", "triton")), width)
     assert "LinearAttention 1.50" in said
-    own = {"a card": {"linvit.attention.linear.LinearAttention": recorded}} if recorded else {}
+    own = {"a card": {"triton": {"linvit.attention.linear.LinearAttention": recorded}}} if recorded else {}
     assert choice._own() == own
     choice.findings.cache_clear()

@@ -1,4 +1,8 @@
-"""Where attention is computed by a kernel in place of torch's operators: the option `attention_kernel`."""
+"""Where attention is computed by a kernel in place of torch's operators: the option `attention_kernel`.
+
+"triton" are linvit's own kernels. Another package announces a function with the signature of `Kernel` in the
+entry-point group `linvit.attention_kernels`, or registers it by `linvit.register_attention_kernel`.
+"""
 
 import functools
 import importlib.util
@@ -6,30 +10,35 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from linvit.attention.kernels.formula import INTERPRETED, kernel_lacks, linear_attention
+from linvit.attention.kernels.formula import INTERPRETED, Formula, kernel_lacks, linear_attention
 from linvit.attention.ops.decorators import takes_function
-from linvit.errors import UserError
+from linvit.errors import UserError, check_choice
+from linvit.registry import attention_kernels
 
 if TYPE_CHECKING:
     from linvit.attention.base import Attention, Grid
 
-Kernel = Literal["auto", "triton", "torch"]
-Findings = Mapping[str, Mapping[str, float]]
-"""By device and mechanism: torch's time over the kernel's in bfloat16, at the least favourable size."""
+Kernel = Callable[[Tensor, Tensor, Tensor, Formula], Tensor | None]
+"""A formula of q (B, h, N, dk), k (B, h, M, dk) and v (B, h, M, d), with its gradients: (B, h, N, d) in the dtype of v;
+None where it does not compute that, on such a device, in such a precision."""
+Findings = Mapping[str, Mapping[str, Mapping[str, float]]]
+"""By device, kernel and mechanism: torch's time over the kernel's in bfloat16, at the least favourable size."""
 MEASURED: Findings = {
     "NVIDIA H100 80GB HBM3": {  # benchmarks/2026-11-26-h100.md
-        "linvit.attention.linear.LinearAttention": 2.18,
-        "linvit.attention.focused.FocusedAttention": 2.44,
-        "linvit.attention.slab.SimplifiedLinearAttention": 1.87,
-        "linvit.attention.mala.MALAAttention": 2.79,
-        "linvit.attention.mlla.MLLAAttention": 2.45,
-        "linvit.attention.rala.RALAAttention": 1.35,
-        "linvit.attention.efficient.EfficientAttention": 0.68,
+        "triton": {
+            "linvit.attention.linear.LinearAttention": 2.18,
+            "linvit.attention.focused.FocusedAttention": 2.44,
+            "linvit.attention.slab.SimplifiedLinearAttention": 1.87,
+            "linvit.attention.mala.MALAAttention": 2.79,
+            "linvit.attention.mlla.MLLAAttention": 2.45,
+            "linvit.attention.rala.RALAAttention": 1.35,
+            "linvit.attention.efficient.EfficientAttention": 0.68,
+        }
     }
 }
 WIDEST_MEASURED = 64  # channels of a head
@@ -38,19 +47,18 @@ WIDEST_MEASURED = 64  # channels of a head
 def with_kernel(core: Callable[[Any, Tensor, Tensor, Tensor, "Grid"], Tensor]) -> Callable[..., Tensor]:
     """Decorates a method `(self, q, k, v, grid) -> o` of a mechanism that has a `formula(q, k, grid)` of it.
 
-    On a GPU its attribute `attention_kernel` chooses between the kernel ("triton"), the method itself ("torch"), and
-    what was measured to be quicker on such a GPU ("auto"), by us or by `linvit bench attention --kernel`. "auto" is the
-    method where nothing was measured: compiled, for wider heads, and in other precisions than bfloat16.
+    Its attribute `attention_kernel` names the kernel ("triton"), or chooses the method itself ("torch") or what was
+    measured to be quickest on such a GPU ("auto"), by us or by `linvit bench attention --kernel`. "auto" is the method
+    where nothing was measured: compiled, for wider heads, and in other precisions than bfloat16.
     A subclass that computes the same must name its own `formula`: it is not inherited.
     """
 
     @functools.wraps(core)
     def run(self: "Attention", q: Tensor, k: Tensor, v: Tensor, grid: "Grid") -> Tensor:
-        if (v.is_cuda or INTERPRETED) and _chosen(self, q, k, v):
-            formula = self.formula(q, k, grid)
-            if formula is not None:
-                return linear_attention(q, k, v, formula)
-        return core(self, q, k, v, grid)
+        name = _chosen(self, q, v)
+        formula = None if name is None else self.formula(q, k, grid)
+        out = None if name is None or formula is None else _kernel(name)(q, k, v, formula)
+        return core(self, q, k, v, grid) if out is None else out
 
     return run
 
@@ -60,13 +68,35 @@ def has_kernel(module: nn.Module) -> bool:
     return "formula" in vars(type(module))
 
 
-def set_attention_kernel(network: nn.Module, kernel: Kernel) -> None:
-    """Sets `attention_kernel` of all mechanisms in a network. A `UserError` says why "triton" is not possible."""
+def _by_triton(q: Tensor, k: Tensor, v: Tensor, formula: Formula) -> Tensor | None:
+    return linear_attention(q, k, v, formula) if kernel_lacks(q, k, v) is None else None
+
+
+_loaded: dict[str, Kernel] = {"triton": _by_triton}
+
+
+def kernel_names() -> list[str]:
+    """The kernels that there are, those of other packages included."""
+    return ["triton", *attention_kernels.names()]
+
+
+def _kernel(name: str) -> Kernel:
+    if name not in _loaded:
+        _loaded[name] = attention_kernels.get(name)
+    return _loaded[name]
+
+
+def set_attention_kernel(network: nn.Module, kernel: str) -> None:
+    """Sets `attention_kernel` of all mechanisms in a network. A `UserError` says why a kernel is not possible."""
     mechanisms = [module for module in network.modules() if hasattr(module, "attention_kernel")]
-    if kernel == "triton":
-        lacks = [] if importlib.util.find_spec("triton") else ["the package triton"]
-        lacks += [] if INTERPRETED or torch.cuda.is_available() else ["a CUDA device"]
-        if lacks:
+    if kernel not in ("auto", "torch"):
+        if ":" not in kernel:
+            check_choice("attention_kernel", kernel, ["auto", "torch", *kernel_names()])
+        _kernel(kernel)
+        has_device = INTERPRETED or torch.cuda.is_available()
+        has = {"the package triton": importlib.util.find_spec("triton") is not None, "a CUDA device": has_device}
+        lacks = [name for name, there in has.items() if not there]
+        if kernel == "triton" and lacks:
             raise UserError(
                 f"attention_kernel=triton needs {' and '.join(lacks)}, which this machine lacks; leave it out, or set "
                 f"torch"
@@ -74,35 +104,37 @@ def set_attention_kernel(network: nn.Module, kernel: Kernel) -> None:
         if not any(map(has_kernel, mechanisms)):
             given = ", ".join(sorted({type(module).__name__ for module in mechanisms})) or "no attention of linvit"
             raise UserError(
-                f"attention_kernel=triton: there is no kernel for {given}; linear, focused, slab, efficient, mala, "
+                f"attention_kernel={kernel}: there is no kernel for {given}; linear, focused, slab, efficient, mala, "
                 f"rala and mlla have one. Leave it out, or set torch"
             )
     for module in mechanisms:
         module.attention_kernel = kernel  # type: ignore[assignment]
 
 
-def _chosen(mechanism: "Attention", q: Tensor, k: Tensor, v: Tensor) -> bool:
-    if mechanism.attention_kernel == "torch" or not has_kernel(mechanism) or not takes_function(v):
-        return False
-    if kernel_lacks(q, k, v) is not None:
-        return False
-    if mechanism.attention_kernel == "triton":
-        return True
-    if not v.is_cuda or torch.compiler.is_compiling():  # compiled networks are fused otherwise than what was measured
-        return False
+def _chosen(mechanism: "Attention", q: Tensor, v: Tensor) -> str | None:
+    """The kernel that computes a mechanism; None for torch's operators."""
+    name = mechanism.attention_kernel
+    if name == "torch" or (name == "auto" and not v.is_cuda) or not has_kernel(mechanism) or not takes_function(v):
+        return None
+    if name != "auto":
+        return name
+    if torch.compiler.is_compiling():  # compiled networks are fused otherwise than what was measured
+        return None
     if v.dtype != torch.bfloat16 or max(q.shape[-1], v.shape[-1]) > WIDEST_MEASURED:
-        return False
-    return _measured(kernel_name(type(mechanism)), v.device.index)
+        return None
+    return _quickest(mechanism_name(type(mechanism)), v.device.index)
 
 
-def kernel_name(mechanism: Callable[..., Any]) -> str:
+def mechanism_name(mechanism: Callable[..., Any]) -> str:
     """The class, as findings name it."""
     return f"{mechanism.__module__}.{mechanism.__qualname__}"
 
 
-def _measured(name: str, device: int) -> bool:
-    """Whether the kernel of a mechanism was found to be quicker on such a device."""
-    return findings().get(torch.cuda.get_device_name(device), {}).get(name, 0) > 1
+def _quickest(mechanism: str, device: int) -> str | None:
+    """The kernel of a mechanism that was found to be the quickest on such a device; None if that are torch's."""
+    found = findings().get(torch.cuda.get_device_name(device), {})
+    ratio, kernel = max(((own.get(mechanism, 0), kernel) for kernel, own in found.items()), default=(0, ""))
+    return kernel if ratio > 1 else None
 
 
 def _file() -> Path:
@@ -111,23 +143,32 @@ def _file() -> Path:
 
 @functools.cache
 def findings() -> Findings:
-    """What is known: `MEASURED`, and before it what was measured on this machine."""
-    own = _own()
-    return {device: {**MEASURED.get(device, {}), **own.get(device, {})} for device in {**MEASURED, **own}}
+    """What is known of the kernels that there are: `MEASURED`, and before it what was measured on this machine."""
+    known = MEASURED, _own()
+    return {
+        device: {
+            kernel: {name: ratio for one in known for name, ratio in one.get(device, {}).get(kernel, {}).items()}
+            for kernel in kernel_names()
+        }
+        for device in {**known[0], **known[1]}
+    }
 
 
-def _own() -> dict[str, dict[str, float]]:
+def _own() -> dict[str, dict[str, dict[str, float]]]:
     try:
         known = json.loads(_file().read_text(encoding="utf-8"))
-        return {device: {name: float(ratio) for name, ratio in ratios.items()} for device, ratios in known.items()}
+        return {
+            device: {kernel: {name: float(ratio) for name, ratio in own.items()} for kernel, own in found.items()}
+            for device, found in known.items()
+        }
     except (OSError, ValueError, TypeError, AttributeError):  # a file that others have changed
         return {}
 
 
-def add_findings(device: str, ratios: Mapping[str, float]) -> Path:
-    """Writes measurements for a device; returns the file."""
+def add_findings(device: str, kernel: str, ratios: Mapping[str, float]) -> Path:
+    """Writes measurements of a kernel for a device; returns the file."""
     known = _own()
-    known.setdefault(device, {}).update(ratios)
+    known.setdefault(device, {}).setdefault(kernel, {}).update(ratios)
     path = _file()
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(known, indent=1, sort_keys=True), encoding="utf-8")

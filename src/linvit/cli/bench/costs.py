@@ -13,6 +13,7 @@ import torch
 from tqdm import tqdm
 
 from linvit.analysis.roofline import GPUS
+from linvit.attention.kernels.choice import kernel_names
 from linvit.attention.kernels.formula import INTERPRETED
 from linvit.cli.spec import read_spec, read_value, usable_device
 from linvit.errors import UserError, check_number
@@ -34,12 +35,11 @@ NAMES = ("deit_tiny", "flatten_deit_tiny", "pvt_tiny", "flatten_pvt_tiny", "swin
 MODES: dict[str, tuple[Mode, str]] = {
     "compile": ("compiled", "by torch.compile; takes minutes"),
     "no_recompute": ("no recompute", "with recompute_attention=false: it keeps more for backward and is faster"),
-    "kernel": (
-        "triton",
-        "with attention_kernel=triton, where it has a kernel, after a check of its values; what a GPU finds of an "
-        "attention is recorded for attention_kernel=auto",
-    ),
 }
+KERNEL = (
+    "beside each module the same with attention_kernel=triton, and by kernels of other packages, where it has one, "
+    "after a check of its values; what a GPU finds of an attention is recorded for attention_kernel=auto"
+)
 ATTENTION = """examples:
   linvit bench attention                     all mechanisms up to 3,136 tokens:
                                              minutes on a CPU
@@ -49,7 +49,7 @@ ATTENTION = """examples:
   linvit bench attention focused linear --layer --batch 4 --compile
                                              torch.compile: how much faster?
   linvit bench attention focused --device cuda --dtype bfloat16 --kernel
-                                             Triton's kernels: quicker here?
+                                             its kernels: quicker here?
   linvit bench attention focused --layer --no_recompute
                                              recomputing in backward: what does
                                              it save, and what does it cost?
@@ -114,7 +114,7 @@ def attention(argv: list[str]) -> int:
     about: Any = {"title": "Attention", "axis": "tokens N", "baselines": list(BASELINES)}
     report = _measured(args, what, modules, grids, settings, **about)
     code = _finish(report, args.output)
-    if "triton" in settings.modes:
+    if settings.kernels:
         print(reflow(builders.record_kernels(report.costs, specs, settings, args.dim // args.heads)))
     return code
 
@@ -146,6 +146,7 @@ def _parser(verb: str, epilog: str) -> argparse.ArgumentParser:
     parser.add_argument("--autocast", action="store_true", help="weights in float32, the rest under autocast to DTYPE")
     for name, (_, about) in MODES.items():
         parser.add_argument(f"--{name}", action="store_true", help=f"beside each module the same {about}")
+    parser.add_argument("--kernel", action="store_true", help=KERNEL)
     parser.add_argument("--forward_only", action="store_true", help="leave out the backward pass")
     parser.add_argument("--threads", type=int, help="of torch on the CPU (torch's default)")
     about = "count the seconds of the processor and not of the clock: for one thread on a CPU that is busy"
@@ -156,7 +157,8 @@ def _parser(verb: str, epilog: str) -> argparse.ArgumentParser:
 
 
 def _settings(args: argparse.Namespace) -> Settings:
-    modes: list[Mode] = ["eager", *(mode for name, (mode, _) in MODES.items() if getattr(args, name))]
+    modes = ["eager", *(mode for name, (mode, _) in MODES.items() if getattr(args, name))]
+    modes += kernel_names() if args.kernel else []
     check_number("--batch", args.batch, at_least=1, whole=True)
     check_number("--budget", args.budget, above=0)
     if args.threads is not None:
@@ -171,7 +173,7 @@ def _settings(args: argparse.Namespace) -> Settings:
         raise UserError("--cpu_time is for one thread on a CPU; add --threads 1, or leave it out")
     if args.autocast and args.dtype not in ("bfloat16", "float16"):
         raise UserError(f"--autocast runs in half precision; got --dtype {args.dtype}. Write --dtype bfloat16")
-    if args.kernel and device.type != "cuda" and not INTERPRETED:
+    if args.kernel and device.type != "cuda" and not INTERPRETED and modes[-1] == "triton":
         raise UserError(f"--kernel measures kernels for a GPU; got --device {args.device}. Add --device cuda")
     dtype, backward = DTYPES[args.dtype], not args.forward_only
     return Settings(args.device, dtype, args.autocast, tuple(modes), backward, batch=args.batch)

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from linvit.analysis.operations import make_inputs
 from linvit.analysis.roofline import GPUS, Operators, least_seconds
 from linvit.attention.base import Attention, Grid
-from linvit.attention.kernels.choice import WIDEST_MEASURED, add_findings, kernel_name, set_attention_kernel
+from linvit.attention.kernels.choice import WIDEST_MEASURED, add_findings, mechanism_name, set_attention_kernel
 from linvit.backbones.create import create_backbone
 from linvit.errors import UserError
 from linvit.experiments.bench.costs import Cost, format_size
@@ -99,20 +99,27 @@ def record_kernels(costs: Sequence[Cost], specs: Sequence[Spec], settings: Setti
     Returns what was found.
     """
     at = {(cost.name, cost.mode, cost.size): cost.seconds.get(settings.passes[-1]) for cost in costs}
-    ratios: dict[str, float] = {}
+    found: dict[str, dict[str, float]] = {kernel: {} for kernel in settings.kernels}
     for spec in specs:
-        name = kernel_name(attentions.get(spec if isinstance(spec, str) else spec["name"]))
+        name = mechanism_name(attentions.get(spec if isinstance(spec, str) else spec["name"]))
         for (label, mode, size), quick in at.items():
             slow = at.get((label, "eager", size))
-            if label == spec_label(spec) and mode == "triton" and slow is not None and quick is not None:
-                ratios[name] = min(ratios.get(name, math.inf), slow.over(quick))
-    said = ", ".join(f"{name.rpartition('.')[2]} {ratio:.2f}" for name, ratio in ratios.items()) or "nothing measured"
+            if label == spec_label(spec) and mode in found and slow is not None and quick is not None:
+                found[mode][name] = min(found[mode].get(name, math.inf), slow.over(quick))
     chosen = settings.dtype == torch.bfloat16 and width <= WIDEST_MEASURED  # where "auto" goes by it
-    if torch.device(settings.device).type != "cuda" or not chosen or not ratios:
-        needs = f"a GPU, --dtype bfloat16, and heads of at most {WIDEST_MEASURED} channels"
-        return f"torch / triton: {said}; not recorded, which needs {needs}"
-    path = add_findings(torch.cuda.get_device_name(settings.device), ratios)
-    return f"torch / triton, at the least favourable size: {said}; recorded for attention_kernel=auto in {path}"
+    recorded = torch.device(settings.device).type == "cuda" and chosen
+    said = []
+    for kernel, ratios in found.items():
+        each = ", ".join(f"{name.rpartition('.')[2]} {ratio:.2f}" for name, ratio in ratios.items())
+        said.append(f"torch / {kernel}, at the least favourable size: {each or 'nothing measured'}")
+        if ratios and recorded:
+            path = add_findings(torch.cuda.get_device_name(settings.device), kernel, ratios)
+            said.append(f"recorded for attention_kernel=auto in {path}")
+    if not recorded:
+        said.append(
+            f"not recorded, which needs a GPU, --dtype bfloat16, and heads of at most {WIDEST_MEASURED} channels"
+        )
+    return "; ".join(said)
 
 
 def roofline(builders: Mapping[str, Build], grids: Sequence[tuple[int, int]], settings: Settings) -> list[list[str]]:

@@ -85,7 +85,7 @@ def costs_over_sizes(
             Cost(name, size, mode, build)
             for name, build in builders.items()
             for mode in settings.modes
-            if not (name in skipped and mode in ("no recompute", "triton"))
+            if not (name in skipped and (mode == "no recompute" or mode in settings.kernels))
         ]
         costs += own
         if measure_costs(own, settings, budget=budget / len(sizes), **measuring):

@@ -4,7 +4,7 @@ import copy
 import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +14,11 @@ from linvit.attention.kernels.choice import set_attention_kernel
 from linvit.errors import UserError
 from linvit.tasks.execution import keep_attention_features
 
-Mode = Literal["eager", "compiled", "no recompute", "triton"]
-"""How a module is executed: as it is; by `torch.compile` with static shapes, for each size again; or as it is, but its
-attention keeps for backward what it would else compute once more (`recompute_attention=false` of a task), or uses its
-kernel (`attention_kernel=triton`)."""
+Mode = str
+"""How a module is executed: "eager", as it is; "compiled", by `torch.compile` with static shapes, for each size again;
+"no recompute", as it is, but its attention keeps for backward what it would else compute once more
+(`recompute_attention=false` of a task); or a kernel of `attention_kernel`, such as "triton"."""
+WITHOUT_KERNEL = ("eager", "compiled", "no recompute")
 
 
 class Settings(NamedTuple):
@@ -35,6 +36,11 @@ class Settings(NamedTuple):
     def weights(self) -> torch.dtype:
         """The data type of the weights."""
         return torch.float32 if self.autocast else self.dtype
+
+    @property
+    def kernels(self) -> list[str]:
+        """The modes that are kernels."""
+        return [mode for mode in self.modes if mode not in WITHOUT_KERNEL]
 
     @property
     def passes(self) -> tuple[str, ...]:
@@ -60,8 +66,8 @@ class Runner:
         mode: Mode = "eager",
     ) -> None:
         self.settings, self.mode, self.inputs, self.options = settings, mode, inputs, options
-        if "triton" in settings.modes:
-            set_attention_kernel(module, "triton" if mode == "triton" else "torch")
+        if settings.kernels:
+            set_attention_kernel(module, mode if mode in settings.kernels else "torch")
         if mode == "no recompute":
             keep_attention_features(module)
         self.trained = module.to(settings.device, settings.weights).train()
@@ -71,13 +77,13 @@ class Runner:
         self.leaves += [parameter for parameter in module.parameters() if parameter.requires_grad]
         self.gradient: Tensor | None = None
         self._train, self._evaluate = self._call(self.trained), self._call(self.evaluated)
-        if mode == "triton":
+        if mode in settings.kernels:
             self._check_kernel()
 
     def _check_kernel(self) -> None:
         """Raises a `UserError` if no kernel runs, or outputs or gradients by it are not those of torch's operators."""
         found = []
-        for kernel in ("torch", "triton"):
+        for kernel in ("torch", self.mode):
             set_attention_kernel(self.trained, kernel)
             out = self.training_forward()
             found.append([out, *torch.autograd.grad(out, self.leaves, self.gradient)])
