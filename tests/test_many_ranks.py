@@ -21,9 +21,11 @@ SHORT = [
 SCENES = ["--data.img_size=32", "--data.scenes.train=6150", "--data.scenes.val=4100"]
 TINY = "depths: [1, 1, 1, 1], embed_dims: [8, 16, 24, 32], sr_ratios: [1, 1, 1, 1], num_heads: [1, 1, 1, 1]"
 SCENES.append(f"--model.backbone={{name: pvt_v2_b0, {TINY}}}")
-RUNS = [("quickstart", 32)]
-RUNS += [pytest.param(f"{task}_quickstart", 1024, marks=pytest.mark.slow) for task in ("segmentation", "detection")]
-OPTIONS = {"quickstart": ["--model.backbone={name: deit_nano, depth: 1}"]}
+RUNS = [("quickstart", 64)]
+MORE = [("quickstart", 8), ("segmentation_quickstart", 1024), ("detection_quickstart", 1024)]
+RUNS += [pytest.param(*run, marks=pytest.mark.slow) for run in MORE]
+# each of 64 ranks has two images or three of validation
+OPTIONS = {"quickstart": ["--model.backbone={name: deit_nano, depth: 1}", "--data.batch_size=1"]}
 
 
 def exchanged(folder: Path, rank: int, world: int, config: str) -> dict[str, Any]:

@@ -100,13 +100,14 @@ def test_a_gpu_computes_what_float64_does(name, dtype):
 
 @needs_triton
 @pytest.mark.parametrize("case", ["elu, rotary, difference", "softmax", "focused"])
-def test_programs_are_compiled_for_a_gpu(case):
+@pytest.mark.parametrize("architecture", [80, 90, 100])
+def test_programs_are_compiled_for_a_gpu(case, architecture):
     """Which takes less of Python than the interpreter does; without a GPU, by Triton's own assembler."""
     kernels = pytest.importorskip("benchmarks.kernels")
     for size in ((64, 3136), (4096, 49)):
         programs = [one for each in kernels.step(case, *size, 3, 32, torch.bfloat16) for one in each]
         for program in (one for one in programs if one[0] is not torch.sum):
-            registers, spilled, _ = map(int, kernels.usage(program, 90).split(" / "))
+            registers, spilled, _ = map(int, kernels.usage(program, architecture).split(" / "))
             assert 0 < registers < 256
             assert spilled < 200
 
@@ -130,6 +131,7 @@ def test_what_kernels_do_not_take_is_refused(monkeypatch, tokens, width, dtype, 
 @pytest.mark.parametrize(
     ("values", "given", "sentence"),
     [
+        ((1, 2, 7, 4), {"phi": "focused", "power": 0.5}, "power of focused features is at least 1; got 0.5"),
         ((1, 2, 7, 4), {"phi": "gelu"}, "phi is one of elu, relu, focused, exp, softmax; got 'gelu'"),
         ((1, 2, 6, 4), {}, r"takes v \[1, 2, 7, 4\]; got \[1, 2, 6, 4\]"),
         ((1, 2, 7, 4), {"weights": torch.ones(1, 7)}, r"takes weights \[1, 2, 7\]; got \[1, 7\]"),

@@ -62,6 +62,8 @@ def _check(q: Tensor, k: Tensor, v: Tensor, formula: Formula) -> None:
     """Raises a `UserError` for shapes with which a kernel would read what lies behind a tensor, and what is no phi."""
     if formula.phi not in get_args(Phi):
         raise UserError(f"phi is one of {', '.join(get_args(Phi))}; got {formula.phi!r}")
+    if formula.phi == "focused" and not formula.power >= 1:
+        raise UserError(f"the power of focused features is at least 1; got {formula.power}")
     (batch, heads, queries, width), keys = q.shape, k.shape[2]
     given = {
         "k": (k, (batch, heads, keys, width)),
