@@ -242,6 +242,8 @@ class TestTimm:
         [
             ("tnt_s_legacy_patch16_224", {"depth": 1}, {"patch_pos"}),
             ("volo_d1_224", {}, {"pos_embed"}),
+            ("pit_ti_224", {}, {"pos_embed"}),
+            ("hiera_tiny_224", {"stages": (1, 1, 1, 1)}, {"pos_embed"}),
             ("samvit_base_patch16", {"depth": 1, "global_attn_indexes": (0,)}, {"pos_embed", "rel_pos_h", "rel_pos_w"}),
         ],
     )

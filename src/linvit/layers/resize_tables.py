@@ -47,13 +47,18 @@ def resize_timm_tables(module: nn.Module, state: dict[str, Tensor], size_of: Siz
     and those of each axis (MViTv2, SAM) linearly.
     """
     for name, patches in {"pos_embed": "patch_embed", "patch_pos": "pixel_embed"}.items():  # the latter of TNT
-        own, size = getattr(module, name, None), getattr(getattr(module, patches, None), "grid_size", None)
-        if name not in state or not isinstance(own, Tensor):
+        own, embed = getattr(module, name, None), getattr(module, patches, None)
+        size = getattr(embed, "grid_size", None) or getattr(module, "tokens_spatial_shape", None)  # the latter of Hiera
+        if embed is None or name not in state or not isinstance(own, Tensor):
             continue
-        if state[name].ndim == own.ndim == 4:  # (1, H, W, C) of VOLO and SAM
-            state[name] = resample_abs_pos_embed_nhwc(state[name], [*own.shape[1:3]])
+        given = state[name]
+        if given.ndim == own.ndim == 4 and given.shape[2] == given.shape[3]:  # (1, C, H, H) of PiT
+            given = resample_abs_pos_embed_nhwc(given.permute(0, 2, 3, 1), [*own.shape[2:]])
+            state[name] = given.permute(0, 3, 1, 2)
+        elif given.ndim == own.ndim == 4:  # (1, H, W, C) of VOLO and SAM
+            state[name] = resample_abs_pos_embed_nhwc(given, [*own.shape[1:3]])
         elif size is not None:
-            state[name] = resize_table(state[name], own, tuple(size), size_of, antialias=True)
+            state[name] = resize_table(given, own, tuple(size), size_of, antialias=True)
     for name in ("rel_pos_h", "rel_pos_w"):
         own = getattr(module, name, None)
         if name in state and isinstance(own, Tensor) and len(own) != len(state[name]):
