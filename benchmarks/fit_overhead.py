@@ -111,7 +111,7 @@ def fit(task: ClassificationTask, images: Images, precision: str, every: int, fo
         max_epochs=1,
         precision=precision,
         log_every_n_steps=every,
-        logger=run_loggers(None, folder / "run", None, None),
+        logger=run_loggers([], folder / "run", None, None),
         callbacks=callbacks,
         enable_model_summary=False,
         default_root_dir=folder,
