@@ -102,6 +102,13 @@ def test_layer_decay_falls_from_the_head_to_the_stem():
     assert rates["network.pos_embed"] == rates["network.patch_embed.proj.weight"] == 0.125
 
 
+def test_names_of_what_is_not_decayed_may_be_patterns():
+    with torch.device("meta"):
+        network = timm.create_model("xcit_nano_12_p16_224")  # it has "pos_embed.*"
+    (kept,) = (group["params"] for group in parameter_groups(network, 1, 0.05) if not group["weight_decay"])
+    assert any(network.pos_embed.token_projection.weight is one for one in kept)
+
+
 @pytest.mark.parametrize("model", ["vit_small_r26_s32_224", "vit_tiny_patch16_224"])
 def test_layer_decay_is_timms(model):
     """Of a transformer whose stem is a network with layers, too."""

@@ -1,6 +1,7 @@
 """Parameter groups: which parameters are decayed, and their learning rates."""
 
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Groups of parameters for an optimiser: with and without weight decay, for each learning rate.
 
-    1-D tensors (norms, biases) are not decayed, nor what a submodule names in its `no_weight_decay()`; with `no_decay`
+    1-D tensors (norms, biases) are not decayed, nor what a submodule names in its `no_weight_decay()`, by patterns, too; with `no_decay`
     all are but those whose names contain one of its texts, as in mmsegmentation's recipes. Layer-wise learning-rate
     decay (ELECTRA, Clark et al. 2020; BEiT, Bao et al. 2022) multiplies the learning rate by `layer_decay` once per
     layer down from the last, in submodules that group their parameters by layer (`group_matcher`, timm's contract); all
@@ -63,7 +64,7 @@ def parameter_groups(
         if parameter.requires_grad:
             scale, peak = scales.get(name, 1.0), peaks.get(name, 1.0)
             if no_decay is None:
-                decayed = parameter.ndim > 1 and name not in named
+                decayed = parameter.ndim > 1 and not any(fnmatchcase(name, pattern) for pattern in named)
             else:
                 decayed = not any(fragment in name for fragment in no_decay)
             decay = weight_decay if decayed else 0.0
