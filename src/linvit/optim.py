@@ -23,13 +23,13 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Groups of parameters for an optimiser: with and without weight decay, for each learning rate.
 
-    1-D tensors (norms, biases) are not decayed, nor what a submodule names in its `no_weight_decay()`, by patterns, too; with `no_decay`
-    all are but those whose names contain one of its texts, as in mmsegmentation's recipes. Layer-wise learning-rate
-    decay (ELECTRA, Clark et al. 2020; BEiT, Bao et al. 2022) multiplies the learning rate by `layer_decay` once per
-    layer down from the last, in submodules that group their parameters by layer (`group_matcher`, timm's contract); all
-    others keep it. In a submodule with a classifier (`get_classifier`, the same contract), all other parameters have
-    `backbone_lr_scale` times the classifier's peak, as in CSWin's fine-tuning (Dong et al. 2022). `lr_scales` are
-    factors on the peak of parameters, by their names in the model.
+    1-D tensors (norms, biases) are not decayed, nor what a submodule names in its `no_weight_decay()`, by patterns,
+    too; with `no_decay` all are but those whose names contain one of its texts, as in mmsegmentation's recipes.
+    Layer-wise learning-rate decay (ELECTRA, Clark et al. 2020; BEiT, Bao et al. 2022) multiplies the learning rate by
+    `layer_decay` once per layer down from the last, in submodules that group their parameters by layer
+    (`group_matcher`, timm's contract); all others keep it. In a submodule with a classifier (`get_classifier`, the same
+    contract), all other parameters have `backbone_lr_scale` times the classifier's peak, as in CSWin's fine-tuning
+    (Dong et al. 2022). `lr_scales` are factors on the peak of parameters, by their names in the model.
     """
     named: set[str] = set()
     scales: dict[str, float] = {}
