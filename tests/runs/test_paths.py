@@ -3,12 +3,14 @@
 import os
 import stat
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 import linvit
 from linvit.model_info import CONFIGS
-from linvit.runs.folder import check_writable, run_name, run_of_checkpoint
+from linvit.runs.folder import check_writable, run_config, run_name, run_of_checkpoint
+from linvit.runs.trainer import SaveRunConfig
 
 
 @pytest.mark.parametrize(
@@ -56,6 +58,17 @@ def test_the_run_of_a_relative_checkpoint(tmp_path, monkeypatch):
     (tmp_path / "version_1" / "checkpoints").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "version_1" / "checkpoints")
     assert run_of_checkpoint("last.ckpt") == tmp_path / "version_1"
+
+
+def test_the_last_configuration_of_a_run_is_that_of_the_last_step(tmp_path):
+    """A copy of a run's folder has times of its own."""
+    assert run_config(tmp_path) == tmp_path / "config.yaml"
+    for name in ("config_from_step_10.yaml", "config_from_step_9.yaml", "config_of_mine.yaml", "config.yaml"):
+        (tmp_path / name).write_text("a: 1\n")
+    assert run_config(tmp_path) == tmp_path / "config_from_step_10.yaml"
+    again = SaveRunConfig("a: 2\n", "config_from_step_9.yaml")  # resumed from an earlier checkpoint
+    again.setup(mock.Mock(log_dir=str(tmp_path), is_global_zero=True), mock.Mock(), "fit")
+    assert run_config(tmp_path).read_text() == "a: 2\n"
 
 
 def test_a_writable_folder_is_left_empty(tmp_path):

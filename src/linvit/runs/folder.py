@@ -32,6 +32,7 @@ TUNING = "tuning"
 OUTCOME = "outcome.json"
 """Beside the `version_N` of a run of `linvit compare`: how its last process ended."""
 VERSION = re.compile(r"version_\d+")
+RESUMED = re.compile(r"config_from_step_(\d+)\.yaml")
 PRELIMINARY = re.compile(rf"(^|/)(stage_\d+|{TUNING})/[^/]+/version_\d+/")
 """Where runs lie that tune, or are a stage before the last."""
 EVALUATED = "val/score"
@@ -328,9 +329,15 @@ def run_of_checkpoint(checkpoint: str | Path) -> Path | None:
     return folder if VERSION.fullmatch(folder.name) else None
 
 
+def run_configs(run: Path) -> list[Path]:
+    """The configurations that a run was started with and resumed with, by the steps in their names."""
+    found = {int(match[1]): path for path in run.glob("*.yaml") if (match := RESUMED.fullmatch(path.name))}
+    return [run / CONFIG, *(found[step] for step in sorted(found))]
+
+
 def run_config(run: Path) -> Path:
     """The configuration that a run was started with, or resumed with last."""
-    return max(run.glob("config*.yaml"), key=lambda path: path.stat().st_mtime_ns, default=run / CONFIG)
+    return run_configs(run)[-1]
 
 
 def how_to_resume(run: Path) -> str:

@@ -26,7 +26,7 @@ from linvit.callbacks.monitors import (
 from linvit.callbacks.stop_on_signal import StopOnSignal
 from linvit.errors import UserError
 from linvit.files import replacing
-from linvit.runs.folder import run_config
+from linvit.runs.folder import run_config, run_configs
 
 
 def default_callbacks() -> list[Callback]:
@@ -107,6 +107,9 @@ class SaveRunConfig(Callback):
             folder.mkdir(parents=True, exist_ok=True)
             with replacing(folder / self.name) as file:
                 file.write(self.text.encode())
+            names = [path.name for path in run_configs(folder)]
+            for name in names[names.index(self.name) + 1 :]:  # of later steps, which the run does again
+                (folder / name).unlink()
 
 
 def _options(text: str) -> Any:
