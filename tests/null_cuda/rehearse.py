@@ -20,6 +20,9 @@ import linvit
 import linvit.cli
 from linvit import Attention, AttentionLayer, Grid
 from linvit.callbacks.save_checkpoints import AtomicCheckpointIO, SaveCheckpoints
+from linvit.data.transforms.geometry import PixelOp, Warp
+from linvit.data.transforms.on_device import apply_ops
+from linvit.data.transforms.pixel_ops import OPERATIONS
 from linvit.finite import not_finite
 from linvit.registry import attentions, heads
 from linvit.tasks.segmentation.scores import dice_loss, pixel_cross_entropy
@@ -71,6 +74,15 @@ def networks() -> Iterator[tuple[str, Step]]:
             return pixel_cross_entropy(logits, mask) + dice_loss(logits, mask)
 
         yield name, training(loss, torch.bfloat16)
+
+
+def augmentation() -> Iterator[tuple[str, Step]]:
+    """Each operation that is left to the device, on a batch of four images."""
+    images = torch.zeros(4, 3, SIDE, SIDE, dtype=torch.uint8, device=DEVICE)
+    ops = [PixelOp(name, 0.5) for name in OPERATIONS]
+    ops += [Warp(((1, 0, 2), (0, 1, 3)), bicubic, (0, 128, 255)) for bicubic in (False, True)]
+    for op in ops:
+        yield str(op), lambda op=op: apply_ops(images, [(op,), (), (op,), (op,)])
 
 
 def detectors() -> Iterator[tuple[str, Step]]:

@@ -55,10 +55,11 @@ def with_kernel(core: Callable[[Any, Tensor, Tensor, Tensor, "Grid"], Tensor]) -
 
     @functools.wraps(core)
     def run(self: "Attention", q: Tensor, k: Tensor, v: Tensor, grid: "Grid") -> Tensor:
-        name = _chosen(self, q, v)
-        formula = None if name is None else self.formula(q, k, grid)
-        out = None if name is None or formula is None else _kernel(name)(q, k, v, formula)
-        return core(self, q, k, v, grid) if out is None else out
+        if (name := _chosen(self, q, v)) and (formula := self.formula(q, k, grid)) is not None:
+            out = _kernel(name)(q, k, v, formula)
+            if out is not None:
+                return out
+        return core(self, q, k, v, grid)
 
     return run
 

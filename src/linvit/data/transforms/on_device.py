@@ -116,15 +116,19 @@ def apply_ops(images: Tensor, ops: Sequence[Sequence[ImageOp]]) -> Tensor:
                 else:
                     alike[op.bicubic, op.fill].append((i, op.matrix))
         for kind, members in alike.items():
-            rows = torch.tensor([i for i, _ in members]).to(images.device, non_blocking=True)
+            rows = _sent([i for i, _ in members], images)
             amounts = [amount for _, amount in members]
             if isinstance(kind, str):
-                amount = torch.tensor(amounts).to(images.device, non_blocking=True).view(-1, 1, 1, 1)
-                changed = OPERATIONS[kind](images[rows], amount)
+                changed = OPERATIONS[kind](images[rows], _sent(amounts, images).view(-1, 1, 1, 1))
             else:
                 changed = warp_batch(images[rows], amounts, *kind)
             images[rows] = changed
     return images
+
+
+def _sent(values: Sequence[Any], images: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Numbers on the device of images, for which the host does not wait."""
+    return torch.tensor(values, dtype=dtype).to(images.device, non_blocking=True)
 
 
 def warp_batch(images: Tensor, matrices: Sequence[Matrix], bicubic: bool, fill: Sequence[int]) -> Tensor:
@@ -136,13 +140,13 @@ def warp_batch(images: Tensor, matrices: Sequence[Matrix], bicubic: bool, fill: 
     device = images.device
     x, y = torch.arange(width, device=device) + 0.5, torch.arange(height, device=device) + 0.5
     places = torch.stack([x.expand(height, -1), y[:, None].expand(-1, width), x.new_ones(height, width)], -1)
-    maps = torch.tensor(matrices, dtype=torch.float32).to(device, non_blocking=True).view(-1, 1, 2, 3)
+    maps = _sent(matrices, images, torch.float32).view(-1, 1, 2, 3)
     grid = places @ maps.mT  # (H, W, 3) @ (n, 1, 3, 2) -> (n, H, W, 2)
-    grid = grid / grid.new_tensor([width, height])  # 0 to 1 within the image
+    grid = grid / _sent([width, height], images, torch.float32)  # 0 to 1 within the image
     mode = "bicubic" if bicubic else "bilinear"
     moved = F.grid_sample(images.float(), 2 * grid - 1, mode, padding_mode="border", align_corners=False)
     inside = ((grid >= 0) & (grid < 1)).all(-1)[:, None]  # (n, 1, H, W)
-    colour = moved.new_tensor(fill).view(3, 1, 1)
+    colour = _sent(fill, images, torch.float32).view(-1, 1, 1)
     return torch.where(inside, moved.add_(EPSILON).clamp_(0, 255), colour).to(torch.uint8)
 
 
