@@ -174,10 +174,11 @@ def test_when_a_run_is_finished(folder, limits, finished, capsys):
         assert find(configs, root, settings(*limits))[1].step == 20
 
 
-def test_early_stopping_has_finished_a_run_as_long_as_it_is_asked_for(folder, caplog):
+@pytest.mark.parametrize("state", [{"stopped_epoch": 1}, {"stopped_epoch": 0, "stopping_reason_message": "best"}])
+def test_early_stopping_has_finished_a_run_as_long_as_it_is_asked_for(folder, caplog, state):
     path = folder / "checkpoints" / "last.ckpt"
     content = torch.load(path, weights_only=True)
-    content["callbacks"]["EarlyStopping{'monitor': 'val/score', 'mode': 'max'}"] = {"stopped_epoch": 1}
+    content["callbacks"]["EarlyStopping{'monitor': 'val/score', 'mode': 'max'}"] = state
     AtomicCheckpointIO().save_checkpoint(content, path)
     caplog.set_level("INFO", logger="lightning.pytorch.utilities.rank_zero")
     configs, early = [str(folder / "config.yaml")], [Namespace(class_path="EarlyStopping")]

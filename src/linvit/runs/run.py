@@ -210,9 +210,10 @@ class Run:
         if self.trainer.fast_dev_run:  # type: ignore[attr-defined]  # nothing is kept
             return
         trainer, run = self.trainer, Path(str(self.trainer.log_dir))  # which all ranks ask for
+        early = trainer.early_stopping_callbacks
         ended_by = {
             "max_steps=MORE": trainer.global_step == trainer.max_steps,
-            "callbacks=WITHOUT_EARLY_STOPPING": any(stop.stopped_epoch for stop in trainer.early_stopping_callbacks),
+            "callbacks=WITHOUT_EARLY_STOPPING": any(one.stopped_epoch or one.stopping_reason_message for one in early),
             "max_time=MORE": self.settings.trainer.max_time and trainer.current_epoch != trainer.max_epochs,
         }
         change = next((option for option, ended in ended_by.items() if ended), "max_epochs=MORE")

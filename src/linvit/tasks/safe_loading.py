@@ -238,8 +238,8 @@ def epochs_done(content: Mapping[str, Any]) -> int | None:
 
 def stopped_early(content: Mapping[str, Any]) -> bool:
     """Whether Lightning's `EarlyStopping` has ended the run."""
-    states = content.get("callbacks", {}).items()
-    return any(str(name).startswith("EarlyStopping") and state.get("stopped_epoch") for name, state in states)
+    states = [own for name, own in content.get("callbacks", {}).items() if str(name).startswith("EarlyStopping")]
+    return any(own.get("stopped_epoch") or own.get("stopping_reason_message") for own in states)  # within epoch 0, too
 
 
 def _is_list(value: Any) -> bool:
