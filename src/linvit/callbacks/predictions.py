@@ -75,7 +75,7 @@ class PicturePaths:
         self.folder = folder if folder.suffix else folder / name_of(source)
         self.alone = alone
         self._source = None if source is None else Path(source).absolute()  # as the paths of images are
-        self._names: dict[str, int] = {}
+        self._names = {"legend": 1}  # which segmentation writes beside the masks
 
     def __call__(self, name: str, index: int) -> Path:
         """The path of an image's files without their endings; a number is added where it came before."""
@@ -84,8 +84,12 @@ class PicturePaths:
         stem = str(kept.with_suffix(""))
         if not self.alone:
             return self.folder / (str(kept) if inside else f"{stem}_{index}")
-        self._names[stem] = number = self._names.get(stem, 0) + 1
-        return self.folder / (stem if number == 1 else f"{stem}_{number}")
+        taken = stem
+        while taken in self._names:
+            self._names[stem] += 1
+            taken = f"{stem}_{self._names[stem]}"
+        self._names[taken] = 1
+        return self.folder / taken
 
 
 def name_of(source: str | None) -> str:

@@ -23,3 +23,10 @@ def test_two_ranks_never_write_one_file(tmp_path):
     names = ["x/a.png", "y/a.jpg", str(tmp_path / "photos" / "a.png"), str(tmp_path / "photos" / "a.jpg")]
     paths = [PicturePaths(tmp_path, str(tmp_path / "photos"), alone=False)(name, i) for i, name in enumerate(names)]
     assert [path.name for path in paths] == ["a_0", "a_1", "a.png", "a.jpg"]
+
+
+def test_no_file_takes_the_place_of_another(tmp_path):
+    """Nor the legend, which is written beside them, that of a mask."""
+    paths = PicturePaths(tmp_path, None)
+    found = [paths(name, 0).name for name in ("a/1.png", "b/1.png", "c/1_2.png", "d/1.png", "legend.png", "1_2_2.png")]
+    assert found == ["1", "1_2", "1_2_2", "1_3", "legend_2", "1_2_2_2"]
