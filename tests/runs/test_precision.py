@@ -1,10 +1,11 @@
-"""The precision of a run that names none."""
+"""The precision and the device of a run that names none."""
 
 import pytest
 import torch
 import yaml
 
-from linvit.runs.trainer import default_precision
+from linvit.errors import UserError
+from linvit.runs.trainer import default_precision, usable_accelerator
 from tests.cli.runs import QUICKSTART, flags, linvit, tiny
 
 
@@ -32,6 +33,23 @@ def test_bfloat16_where_the_device_has_it(monkeypatch, caplog, cuda, bfloat16, a
     assert default_precision(accelerator) == precision
     (line,) = caplog.messages
     assert line.startswith(f"precision {precision}, since ")
+
+
+@pytest.mark.parametrize(
+    ("cuda", "asked", "used"),
+    [(True, "auto", "cuda"), (True, "gpu", "gpu"), (False, "auto", "cpu"), (True, "cpu", "cpu"), (False, "tpu", "tpu")],
+)
+def test_an_apple_gpu_is_not_used(monkeypatch, cuda, asked, used):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    assert usable_accelerator(asked) == used
+
+
+@pytest.mark.parametrize("asked", ["mps", "gpu"])
+def test_an_apple_gpu_is_refused_by_name(monkeypatch, asked):
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    with pytest.raises(UserError, match=f"accelerator={asked} is Apple's GPU, which has no float64"):
+        usable_accelerator(asked)
 
 
 def test_it_is_said_once_and_written_down(run):

@@ -19,6 +19,7 @@ from linvit.evaluation.sets import ImageSet, read_set, real_labels
 from linvit.runs import result
 from linvit.runs.folder import RESULT, RunFolder, check_writable, run_config, run_of_checkpoint, shown
 from linvit.runs.run import Run
+from linvit.runs.trainer import usable_accelerator
 from linvit.terminal import argument_parser, reflow, table
 
 CORRUPTED = {"c": OF_THE_MCE, "c_extra": [name for name in CORRUPTIONS if name not in OF_THE_MCE]}
@@ -63,7 +64,7 @@ def main(argv: list[str]) -> int:
     check_writable(folder, "--output")
     if not args.model.startswith(TIMM):
         check_finished(Path(args.model))
-    fabric = Fabric(devices=args.devices)
+    fabric = Fabric(accelerator=usable_accelerator(), devices=args.devices)
     model = read_model(args.model, fabric.device)
     clean, others = read_sets(model, given, args.model)
     fabric.launch()

@@ -54,6 +54,7 @@ from linvit.runs.trainer import (
     check_strategy,
     default_callbacks,
     default_precision,
+    usable_accelerator,
 )
 from linvit.signals import STOP
 from linvit.tasks.base import SET_BY_DATA, Task
@@ -325,6 +326,7 @@ class Run:
         for name in ("accumulate_grad_batches", "log_every_n_steps", "check_val_every_n_epoch"):  # Lightning divides by
             if options[name] is not None:
                 check_number(f"--trainer.{name}", options[name], at_least=1, whole=True)
+        options["accelerator"] = usable_accelerator(options["accelerator"])
         saves = options["enable_checkpointing"] is not False
         callbacks = as_list(options["callbacks"])
         bar, summary = (options[f"enable_{name}"] is not False for name in ("progress_bar", "model_summary"))

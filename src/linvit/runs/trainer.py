@@ -67,6 +67,21 @@ def check_strategy(strategy: Any) -> None:
         )
 
 
+def usable_accelerator(asked: Any = "auto") -> Any:
+    """The accelerator of a trainer: "auto" are CUDA devices, or the processor.
+
+    Raises a `UserError` for Apple's GPUs, which Lightning would take. They have no float64, and ranks and scores are
+    computed in it.
+    """
+    cuda = torch.cuda.is_available()
+    if asked == "mps" or (asked == "gpu" and not cuda and torch.backends.mps.is_available()):
+        raise UserError(
+            f"--trainer.accelerator={asked} is Apple's GPU, which has no float64, in which linvit computes ranks and "
+            f"scores: leave it out, or set cpu"
+        )
+    return asked if asked != "auto" else "cuda" if cuda else "cpu"
+
+
 def default_precision(accelerator: Any) -> str:
     """`bf16-mixed` on CUDA devices that compute in bfloat16, else `32-true`; says which, in one line."""
     cuda = accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
