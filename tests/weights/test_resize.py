@@ -256,3 +256,9 @@ class TestTimm:
         assert leaves(report) == names - {"rel_pos_w"}
         for name in report.resized:
             assert_near(new.state_dict()[name], torch.full_like(new.state_dict()[name], 3.0), 1e-5)
+
+    @pytest.mark.parametrize("shape", [(1, 192, 0, 0), (2, 192, 5, 5), (1, 3, 5, 5), (1, 64, 27), ()], ids=str)
+    def test_tables_of_other_kinds_stay_as_they_are(self, shape):
+        model = timm.create_model("pit_ti_224", num_classes=2)
+        report = load_pretrained(model, {"model": {**model.state_dict(), "pos_embed": torch.zeros(shape)}})
+        assert (report.missing.keys(), report.resized) == ({"pos_embed"}, {})

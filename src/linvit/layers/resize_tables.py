@@ -52,17 +52,19 @@ def resize_timm_tables(module: nn.Module, state: dict[str, Tensor], size_of: Siz
         if embed is None or name not in state or not isinstance(own, Tensor):
             continue
         given = state[name]
-        if given.ndim == own.ndim == 4 and given.shape[2] == given.shape[3]:  # (1, C, H, H) of PiT
+        if own.ndim < 4 and size is not None:
+            state[name] = resize_table(given, own, tuple(size), size_of, antialias=True)
+        elif given.shape == own.shape or not given.numel() or {given.ndim, own.ndim} != {4} or len(given) != len(own):
+            continue
+        elif given.shape[3] == own.shape[3] != own.shape[2]:  # (1, H, W, C) of VOLO and SAM
+            state[name] = resample_abs_pos_embed_nhwc(given, [*own.shape[1:3]])
+        elif given.shape[1] == own.shape[1]:  # (1, C, H, W) of PiT
             given = resample_abs_pos_embed_nhwc(given.permute(0, 2, 3, 1), [*own.shape[2:]])
             state[name] = given.permute(0, 3, 1, 2)
-        elif given.ndim == own.ndim == 4:  # (1, H, W, C) of VOLO and SAM
-            state[name] = resample_abs_pos_embed_nhwc(given, [*own.shape[1:3]])
-        elif size is not None:
-            state[name] = resize_table(given, own, tuple(size), size_of, antialias=True)
-    for name in ("rel_pos_h", "rel_pos_w"):
-        own = getattr(module, name, None)
-        if name in state and isinstance(own, Tensor) and len(own) != len(state[name]):
-            state[name] = F.interpolate(state[name].float().mT[None], len(own), mode="linear")[0].mT
+    for name in {"rel_pos_h", "rel_pos_w"} & state.keys():
+        own, given = getattr(module, name, None), state[name]
+        if isinstance(own, Tensor) and given.numel() and given.shape[1:] == own.shape[1:] and len(given) != len(own):
+            state[name] = F.interpolate(given.float().mT[None], len(own), mode="linear")[0].mT
     window, name = getattr(module, "window_size", None), "relative_position_bias_table"
     if window is not None and name in state and isinstance(own := getattr(module, name, None), Tensor):
         given, span = state[name], math.prod(2 * side - 1 for side in window)
