@@ -55,7 +55,8 @@ def with_kernel(core: Callable[[Any, Tensor, Tensor, Tensor, "Grid"], Tensor]) -
 
     @functools.wraps(core)
     def run(self: "Attention", q: Tensor, k: Tensor, v: Tensor, grid: "Grid") -> Tensor:
-        if (name := _chosen(self, q, v)) and (formula := self.formula(q, k, grid)) is not None:
+        name = None if self.attention_kernel == "auto" and not v.is_cuda else _chosen(self, q, v)
+        if name is not None and (formula := self.formula(q, k, grid)) is not None:
             out = _kernel(name)(q, k, v, formula)
             if out is not None:
                 return out
@@ -115,7 +116,7 @@ def set_attention_kernel(network: nn.Module, kernel: str) -> None:
 def _chosen(mechanism: "Attention", q: Tensor, v: Tensor) -> str | None:
     """The kernel that computes a mechanism; None for torch's operators."""
     name = mechanism.attention_kernel
-    if name == "torch" or (name == "auto" and not v.is_cuda) or not has_kernel(mechanism) or not takes_function(v):
+    if name == "torch" or not has_kernel(mechanism) or not takes_function(v):
         return None
     if name != "auto":
         return name
