@@ -181,6 +181,7 @@ class TestEnds:
 
     def test_loaders_outlive_a_signal_to_all_processes(self, tmp_path):
         run = start(tmp_path, *flags(data__num_workers=1))
+        assert run.started[0].poll() is None, run.text()
         for rank in (0, 1):
             children = Path(f"/proc/{run.rank(rank)}/task/{run.rank(rank)}/children").read_text(encoding="utf-8")
             for pid in [run.rank(rank), *children.split()]:
