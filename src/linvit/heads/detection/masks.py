@@ -86,11 +86,12 @@ def paste_masks(masks: Tensor, boxes: Tensor, size: Size) -> Tensor:
     if masks.is_cuda:
         return _from_all_pixels(masks, boxes, size)
     found = torch.zeros(len(masks), *size, dtype=torch.bool, device=masks.device)
-    for i, (left, top, right, bottom) in enumerate(boxes.tolist()):
+    each = zip(found, masks.split(1), boxes.split(1), boxes.tolist(), strict=True)
+    for own, mask, box, (left, top, right, bottom) in each:
         rows = slice(max(0, math.floor(top) - 1), min(math.ceil(bottom) + 1, size[0]))  # a pixel more at each side
         columns = slice(max(0, math.floor(left) - 1), min(math.ceil(right) + 1, size[1]))
         if rows.start < rows.stop and columns.start < columns.stop:
-            found[i, rows, columns] = _sample(masks[i : i + 1], boxes[i : i + 1], rows, columns)[0] >= THRESHOLD
+            own[rows, columns] = _sample(mask, box, rows, columns)[0] >= THRESHOLD
     return found
 
 
@@ -104,10 +105,11 @@ def _from_all_pixels(masks: Tensor, boxes: Tensor, size: Size) -> Tensor:
 def _sample(masks: Tensor, boxes: Tensor, rows: slice, columns: slice) -> Tensor:
     """Returns the masks (n, s, s) of boxes (n, 4) at pixels of the image, (n, rows, columns)."""
     y, x = (torch.arange(side.start, side.stop, device=masks.device) + 0.5 for side in (rows, columns))
+    left, top, right, bottom = boxes.split(1, 1)
     x, y = (
         # 1 at the edges of the box; beyond 2 the mask is 0 anyway, also in a box without width
         ((at - start) / (end - start).clamp(min=1e-6) * 2 - 1).clamp(-2, 2)
-        for at, start, end in ((x, boxes[:, :1], boxes[:, 2:3]), (y, boxes[:, 1:2], boxes[:, 3:]))
+        for at, start, end in ((x, left, right), (y, top, bottom))
     )
     grid = torch.stack(torch.broadcast_tensors(x[:, None], y[:, :, None]), -1)  # (n, rows, columns, 2)
     return F.grid_sample(masks[:, None], grid.to(masks.dtype), align_corners=False)[:, 0]
