@@ -86,7 +86,7 @@ def paste_masks(masks: Tensor, boxes: Tensor, size: Size) -> Tensor:
     if masks.is_cuda:
         return _from_all_pixels(masks, boxes, size)
     found = torch.zeros(len(masks), *size, dtype=torch.bool, device=masks.device)
-    each = zip(found, masks.split(1), boxes.split(1), boxes.tolist(), strict=True)
+    each = zip(found, masks[:, None], boxes[:, None], boxes.tolist(), strict=True)
     for own, mask, box, (left, top, right, bottom) in each:
         rows = slice(max(0, math.floor(top) - 1), min(math.ceil(bottom) + 1, size[0]))  # a pixel more at each side
         columns = slice(max(0, math.floor(left) - 1), min(math.ceil(right) + 1, size[1]))
