@@ -160,14 +160,15 @@ def _only(scores: Tensor, place: tuple[Tensor, ...]) -> Tensor:
     return torch.full_like(scores, DROPPED).index_put(place, scores[place])
 
 
-def _kept(boxes: Tensor, scores: Tensor, iou: float, cut: bool) -> tuple[Tensor, ...]:
+def _kept(boxes: Tensor, scores: Tensor, iou: float, cut: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Returns group, class and row of what is kept; without a cut some of them several times, or `DROPPED` before."""
     there = scores > DROPPED
     place = there.nonzero() if cut else there.nonzero_static(size=boxes[..., 0].numel(), fill_value=0)
     if not is_exporting() and len(place) > ONE_PLANE and len(scores) > 1:
         each = [_kept(boxes[i : i + 1], scores[i : i + 1], iou, cut) for i in range(len(scores))]
-        groups = torch.cat([group + i for i, (group, *_) in enumerate(each)])
-        return groups, *(torch.cat(of_all) for of_all in list(zip(*each, strict=True))[1:])
+        groups = torch.cat([group + i for i, (group, _, _) in enumerate(each)])
+        labels, rows = (torch.cat([one[j] for one in each]) for j in (1, 2))
+        return groups, labels, rows
     group, label, row = place.unbind(1)
     box, score = boxes[group, row].double(), scores[group, label, row]  # in float32 distant places are too coarse
     kind = group * scores.shape[1] + label
