@@ -75,6 +75,12 @@ def test_text_is_utf_8_on_every_machine():
     assert found == []
 
 
+def test_commands_to_copy_have_slashes():
+    """A path with backslashes would be quoted in a way that Windows' own shell does not know."""
+    found = [name for name, path in FILES.items() if "quote(str(" in path.read_text(encoding="utf-8")]
+    assert found == []
+
+
 def test_every_module_is_imported_without_what_only_unix_has():
     """Only linvit's own imports are refused: its dependencies have their own ways on other systems."""
     modules = [f"linvit.{name.removesuffix('.py').replace('/', '.')}".removesuffix(".__init__") for name in FILES]

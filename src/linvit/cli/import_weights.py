@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
 
     output: Path = args.output
     if output.suffix != ".safetensors":
-        option = f"-o {shlex.quote(str(output.with_suffix('.safetensors')))}"
+        option = f"-o {shlex.quote(output.with_suffix('.safetensors').as_posix())}"
         raise UserError(f"the output is a .safetensors file; got '{output}'. Write {option}")
     check_new_file(output)
     spec = read_spec(backbones, args.backbone)

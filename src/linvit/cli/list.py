@@ -177,7 +177,7 @@ def _configuration(name: str, output: Path | None) -> str:
     check_new_file(output)
     output.write_text("\n".join(lines) + "\n", encoding="utf-8")
     verb = "compare" if "linvit compare" in heading(text).get("Command", "") else "fit --config"
-    return f"wrote {output}: change it, then train with\n  linvit {verb} {shlex.quote(str(output))}"
+    return f"wrote {output}: change it, then train with\n  linvit {verb} {shlex.quote(output.as_posix())}"
 
 
 def _add(content: Mapping[str, Any], tree: dict[str, Any], file: Path) -> None:

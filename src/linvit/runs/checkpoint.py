@@ -67,10 +67,10 @@ class Checkpoint:
         if unknown:
             old = self._version not in (None, version("linvit"))
             whose = f"is of linvit {self._version}" if old else "belongs to another task"
-            way = f"--model.pretrained={shlex.quote(str(self.path))} in place of --ckpt_path takes its weights alone"
+            option = f"--model.pretrained={shlex.quote(Path(self.path).as_posix())}"
             raise UserError(
                 f"checkpoint '{self.path}' {whose} ({model_named(self._options)}): {model.class_path} takes no "
-                f"{', '.join(unknown)}. {way}"
+                f"{', '.join(unknown)}. {option} in place of --ckpt_path takes its weights alone"
             )
         for name, value in {"pretrained": None, **self._options}.items():
             if name in SET_BY_DATA or name in SET_BY_RUN:
@@ -155,7 +155,7 @@ def read_checkpoint(path: str | Path, resumed: bool = False) -> dict[str, Any]:
     path = Path(path)
     if not path.is_file():
         raise UserError(f"there is no checkpoint at '{path}'")
-    option = f"--model.pretrained={shlex.quote(str(path))}"
+    option = f"--model.pretrained={shlex.quote(path.as_posix())}"
     start = f"\nTo start from the weights of another program: {option}, without --ckpt_path"
     try:
         content = torch_file.load(path, objects=False)

@@ -186,15 +186,15 @@ def run_summary(saves: SaveCheckpoints, predict_with: str, run: Path, change: st
     paths: list[str] = []
     lines: list[str] = []
     for best in (best for best in saves.best if best.value is not None):
-        paths.append(str(shown(Path(str(saves.dirpath), best.name))))
+        paths.append(shown(Path(str(saves.dirpath), best.name)).as_posix())
         lines += [f"best {best.monitor}  {best.value:.4f}", f"checkpoint      {paths[-1]}"]
     if not paths:
         return ""
-    config = quote(str(shown(run_config(run))))
+    config = quote(shown(run_config(run)).as_posix())
     lines += [
         f"test it         linvit test --config {config} --ckpt_path {quote(paths[-(predict_with == 'ema')])}",
         f"continue it     linvit fit --config {config} --resume=auto --trainer.{change}",
-        f"look at it      tensorboard --logdir {quote(str(shown(run.parent)))}",
+        f"look at it      tensorboard --logdir {quote(shown(run.parent).as_posix())}",
     ]
     return "\n" + "".join(f"  {line}\n" for line in lines)
 

@@ -192,7 +192,7 @@ class RunFolder:
     @property
     def command(self) -> str:
         """The command that continues it."""
-        return f"linvit fit --config {shlex.quote(str(shown(run_config(self.folder))))} --resume=auto"
+        return f"linvit fit --config {shlex.quote(shown(run_config(self.folder)).as_posix())} --resume=auto"
 
     def check_complete(self, way: str = "") -> None:
         """Raises a `UserError` if the run is not, with the command that continues it, and another `way` out."""

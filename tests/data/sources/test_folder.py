@@ -1,6 +1,7 @@
 """Folders of images: the same as `datasets` finds."""
 
 import os
+from pathlib import PureWindowsPath
 
 import datasets
 import pytest
@@ -99,3 +100,23 @@ def test_a_folder_that_may_not_be_read_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(folder.os, "scandir", denied)
     with pytest.raises(linvit.UserError, match=r"cannot read the folder '.*/train/bee': Permission denied"):
         image_folder(tmp_path, {"train": tmp_path / "train"})
+
+
+def test_backslashes_of_windows_hide_no_classes(monkeypatch):
+    """Every image was a class of its own there: the folder in its path was looked for between slashes."""
+
+    class WindowsPath(PureWindowsPath):
+        def absolute(self):
+            return self
+
+    tree = {
+        r"C:\photos\train": ([*"ab"], []),
+        **{rf"C:\photos\train\{name}": ([], ["1.png", "2.png"]) for name in "ab"},
+    }
+    monkeypatch.setattr(folder, "Path", WindowsPath)
+    monkeypatch.setattr(folder.os, "walk", lambda *_, **__: ((path, *inside) for path, inside in tree.items()))
+    tables = image_folder(WindowsPath(r"C:\photos"), {"train": WindowsPath(r"C:\photos\train")})
+    rows = tables["train"].cast_column("image", datasets.Image(decode=False))
+    assert rows.features["label"].names == ["a", "b"]
+    assert rows["label"][:] == [0, 0, 1, 1]
+    assert rows[0]["image"]["path"] == "C:/photos/train/a/1.png"

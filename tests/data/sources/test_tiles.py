@@ -8,6 +8,7 @@ from PIL import Image
 
 from linvit.callbacks import PredictionWriter
 from linvit.cli.data import main
+from linvit.errors import UserError
 from linvit.rasters import georeference
 from linvit.tasks import SegmentationTask
 from tests.data.test_bands import FOUR, segmentation
@@ -86,6 +87,26 @@ def test_mistakes(tmp_path, options, message):
     save(tmp_path / "masks" / "a.png", np.zeros((9, 8), np.uint8))
     with pytest.raises(Exception, match=message):
         tile(tmp_path, *options)
+
+
+def test_pictures_in_folders_below(tmp_path):
+    for name in ("a/b", "c/b"):
+        save(tmp_path / "images" / f"{name}.png", np.zeros((8, 8, 3), np.uint8))
+        save(tmp_path / "masks" / f"{name}.png", np.zeros((8, 8), np.uint8))
+    with pytest.raises(UserError, match=r"there is no picture 'a_b' in .*; it has 'a/b', 'c/b'"):
+        tile(tmp_path, "--size", "8", "--val", "a_b")  # it was ignored
+    assert tile(tmp_path, "--size", "8", "--val", "a/b") == 0
+    assert (tmp_path / "out" / "val" / "masks" / "a_b_0_0.png").exists()
+
+
+def test_tiles_of_two_pictures_have_two_names(tmp_path):
+    """Those of the second took the place of the first's."""
+    for name in ("a/b", "a_b"):
+        save(tmp_path / "images" / f"{name}.png", np.zeros((8, 8, 3), np.uint8))
+        save(tmp_path / "masks" / f"{name}.png", np.zeros((8, 8), np.uint8))
+    with pytest.raises(UserError, match=r"tiles of '.*a.b\.png' and '.*a.b\.png' would both be called a_b; rename one"):
+        tile(tmp_path, "--size", "8")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_predicted_mask_lies_where_its_picture_lies(tmp_path):

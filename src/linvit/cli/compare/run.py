@@ -166,7 +166,7 @@ def report(folders: Sequence[Path], args: argparse.Namespace) -> int:
     baseline = args.baseline or results.baseline
     check_choice("--baseline", baseline, names)
     results = replace(results, baseline=baseline, score=args.score or results.score, level=args.level or results.level)
-    folder = shlex.quote(str(root / FILE))
+    folder = shlex.quote((root / FILE).as_posix())
     return finish(results, root, args, f"linvit compare {folder} --name {shlex.quote(root.name)}" if experiment else "")
 
 

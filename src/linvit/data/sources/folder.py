@@ -88,7 +88,10 @@ def path_table(
 
 
 def walk(folder: Path) -> dict[str, list[str]]:
-    """The files of every folder below one, itself first, that is neither hidden nor special; links are followed."""
+    """The files of every folder below one, itself first, that is neither hidden nor special; links are followed.
+
+    Paths have slashes, also under Windows.
+    """
 
     def refuse(error: OSError) -> None:
         raise UserError(
@@ -99,7 +102,7 @@ def walk(folder: Path) -> dict[str, list[str]]:
     tree = {}
     for path, folders, files in os.walk(folder.absolute(), onerror=refuse, followlinks=True):
         folders[:] = [name for name in folders if not name.startswith((".", "__")) and not _leads_up(f"{path}/{name}")]
-        tree[path] = [name for name in files if not name.startswith(".")]
+        tree[Path(path).as_posix()] = [name for name in files if not name.startswith(".")]
     return tree
 
 

@@ -38,20 +38,23 @@ def find_areas(images: Path, masks: Path, suffix: str, val: Collection[str], tes
     found = by_split(images, masks)
     if found and (val or test):
         raise UserError(f"'{images}' has folders of splits ({', '.join(found)}); leave --val and --test out")
-    areas = []
+    areas: dict[tuple[str, str], Area] = {}  # by what tiles are called
+    stems = set()
     for split, folders in (found or {"train": Folders(images, masks)}).items():
         if folders.masks is None:
             raise UserError(f"the pictures in '{folders.images}' have no folder of masks in '{masks}'")
         rows = pairs(folders, suffix, split).with_format("arrow")[:]
         columns = [[cell["path"] for cell in rows[name].to_pylist()] for name in ("image", "mask")]
         for image, mask in zip(*columns, strict=True):
-            stem = str(Path(image).relative_to(folders.images.absolute()).with_suffix(""))
+            stem = Path(image).relative_to(folders.images.absolute()).with_suffix("").as_posix()
             chosen = "test" if stem in test else "val" if stem in val else split
-            areas.append(Area(stem.replace("/", "_"), chosen, image, mask))
-    names = {area.name for area in areas}
-    if unknown := [name for name in (*val, *test) if name.replace("/", "_") not in names]:
-        raise UserError(f"there is no picture '{unknown[0]}' in '{images}'; it has {quote_first(sorted(names), 10)}")
-    return areas
+            area = Area(stem.replace("/", "_"), chosen, image, mask)
+            if (other := areas.setdefault((chosen, area.name), area)) is not area:
+                raise UserError(f"tiles of '{other.image}' and '{image}' would both be called {area.name}; rename one")
+            stems.add(stem)
+    if unknown := [name for name in (*val, *test) if name not in stems]:
+        raise UserError(f"there is no picture '{unknown[0]}' in '{images}'; it has {quote_first(sorted(stems), 10)}")
+    return [*areas.values()]
 
 
 def read_mask(path: str) -> Image.Image:
