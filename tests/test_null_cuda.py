@@ -66,6 +66,7 @@ def test_detectors_wait_a_few_times(server, tmp_path):
     ("config", "options", "training", "logged", "validation"),
     [
         ("quickstart", MIXED, 0, 1, 0),
+        ("quickstart", ["--trainer.precision=16-mixed", "--trainer.gradient_clip_val=1"], 0, 1, 0),
         ("segmentation_quickstart", [], 0, 1, 0),
         ("detection_quickstart", [], 8, 1, 4 * 8),
     ],

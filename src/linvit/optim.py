@@ -78,6 +78,7 @@ def adamw(groups: list[dict[str, Any]], lr: float, betas: tuple[float, float], f
     optimizer = AdamW(groups, lr=lr, betas=betas, fused=fused or None)
     # Else the loss scaler of 16-mixed leaves it to the optimiser to unscale, and Lightning refuses to clip before.
     optimizer._step_supports_amp_scaling = False
+    optimizer.register_step_post_hook(lambda *_: setattr(optimizer, "_step_supports_amp_scaling", False))
 
     def keep_fused(_: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
         return {**state, "param_groups": [{**group, "fused": fused or None} for group in state["param_groups"]]}

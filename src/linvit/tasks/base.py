@@ -12,6 +12,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torchmetrics import Metric
 
 from linvit.attention.kernels.choice import set_attention_kernel
@@ -324,6 +325,12 @@ class Task(SavedTask):
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": schedule.scheduler(optimizer, keeps), "interval": "step"},
         }
+
+    def configure_gradient_clipping(self, optimizer: Optimizer, *args: Any, **options: Any) -> None:
+        """Clips; then the loss scaler of 16-mixed may let a fused optimiser skip the step, which takes no wait."""
+        super().configure_gradient_clipping(optimizer, *args, **options)
+        if all(group.get("fused") for group in optimizer.param_groups):
+            optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
 
     def setup(self, stage: str) -> None:
         """Guards checkpoints, sets the precision of products, groups parameters; refuses a wrong moving average."""
