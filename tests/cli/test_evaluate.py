@@ -53,6 +53,10 @@ def test_a_run_on_some_classes_and_at_another_size(run, tmp_path):
     assert page.count("data:image/svg") == 2  # reliability, resolution
     assert "| a | 32x32 | 40 | 5 of 10 |" in (tmp_path / "out" / "evaluation.md").read_text(encoding="utf-8")
     assert (tmp_path / "out" / "evaluation.csv").read_text(encoding="utf-8").count("\n") == 4
+    done = linvit("evaluate", run.folder, "--sets", "clean=all", *QUICK, cwd=tmp_path)
+    assert done.code == 0, done.err
+    again = json.loads((run.folder / "result.json").read_text(encoding="utf-8"))["evaluation"]
+    assert again == record["evaluation"] | {"clean of all": own["clean"]}  # other images than the run's own
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import zipfile
 from collections import OrderedDict, defaultdict, deque
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -69,6 +70,18 @@ def test_nothing_else_in_linvit_opens_a_pickle():
                 found.add(file.relative_to(package).as_posix())
     kit = {name for name in found if name.startswith("testing/")}  # it pickles what it checks, in memory
     assert found - kit == {"weights/torch_file.py"}
+
+
+@pytest.mark.parametrize("system", ["posix", "nt"])
+def test_under_windows_no_file_stays_open_by_its_tensors(tmp_path, monkeypatch, system):
+    """No process could replace it there: `linvit verify-resume` looks at checkpoints that a run goes on from."""
+    path = tmp_path / "x.ckpt"
+    torch.save({"w": torch.ones(2**16)}, path)
+    monkeypatch.setattr(torch_file, "os", SimpleNamespace(name=system))
+    found = torch_file.load(path)["w"]
+    mapped = path.stat().st_ino in {int(line.split()[4]) for line in Path("/proc/self/maps").read_text().splitlines()}
+    assert mapped == (system == "posix")
+    assert found.sum() == 2**16
 
 
 def test_stand_ins_are_gone_afterwards(tmp_path):

@@ -6,6 +6,7 @@ file of weights is then read again with a stand-in class under that name, which 
 The names in a file are never looked up or imported.
 """
 
+import os
 import re
 import zipfile
 from collections import OrderedDict
@@ -33,11 +34,12 @@ def load(path: Path, *, objects: bool = True) -> Any:
     checksum.verify(path)
     with path.open("rb") as file:
         zipped = file.read(4) == b"PK\x03\x04"
+    mapped = zipped and os.name != "nt"  # under Windows no process could replace the file while its tensors live
     fills: dict[str, type | None] = {}  # the name of each stand-in, and the container that the file fills it as
     while True:
         try:
             with safe_globals([(stand_in(name, fill), name) for name, fill in fills.items()]):
-                return torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
+                return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
         except UnpicklingError as error:
             text = str(error)
             unknown, filled = UNKNOWN.search(text), FILLED.search(text)

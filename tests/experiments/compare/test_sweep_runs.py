@@ -7,11 +7,12 @@ import sys
 import threading
 import time
 from importlib.metadata import version
+from types import SimpleNamespace
 
 import pytest
 
 from linvit import UserError
-from linvit.experiments.compare import engines, tables
+from linvit.experiments.compare import engines, process, tables
 from linvit.experiments.compare.engines import run_here, run_on_ray, run_on_slurm, say_how_it_ended, slots
 from linvit.experiments.compare.experiment import Experiment, SweepRun
 from linvit.experiments.compare.grid import Sweep
@@ -176,6 +177,16 @@ def test_cells_save_and_end_when_their_parent_is_killed(tmp_path, number):
     parent.send_signal(number)
     parent.wait()
     _wait_for(tmp_path / f"saved {signal.SIGTERM}")
+
+
+def test_cells_save_under_windows_where_sigterm_kills(tmp_path, monkeypatch):
+    monkeypatch.setattr(process, "os", SimpleNamespace(name="nt", environ=os.environ))
+    monkeypatch.setattr(subprocess.Popen, "send_signal", subprocess.Popen.kill)
+    cell = process.start([sys.executable, "-c", SAVES, str(tmp_path)], str(tmp_path / "log.txt"), {})
+    _wait_for(tmp_path / "begun")
+    process.stop(cell)
+    assert cell.wait(30) == 0
+    assert (tmp_path / f"saved {signal.SIGTERM}").exists()
 
 
 def _wait_for(path):

@@ -1,7 +1,6 @@
 """What starts runs: processes of this machine, tasks of Ray, or jobs of SLURM, whose machines share their folder."""
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 from linvit import machine
 from linvit.errors import UserError
 from linvit.experiments.compare.experiment import SweepRun
-from linvit.experiments.compare.process import ForkServer, ProcessJob, start
+from linvit.experiments.compare.process import ForkServer, ProcessJob, start, stop
 from linvit.signals import STOP
 
 POLL = 0.2  # seconds
@@ -129,8 +128,10 @@ class _LocalJob:
 
     def cancel(self) -> None:
         self._cancelled = True
-        if self._process is not None:
-            self._process.send_signal(signal.SIGTERM)
+        if isinstance(self._process, ForkServer):
+            self._process.terminate()
+        elif self._process is not None:
+            stop(self._process)
 
 
 def run_here(runs: Sequence[SweepRun], slots: Sequence[Environment]) -> Iterator[SweepRun]:

@@ -3,7 +3,6 @@
 import json
 import os
 import select
-import signal
 import subprocess
 import sys
 import time
@@ -20,6 +19,14 @@ def start(command: Sequence[str], log: str, environment: Mapping[str, str]) -> "
     given = {**os.environ, **environment, END_WITH_STDIN: "1"}
     with open(log, "ab") as file:
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=file, stderr=file, env=given)
+
+
+def stop(process: "subprocess.Popen[bytes]") -> None:
+    """Lets a process that `start` has started save and end. Windows' SIGTERM would kill it."""
+    if os.name == "nt" and process.stdin is not None:
+        process.stdin.close()
+    else:
+        process.terminate()
 
 
 class ForkServer:
@@ -55,9 +62,9 @@ class ForkServer:
             self.returncode = int(answers.readline() or self._server.wait())
         return self.returncode
 
-    def send_signal(self, number: int) -> None:
-        """Sends a signal, of which SIGTERM reaches the command."""
-        self._server.send_signal(number)
+    def terminate(self) -> None:
+        """Lets the command save and end."""
+        self._server.terminate()
 
     def close(self) -> None:
         """Ends it when the command has ended."""
@@ -77,7 +84,7 @@ class ProcessJob:
                 try:
                     time.sleep(POLL)
                 except KeyboardInterrupt:
-                    self.process.send_signal(signal.SIGTERM)
+                    stop(self.process)
         return self.process.returncode, time.monotonic() - begun
 
     def checkpoint(self, *arguments: Any) -> Any:
@@ -85,6 +92,6 @@ class ProcessJob:
         from submitit.helpers import DelayedSubmission
 
         if self.process is not None:
-            self.process.send_signal(signal.SIGTERM)
+            stop(self.process)
             self.process.wait()
         return DelayedSubmission(ProcessJob(), *arguments)
