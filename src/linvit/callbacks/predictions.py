@@ -68,7 +68,7 @@ class PicturePaths:
     """Paths in a data source's own folder, `predictions_photos`. Images in folders below the source keep these.
 
     Unless a process is `alone`, others write, too: files then also have the ending of an image below the source in
-    their names, and the number of any other.
+    their names, and the number of any other. A name in a table that is no file's, such as "..", is the number.
     """
 
     def __init__(self, folder: Path, source: str | None, alone: bool = True) -> None:
@@ -81,6 +81,8 @@ class PicturePaths:
         """The path of an image's files without their endings; a number is added where it came before."""
         inside = self._source is not None and Path(name).is_relative_to(self._source)
         kept = Path(name).relative_to(self._source) if inside else Path(Path(name).name)  # type: ignore[arg-type]
+        if not kept.stem.strip(".") or ".." in kept.parts or "\0" in name:
+            inside, kept = False, Path(str(index))
         stem = str(kept.with_suffix(""))
         if not self.alone:
             return self.folder / (str(kept) if inside else f"{stem}_{index}")

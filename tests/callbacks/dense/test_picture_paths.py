@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from linvit.callbacks.predictions import PicturePaths
 
 
@@ -30,3 +32,11 @@ def test_no_file_takes_the_place_of_another(tmp_path):
     paths = PicturePaths(tmp_path, None)
     found = [paths(name, 0).name for name in ("a/1.png", "b/1.png", "c/1_2.png", "d/1.png", "legend.png", "1_2_2.png")]
     assert found == ["1", "1_2", "1_2_2", "1_3", "legend_2", "1_2_2_2"]
+
+
+@pytest.mark.parametrize("alone", [True, False])
+@pytest.mark.parametrize("name", ["..", "/", ".", "..png", "a\0b.png", "x/..", "SOURCE/../../x.png", "SOURCE"])
+def test_names_of_tables_lead_nowhere_else(tmp_path, name, alone):
+    paths = PicturePaths(tmp_path, str(tmp_path / "photos"), alone)
+    path = paths(name.replace("SOURCE", str(tmp_path / "photos")), 3)
+    assert path == paths.folder / ("3" if alone else "3_3")
