@@ -51,6 +51,7 @@ from linvit.runs.trainer import (
     SyncBatchNorm,
     add_displays,
     as_list,
+    check_nccl,
     check_strategy,
     default_callbacks,
     default_precision,
@@ -353,6 +354,7 @@ class Run:
             raise UserError(f"these --trainer options do not go together or do not exist: {error}") from error
         if options["sync_batchnorm"] and trainer.world_size > 1 and isinstance(trainer.accelerator, CPUAccelerator):
             raise UserError("torch normalises batches over ranks on GPUs only: leave out --trainer.sync_batchnorm")
+        check_nccl(trainer)
         self._ranks = Ranks(trainer)
         if not self._fits:
             anywhere = self.checkpoint is not None or self.verb == "predict"
