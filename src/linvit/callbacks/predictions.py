@@ -1,6 +1,7 @@
 """Predictions as files: one way for the results of all tasks."""
 
 import hashlib
+import os
 import re
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,9 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from linvit.callbacks.common import class_names, gather, pixels
 from linvit.callbacks.dense import palette
+
+REFUSED = {"posix": r"\0", "nt": r'[\0-\x1f<>:"|?*]'}
+"""What no file's name has; of "12:30.png" Windows would write a hidden part of a file "12"."""
 
 
 class PredictionWriter(Callback):
@@ -81,7 +85,7 @@ class PicturePaths:
         """The path of an image's files without their endings; a number is added where it came before."""
         inside = self._source is not None and Path(name).is_relative_to(self._source)
         kept = Path(name).relative_to(self._source) if inside else Path(Path(name).name)  # type: ignore[arg-type]
-        if not kept.stem.strip(".") or ".." in kept.parts or "\0" in name:
+        if not kept.stem.strip(".") or ".." in kept.parts or re.search(REFUSED[os.name], str(kept)):
             inside, kept = False, Path(str(index))
         stem = str(kept.with_suffix(""))
         if not self.alone:

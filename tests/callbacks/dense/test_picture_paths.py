@@ -1,9 +1,11 @@
 """Where the files of predicted images go."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from linvit.callbacks import predictions
 from linvit.callbacks.predictions import PicturePaths
 
 
@@ -32,6 +34,12 @@ def test_no_file_takes_the_place_of_another(tmp_path):
     paths = PicturePaths(tmp_path, None)
     found = [paths(name, 0).name for name in ("a/1.png", "b/1.png", "c/1_2.png", "d/1.png", "legend.png", "1_2_2.png")]
     assert found == ["1", "1_2", "1_2_2", "1_3", "legend_2", "1_2_2_2"]
+
+
+def test_names_that_windows_refuses(tmp_path, monkeypatch):
+    assert PicturePaths(tmp_path, None)("12:30.png", 3).name == "12:30"
+    monkeypatch.setattr(predictions, "os", SimpleNamespace(name="nt"))
+    assert PicturePaths(tmp_path, None)("12:30.png", 3).name == "3"
 
 
 @pytest.mark.parametrize("alone", [True, False])
