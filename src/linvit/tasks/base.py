@@ -255,9 +255,9 @@ class Task(SavedTask):
         return (self.network if self.training else self.predicting)(images)  # type: ignore[no-any-return]
 
     def log(self, name: str, value: Any, *args: Any, **options: Any) -> None:
-        """Logs a metric; a number stays on the host, which Lightning would move to the GPU and wait for twice."""
+        """Logs a metric; a number stays on the host with all its digits. Lightning would move it and wait for a GPU."""
         stays = isinstance(value, float | int) and not options.get("sync_dist")
-        super().log(name, torch.tensor(float(value)) if stays else value, *args, **options)
+        super().log(name, torch.tensor(float(value), dtype=torch.float64) if stays else value, *args, **options)
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         """Returns and logs the loss; with a teacher the weighted sum of the task's and of what is matched."""
