@@ -95,14 +95,8 @@ def set_attention_kernel(network: nn.Module, kernel: str) -> None:
         if ":" not in kernel:
             check_choice("attention_kernel", kernel, ["auto", "torch", *kernel_names()])
         _kernel(kernel)
-        has_device = INTERPRETED or torch.cuda.is_available()
-        has = {"the package triton": importlib.util.find_spec("triton") is not None, "a CUDA device": has_device}
-        lacks = [name for name, there in has.items() if not there]
-        if kernel == "triton" and lacks:
-            raise UserError(
-                f"attention_kernel=triton needs {' and '.join(lacks)}, which this machine lacks; leave it out, or set "
-                f"torch"
-            )
+        if kernel == "triton":
+            _check_triton()
         if not any(map(has_kernel, mechanisms)):
             given = ", ".join(sorted({type(module).__name__ for module in mechanisms})) or "no attention of linvit"
             raise UserError(
@@ -111,6 +105,15 @@ def set_attention_kernel(network: nn.Module, kernel: str) -> None:
             )
     for module in mechanisms:
         module.attention_kernel = kernel  # type: ignore[assignment]
+
+
+def _check_triton() -> None:
+    lacks = [] if importlib.util.find_spec("triton") else ["the package triton"]
+    lacks += [] if INTERPRETED or torch.cuda.is_available() else ["a CUDA device"]
+    if lacks:
+        raise UserError(
+            f"attention_kernel=triton needs {' and '.join(lacks)}, which this machine lacks; leave it out, or set torch"
+        )
 
 
 def _chosen(mechanism: "Attention", q: Tensor, v: Tensor) -> str | None:
