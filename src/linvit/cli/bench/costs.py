@@ -173,7 +173,7 @@ def _settings(args: argparse.Namespace) -> Settings:
         raise UserError("--cpu_time is for one thread on a CPU; add --threads 1, or leave it out")
     if args.autocast and args.dtype not in ("bfloat16", "float16"):
         raise UserError(f"--autocast runs in half precision; got --dtype {args.dtype}. Write --dtype bfloat16")
-    if args.kernel and device.type != "cuda" and not INTERPRETED and modes[-1] == "triton":
+    if args.kernel and kernel_names() == ["triton"] and device.type != "cuda" and not INTERPRETED:
         raise UserError(f"--kernel measures kernels for a GPU; got --device {args.device}. Add --device cuda")
     dtype, backward = DTYPES[args.dtype], not args.forward_only
     return Settings(args.device, dtype, args.autocast, tuple(modes), backward, batch=args.batch)
