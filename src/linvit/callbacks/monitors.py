@@ -133,10 +133,10 @@ class LearningRates(Callback):
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         """Logs those with which the step will be taken."""
-        for i, optimizer in enumerate(trainer.optimizers if is_logged(trainer) else []):
+        for optimizer in trainer.optimizers if is_logged(trainer) else []:
             groups = optimizer.param_groups
-            for j, group in enumerate(groups, 1):
-                name = f"lr-{type(optimizer).__name__}" + f"-{i}" * (i > 0) + f"/pg{j}" * (len(groups) > 1)
+            for i, group in enumerate(groups, 1):
+                name = f"lr-{type(optimizer).__name__}" + f"/pg{i}" * (len(groups) > 1)
                 pl_module.log(name, float(group["lr"]))
 
 

@@ -32,10 +32,8 @@ from linvit.runs.folder import run_config, run_configs
 
 def default_callbacks() -> list[Callback]:
     """What every run logs, and what saves it at a signal."""
-    return [
-        *(LearningRates(), GradientNorm(), Throughput(), Memory(), BadImageCount(), ImageCount()),
-        StopOnSignal(),
-    ]
+    logging = [LearningRates(), GradientNorm(), Throughput(), Memory(), BadImageCount(), ImageCount()]
+    return [*logging, StopOnSignal()]
 
 
 def as_list(given: Any) -> list[Any]:
