@@ -85,7 +85,7 @@ def _of_timm(name: str, device: torch.device) -> EvaluatedModel:
     if given["interpolation"] != "bicubic":
         rank_zero_warn(
             f"timm resizes images of '{name}' by {given['interpolation']} interpolation, and linvit evaluate by "
-            f"bicubic: scores differ from timm's in some tenths of a percent"
+            f"bicubic: scores differ from timm's"
         )
     known, count = infer_imagenet_subset(network), int(cast("Any", network).num_classes)
     classes: Any = ImageNetInfo(known).label_names() if known else map(str, range(count))  # type: ignore[no-untyped-call]

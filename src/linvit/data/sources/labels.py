@@ -165,7 +165,7 @@ def check_trained_classes(splits: dict[str, datasets.Dataset], label: str, class
     if first and classes[0] == "0":  # numbers without names
         rank_zero_warn(
             f"the least label of '{source}' is {first}, but labels are counted from 0: the network has {len(classes)} "
-            f"outputs, the first {first} of which no image is of"
+            f"outputs, and for the first {first} there is no image"
         )
     unseen = [classes[i] for i in every if i in present["train"] and i not in present.get("val", every)]
     if unseen:
