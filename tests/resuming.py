@@ -1,8 +1,11 @@
 """Runs that are interrupted after some optimiser steps and resumed in a new trainer, model and data module."""
 
+import csv
 import hashlib
 import json
+import logging
 import os
+import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -10,18 +13,18 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 
 from linvit.callbacks import SaveCheckpoints, StopOnSignal
-from linvit.callbacks.stop_on_signal import StopAt
-from linvit.cli.verify_resume import files
 from linvit.data import ClassificationData, DetectionData, SegmentationData
 from linvit.data.sources.scenes import CLASSES, Scenes
-from linvit.files import unlock
+from linvit.files import LAST, PREVIOUS, unlock
 from linvit.runs.checkpoint import Checkpoint
 from linvit.runs.loggers import run_loggers
 from linvit.signals import STOP, Stopped
 from linvit.tasks import ClassificationTask, DetectionTask, SegmentationTask
+from linvit.weights import torch_file
 from tests.cli.forked import Forked, free_port
 from tests.training import trainer
 
@@ -38,6 +41,19 @@ DETECTION = {  # Mask R-CNN: anchors and proposals are drawn at random
     **{"drop_path_rate": 0.3, "ema_decay": 0.9, "schedule": "steps", "decay_epochs": [1], "warmup_steps": 3},
 }
 SHORT = {"max_epochs": 2, "limit_train_batches": 7, "limit_val_batches": 1}
+COMPARED = ("state_dict", "optimizer_states", "lr_schedulers", "random_state", "loops")  # of a checkpoint
+
+
+class StopAt(Callback):
+    """Ends a run on all ranks after so many optimiser steps, as SIGTERM does: `StopOnSignal` saves last.ckpt."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_before_optimizer_step(self, trainer: Trainer, *args: Any) -> None:
+        """Asks the run to end after this step."""
+        if trainer.global_step == self.step - 1:
+            STOP.agree(signal.SIGTERM)
 
 
 class Seen(Callback):
@@ -190,6 +206,34 @@ def read(folder: Path, checkpoint: Path) -> dict[str, Any]:
     content = torch.load(checkpoint, weights_only=True)
     del content["callbacks"]  # which has paths; what follows from it is among the files
     return {"checkpoint": content, "files": files(checkpoint.parents[1]), **lines}
+
+
+def files(run: Path) -> dict[str, Any]:
+    """What a user reads in the folder of a run, by the names of files, without measured times and memory."""
+    found: dict[str, Any] = {}
+    for path in sorted(run.rglob("*")):
+        if path.suffix == ".ckpt" and path.name != PREVIOUS:
+            content = torch_file.load(path, objects=False)
+            # how an epoch was parted by an interruption at its end is not a difference; only last.ckpt is resumed
+            kept = [key for key in COMPARED if key in content and (key != "loops" or path.name == LAST)]
+            found[path.name] = {key: content[key] for key in kept}
+        elif path.name == "metrics.csv":
+            with path.open(encoding="utf-8", newline="") as file:
+                rows = list(csv.DictReader(file))
+            found[path.name] = [{tag: cell for tag, cell in row.items() if cell and not _measured(tag)} for row in rows]
+        elif path.suffix in (".csv", ".png"):
+            found[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    logging.getLogger("tensorboard").setLevel(logging.ERROR)  # it says what it purges
+    events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
+    for tag in events.Tags()["scalars"]:
+        if not _measured(tag):
+            found.setdefault("events", {})[tag] = {event.step: event.value for event in events.Scalars(tag)}
+    return found
+
+
+def _measured(tag: str) -> bool:
+    """Whether the values of a tag are times or memory, which no two runs share."""
+    return tag.removeprefix("watch/").startswith(("images/s", "data_wait", "memory/"))
 
 
 def differences(one: Any, other: Any, name: str = "") -> list[str]:

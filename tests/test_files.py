@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from linvit.cli.verify_resume import files
 from tests.cli.forked import Ranks
 from tests.cli.runs import QUICKSTART, flags, tiny
-from tests.resuming import differences
+from tests.resuming import differences, files
 
 pytestmark = pytest.mark.slow
 

@@ -74,7 +74,7 @@ def test_nothing_else_in_linvit_opens_a_pickle():
 
 @pytest.mark.parametrize("system", ["posix", "nt"])
 def test_under_windows_no_file_stays_open_by_its_tensors(tmp_path, monkeypatch, system):
-    """No process could replace it there: `linvit verify-resume` looks at checkpoints that a run goes on from."""
+    """No process could replace it there: a checkpoint may be read while a run replaces it."""
     path = tmp_path / "x.ckpt"
     torch.save({"w": torch.ones(2**16)}, path)
     monkeypatch.setattr(torch_file, "os", SimpleNamespace(name=system))

@@ -91,15 +91,3 @@ class StopOnSignal(Callback):
     def _end_if_saved(self) -> None:
         if self._stopped is not None:
             raise self._stopped
-
-
-class StopAt(Callback):
-    """Ends a run on all ranks after so many optimiser steps, as SIGTERM does: `StopOnSignal` saves last.ckpt."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_before_optimizer_step(self, trainer: Trainer, *args: Any) -> None:
-        """Asks the run to end after this step."""
-        if trainer.global_step == self.step - 1:
-            STOP.agree(signal.SIGTERM)

@@ -6,6 +6,7 @@ import re
 import sys
 from importlib.metadata import version
 
+from linvit.cli.removed import check_removed
 from linvit.errors import UserError, find_user_error
 from linvit.plain_text import PrintableStream
 from linvit.signals import STOP
@@ -37,8 +38,6 @@ usage: linvit VERB [options]
   evaluate   a classifier on ImageNet-V2, A, R, C, ReaL ..., and its calibration
   export     write a trained network as ONNX or by torch.export, and check it
   push       a trained network to the hub, or to a folder
-  verify-resume
-             interrupt your run, and see that nothing is lost
   doctor     what is installed, what the machine has, and what is wrong with it
 
 A configuration is a file, or one that comes with linvit: linvit list configs.
@@ -59,6 +58,7 @@ def main(argv: list[str] | None = None) -> int:
         sys.stdout, sys.stderr = PrintableStream(sys.stdout), PrintableStream(sys.stderr)
     _prepare()
     try:
+        check_removed(argv)
         code = _run(argv[0] if argv else "--help", argv)
         sys.stdout.flush()
     except BrokenPipeError:  # nobody reads the output to its end, as in `linvit list | head`

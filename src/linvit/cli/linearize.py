@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from linvit.cli.spec import timm_images
-from linvit.cli.verify_resume import split
 from linvit.errors import UserError
 from linvit.files import LAST, lock
+from linvit.runs.configs import split_configs
 from linvit.signals import END_WITH_STDIN, STOP
 from linvit.terminal import argument_parser, reflow
 
@@ -123,7 +123,7 @@ def main(argv: list[str]) -> int:
 
 def of_stage(stage: Mapping[str, Any], options: Sequence[str]) -> list[str]:
     """The options of one of several stages, of which those on the command line win."""
-    configs, others = split(options)
+    configs, others = split_configs(options)
     own = [f"--{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in stage.items()]
     return [*configs, *own, *others, "--stages=null"]
 
@@ -133,7 +133,7 @@ def with_teacher(teacher: str | None, options: Sequence[str]) -> list[str]:
     if teacher is None:
         return [*options]
     named = {option.partition("=")[0] for option in options}
-    configs, others = split(options)
+    configs, others = split_configs(options)
     if teacher.startswith("timm:"):
         name = teacher.removeprefix("timm:")
         own = [f"--model.backbone={{name: timm, model: {name}, pretrained: true}}", "--model.teacher.source=null"]

@@ -108,6 +108,13 @@ def arguments(argv: Sequence[str]) -> Iterator[tuple[str, str | None]]:
             yield argument, argument.removeprefix(f"{FLAG}=") if argument.startswith(f"{FLAG}=") else None
 
 
+def split_configs(options: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Returns the configurations among options, as `--config NAME` each, and the other options."""
+    found = [*arguments(options)]
+    configs = [part for _, config in found if config is not None for part in (FLAG, config)]
+    return configs, [argument for argument, config in found if config is None]
+
+
 def _bases(path: Path) -> list[Path]:
     """The files under `base:`, by paths relative to the file that names them, or by names of linvit's."""
     try:

@@ -1,0 +1,34 @@
+"""Verbs and options that this release has removed, and what to use instead.
+
+The next minor release drops the rows of this one.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from linvit.errors import UserError
+
+REMOVED = {
+    "verify-resume": "Use linvit fit --resume=auto: a run resumes exactly (docs/guides/train.md)",
+}
+"""What to use instead of a removed `VERB`, `VERB WORD`, `VERB --option`, or `--option` of all verbs: one line each.
+
+An option may have one of its values, `VERB --option=value`, where only that is removed.
+"""
+
+
+def check_removed(argv: Sequence[str]) -> None:
+    """Raises a `UserError` that names the replacement if a command has a removed verb or option."""
+    for name in _names(argv):
+        if name in REMOVED:
+            raise UserError(f"{name if name.startswith('--') else f'linvit {name}'} was removed. {REMOVED[name]}")
+
+
+def _names(argv: Sequence[str]) -> Iterator[str]:
+    """Yields the keys that the table may have for a command, such as `bench`, `bench data` and `bench --level`."""
+    verb, *words = argv or [""]
+    yield verb
+    for place, (word, following) in enumerate(zip(words, [*words, ""][1:], strict=True)):
+        if not place or word.startswith("--"):
+            for name in (word.partition("=")[0], word, f"{word}={following}"):
+                yield f"{verb} {name}"
+                yield name * name.startswith("--")
