@@ -3,7 +3,7 @@
 import csv
 import json
 import re
-from typing import ClassVar
+from typing import Any
 
 import datasets
 import numpy as np
@@ -130,6 +130,27 @@ class TestTraining:
         ):
             self.told(folder, capsys, code=0)
 
+    @pytest.mark.parametrize("option", ["--num_classes=3", "--data.num_classes=3", "--val_fraction 0.99"])
+    def test_options_of_training_count(self, tmp_path, capsys, option):
+        """They were refused, or taken and not used."""
+        folder = image_folder(tmp_path / "data", ["train"], ["cat", "dog"])
+        arguments = ["check", str(folder), "--workers", "0"]
+        assert main(arguments) == 0
+        assert main([*arguments, *option.split()]) == 1
+        assert "NO TRAINING  data source" in capsys.readouterr().out
+
+    def test_a_set_without_a_training_split(self, tmp_path, capsys):
+        out = self.told(image_folder(tmp_path / "data", ["val"]), capsys)
+        assert "has no train split; it has: val" in out
+
+    def test_masks_that_training_refuses(self, tmp_path, capsys):
+        """Masks of one split alone passed."""
+        for number in range(4):
+            for name in ("train/images", "train/masks", "val/images"):
+                save(picture(number, mode="L").point(lambda value: value % 2), tmp_path / name / f"{number}.png")
+        assert main(["check", str(tmp_path), "--workers", "0", "--num_classes", "2"]) == 1
+        assert "NO TRAINING  the val split of data source" in capsys.readouterr().out
+
     def test_an_unlabelled_test_split_is_none_of_its_business(self, tmp_path, capsys):
         folder = image_folder(tmp_path / "data", ["train", "val"])
         save(picture(99), folder / "test" / "0.png")
@@ -179,9 +200,8 @@ class Dots(ImageData):
     """Data of another task."""
 
     num_classes, class_names = 1, None
-    check_options: ClassVar = {"dots": {"type": int, "help": "dots of an image"}}
 
-    def __init__(self, source, dots, **data):
+    def __init__(self, source: str, dots: int = 1, **data: Any) -> None:
         super().__init__(source, **data)
         self.dots = dots
 
@@ -197,6 +217,27 @@ def test_a_data_module_of_another_task_says_what_is_wrong_by_itself(monkeypatch,
     monkeypatch.setattr("linvit.cli.data.TASKS", [*TASKS, Dots])
     assert main(["check", "digits", "--workers", "0", "--dots", "3"]) == 1
     assert capsys.readouterr().out.startswith("360 images of 3 dots\n  NO DOTS\n  no bad images")
+
+
+def test_the_task_is_the_one_that_is_asked_for_or_that_has_the_options(tmp_path, capsys):
+    folder = image_folder(tmp_path / "data", ["train", "val"])
+    arguments = ["check", str(folder), "--workers", "0"]
+    assert "no masks" in refusal(main, [*arguments, "--mask_suffix", "_gt", "--num_classes=2"], capsys)
+    assert "no masks" in refusal(main, [*arguments, "--data=SegmentationData", "--num_classes=2"], capsys)
+    text = refusal(main, ["check", "recall", "--label_column", "x"], capsys)
+    assert text == (
+        "'recall' is checked for DiagnosticData, which has no option data.label_column; leave it out, or choose "
+        "another task: --data ClassificationData"
+    )
+
+
+def refusal(call, arguments, capsys):
+    """What a refused check says, as an error or in its report."""
+    try:
+        assert call(arguments) == 1
+    except linvit.UserError as error:
+        return str(error)
+    return capsys.readouterr().out
 
 
 def test_labels_are_looked_at_too(tmp_path, capsys):

@@ -3,6 +3,7 @@
 import argparse
 import os
 from collections import Counter
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,15 @@ from tqdm import tqdm
 
 import linvit.data
 from linvit.callbacks.report import write_table
-from linvit.data.base import ImageData
+from linvit.data.base import ImageData, TargetReport
 from linvit.data.sources.folder import ignored_files
 from linvit.data.sources.labels import read_names
 from linvit.data.sources.scan import ScanResult, describe_bands, scan
 from linvit.data.sources.splits import HUB, source_kind
 from linvit.data.sources.tiles import SETS, cut, find_areas, isprs_areas, read_classes, read_mask
+from linvit.data.transforms.decode import Bands
 from linvit.errors import UserError, check_number
+from linvit.runs.parser import Parser, options_of, readable
 from linvit.terminal import RAW
 
 EPILOG = """examples:
@@ -34,10 +37,14 @@ EPILOG = """examples:
                                         their percentiles, and the options that
                                         linvit fit needs
   linvit data check recall --pairs 8    a diagnostic task: chance and ceiling
+  linvit data check path/to/set --data SegmentationData --num_classes 2
+                                        the task, if the set does not say it
 
-Every image is decoded as training decodes it. The exit code is 1 if an image or
-a label is bad or if linvit fit would refuse the set, else 0; images that are in
-two splits, classes without images and files that are not read are warnings.
+Every option of the data that linvit fit takes is taken, too, as it is there or
+in short: --data.num_classes=6, or --num_classes 6. Every image is decoded as
+training decodes it. The exit code is 1 if an image or a label is bad or if
+linvit fit would refuse the set, else 0; images that are in two splits, classes
+without images and files that are not read are warnings.
 """
 TILE = """examples:
   linvit data tile folder --images pictures --masks labels --val north \\
@@ -55,6 +62,8 @@ pixel counts once. linvit predict takes whole pictures: --model.window=512.
 """
 SHOWN = 20  # bad images and copies that are printed
 TASKS: list[type[ImageData]] = [getattr(linvit.data, name) for name in linvit.data.__all__ if name.endswith("Data")]
+UNRECOGNISED = (linvit.data.ClassificationData, linvit.data.SegmentationData, linvit.data.DetectionData)
+"""The tasks of data that none recognises: the first with the options that are given."""
 
 
 def main(argv: list[str]) -> int:
@@ -66,9 +75,12 @@ def main(argv: list[str]) -> int:
     check.add_argument("source", metavar="PATH", help=source)
     check.add_argument("--output", type=Path, metavar="FILE", help="write split, image and reason of bad images as CSV")
     check.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: one per core)")
-    tasks: list[type[ImageData]] = [ImageData, *TASKS]
-    for name, option in {name: each for task in tasks for name, each in task.check_options.items()}.items():
-        check.add_argument(f"--{name}", **option)
+    check.add_argument("--data", choices=[task.__name__ for task in TASKS], help="the task; found if left out")
+    tasks: list[type] = [*TASKS]
+    for name, option in {name: one for task in tasks for name, one in options_of(task).items()}.items():
+        short = [f"--{name}"] * (name != "source")
+        flag: dict[str, Any] = {"nargs": "?", "const": "true"} if option.type is bool else {}
+        check.add_argument(f"--data.{name}", *short, help=argparse.SUPPRESS, **flag)
     _add_tile(verbs)
     args = parser.parse_args(argv)
     if args.verb == "tile":
@@ -77,11 +89,15 @@ def main(argv: list[str]) -> int:
     if args.output is not None and not args.output.absolute().parent.is_dir():
         raise UserError(f"cannot write '{args.output}': there is no folder '{args.output.absolute().parent}'")
 
-    task = next((task for task in TASKS if task.recognises(args.source)), linvit.data.ClassificationData)
-    data = task.to_check(args.source, vars(args))
+    given = {name: value for name, value in vars(args).items() if name.startswith("data.") and value is not None}
+    data = _module(_task(args.source, args.data, {*given}), {"data.source": args.source, **given})
     if isinstance(data, linvit.data.DiagnosticData | linvit.data.PathfinderData):
         print("\n".join(data.facts()))
         return 0
+    if data.data_source.streaming:
+        raise UserError(
+            "linvit data check reads rows in any order, which a stream does not; leave out --data.streaming"
+        )
     image, reader = data.image_column, data.data_source.images
     pictures = {split: rows for split, rows in data.splits.items() if image in rows.features}
     refused = [
@@ -90,11 +106,17 @@ def main(argv: list[str]) -> int:
         if split not in pictures
     ]
     found = scan(pictures, image, reader, args.workers)
-    report = data.check_targets(found, args.workers)
+    report = TargetReport([f"{args.source}: {found.images.total():,} images"])
+    try:
+        report = data.check_targets(found, args.workers)
+        if report.trainable and not (refused or report.malformed or report.refused):
+            data.setup("fit")
+    except UserError as error:
+        refused.append(f"  NO TRAINING  {error}")
     found.bad += report.bad
     rows = pictures.get("train") or next(iter(pictures.values()))
     bands = describe_bands(rows, image, reader)
-    print("\n".join([*report.lines, *bands, *refused, *report.refused]))
+    print("\n".join([*report.lines, *bands, *report.refused, *refused]))
     print("\n".join([*_bad(found, args.output), *_ignored(args.source), *_copies(found)]))
     if args.output is not None:
         lines = [(bad.split, bad.name, bad.reason) for bad in (*found.bad, *report.malformed)]
@@ -102,9 +124,46 @@ def main(argv: list[str]) -> int:
     return int(bool(found.bad or refused or report.malformed or report.refused))
 
 
+def _task(source: str, asked: str | None, given: Set[str]) -> type[ImageData]:
+    """The data module of the task that is asked for, or that the data are for; the given options may decide, too."""
+    likely = [task for task in TASKS if (task.__name__ == asked if asked else task.recognises(source))]
+    missing = {task: sorted(given - _options(task)) for task in likely or UNRECOGNISED}
+    task = min(missing, key=lambda task: len(missing[task]))
+    if missing[task]:
+        also = [other.__name__ for other in TASKS if given <= _options(other)]
+        others = f", or choose another task: --data {' or '.join(also)}" if also else ""
+        raise UserError(
+            f"'{source}' is checked for {task.__name__}, which has no option {', '.join(missing[task])}; leave it "
+            f"out{others}"
+        )
+    return task
+
+
+def _options(task: type) -> set[str]:
+    return {f"data.{name}" for name in options_of(task)}
+
+
+def _module(task: type[ImageData], given: Mapping[str, str]) -> ImageData:
+    """The data module with the given options, read as `linvit fit` reads them."""
+    parser = Parser()
+    parser.add_class_arguments(task, "data")
+    parser.set_defaults({f"data.{name}": value for name, value in task.check_defaults.items()})
+    try:
+        options = parser.parse_args([f"--{name}={value}" for name, value in given.items()])
+    except argparse.ArgumentError as error:
+        raise UserError(readable(str(error))) from error
+    if "bands" in options.data:
+        channels = Bands.parse(options.data.bands, options.data.value_range).channels
+        for name in {"mean", "std"}.difference(name.removeprefix("data.") for name in given):
+            options.data[name] = [0.5] * channels  # which does not matter here
+    module: ImageData = parser.instantiate(options).data
+    return module
+
+
 def _add_verb(verbs: Any, name: str, what: str, epilog: str) -> argparse.ArgumentParser:
     about = f"{what.capitalize()}."
-    return verbs.add_parser(name, help=what, description=about, epilog=epilog, formatter_class=RAW)  # type: ignore[no-any-return]
+    options: dict[str, Any] = {"description": about, "epilog": epilog, "formatter_class": RAW, "allow_abbrev": False}
+    return verbs.add_parser(name, help=what, **options)  # type: ignore[no-any-return]
 
 
 def _bad(found: ScanResult, output: Path | None) -> list[str]:

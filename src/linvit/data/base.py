@@ -26,7 +26,7 @@ from linvit.data.loading.sampler import (
 from linvit.data.sources.data_source import DataSource, Splits
 from linvit.data.sources.images import Images, Sample, Target, Transform, collate
 from linvit.data.sources.read import MAX_PIXELS, BadImages, ImageReader, Policy
-from linvit.data.sources.scan import ImageFinding, ScanResult, json_list
+from linvit.data.sources.scan import ImageFinding, ScanResult
 from linvit.data.sources.stream import Stream
 from linvit.data.transforms.decode import Bands
 from linvit.data.transforms.on_device import Normalisation
@@ -35,16 +35,19 @@ from linvit.image_size import image_size
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
-CLASS_NAMES_OPTION = {"help": "of masks or objects: a file with a name per line; or ade20k, isprs"}
 
 
 class TargetReport(NamedTuple):
-    """What `linvit data check` finds in targets; `refused` says why `linvit fit` would refuse the set."""
+    """What `linvit data check` finds in targets; `refused` says why `linvit fit` would refuse the set.
+
+    It tries what `linvit fit` does before the first step, too, unless the images have no targets (`trainable`).
+    """
 
     lines: list[str]
     bad: Sequence[ImageFinding] = ()
     malformed: Sequence[ImageFinding] = ()
     refused: Sequence[str] = ()
+    trainable: bool = True
 
 
 class ImageData(LightningDataModule):
@@ -108,13 +111,8 @@ class ImageData(LightningDataModule):
         | {"max_bad_fraction", "max_pixels", "streaming_rows", "shuffle_buffer"}
     )
     """Options that recipes set and users rarely do: only `--help=all` shows them."""
-    check_options: ClassVar[dict[str, dict[str, Any]]] = {
-        "image_column": {"help": "column of the images; found if left out"},
-        "max_pixels": {"type": int, "help": f"larger images are bad (default: {MAX_PIXELS})"},
-        "bands": {"type": json_list, "metavar": "[N,...]", "help": "bands that are used; the first is 1"},
-        "value_range": {"type": json_list, "metavar": "[LOW,HIGH]", "help": "the values that become 0 and 1"},
-    }
-    """Options of `linvit data check` that are this module's, with the arguments of `argparse` for each."""
+    check_defaults: ClassVar[Mapping[str, Any]] = {}
+    """Defaults of options that differ in `linvit data check`."""
 
     def __init__(
         self,
@@ -217,13 +215,6 @@ class ImageData(LightningDataModule):
     def recognises(cls, source: str) -> bool:
         """Whether `linvit data check` takes a data source for one of this module's task."""
         return False
-
-    @classmethod
-    def to_check(cls, source: str, given: Mapping[str, Any], **more: Any) -> Self:
-        """The module for `linvit data check`, with more options and those of the given ones that are its own."""
-        options = {name: given[name] for name in ImageData.check_options | cls.check_options if given[name] is not None}
-        channels = Bands.parse(options.get("bands"), options.get("value_range")).channels
-        return cls(source, mean=[0.5] * channels, std=[0.5] * channels, **options, **more)  # which do not matter there
 
     def check_targets(self, found: ScanResult, workers: int) -> TargetReport:
         """Looks at all targets for `linvit data check`, in so many processes, knowing what was found in the images."""

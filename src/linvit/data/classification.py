@@ -63,10 +63,6 @@ class ClassificationData(ImageData):
         "zoom",
     }
 
-    check_options: ClassVar[dict[str, dict[str, Any]]] = {
-        "label_column": {"help": "column of the labels; found if left out"}
-    }
-
     def __init__(
         self,
         source: str = "digits",
@@ -198,10 +194,5 @@ class ClassificationData(ImageData):
                 except UserError as error:
                     refused.append(f"  BAD LABELS  {error}")
             lines.append(f"  {split:<10}{found.images[split]:>12,} images{each}")
-        only_predicted = len(self.splits) == 1 and not self.labelled
-        if not refused and "train" in self.splits and not only_predicted:
-            try:
-                self.setup("fit")
-            except UserError as error:
-                refused.append(f"  NO TRAINING  {error}")
-        return TargetReport([*lines, *found.lines()], refused=refused)
+        asked = len(self.splits) > 1 or self.expected_classes is not None
+        return TargetReport([*lines, *found.lines()], refused=refused, trainable=bool(self.labelled) or asked)

@@ -5,14 +5,14 @@ from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torchvision.utils import draw_bounding_boxes
 
-from linvit.data.base import CLASS_NAMES_OPTION, ImageData, TargetReport
+from linvit.data.base import ImageData, TargetReport
 from linvit.data.sources.coco import find_coco
 from linvit.data.sources.images import Sample, Target, wrong_size
 from linvit.data.sources.labels import Classes, features_of, read_names
@@ -27,7 +27,7 @@ from linvit.data.sources.objects import (
 )
 from linvit.data.sources.scan import ImageFinding, ScanResult
 from linvit.data.sources.scenes import Scenes, SceneSource
-from linvit.data.sources.splits import HUB, load_splits, source_kind
+from linvit.data.sources.splits import HUB, table_features
 from linvit.data.sources.splits import SCENES as DIGIT_SCENES
 from linvit.data.transforms.detection import DetectionAugmentation, EvalTransform, TrainTransform
 from linvit.data.transforms.segmentation import check_resize_limits
@@ -75,12 +75,6 @@ class DetectionData(ImageData):
     cpu_keys: ClassVar[tuple[str, ...]] = ("boxes", "labels", "iscrowd", "area", "rles")
     advanced_options: ClassVar[frozenset[str]] = ImageData.advanced_options | {
         *("object_column", "box_format", "streaming"),
-    }
-
-    check_options: ClassVar[dict[str, dict[str, Any]]] = {
-        "class_names": CLASS_NAMES_OPTION,
-        "masks": {"action": "store_true", "help": "of objects: read their masks, too"},
-        "box_format": {"choices": get_args(BoxFormat), "help": "of objects in a table (default: xywh)"},
     }
 
     def __init__(
@@ -219,8 +213,7 @@ class DetectionData(ImageData):
         path = Path(source).expanduser()
         if not source.startswith(HUB) and path.is_dir() and find_coco(path):
             return True
-        table = source.startswith(HUB) or (path.exists() and source_kind(path) in ("saved", "parquet", "arrow"))
-        return table and not {*OBJECT_COLUMNS}.isdisjoint(features_of(load_splits(source)))
+        return not table_features(source).keys().isdisjoint(OBJECT_COLUMNS)
 
     def check_targets(self, found: ScanResult, workers: int) -> TargetReport:
         """Looks at all objects; see `ImageData.check_targets`."""

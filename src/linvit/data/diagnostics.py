@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping
 from functools import partial
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 
@@ -33,12 +33,6 @@ class GeneratedData(ImageData):
     def recognises(cls, source: str) -> bool:
         """Whether it is a name of the data."""
         return source in cls.sources
-
-    @classmethod
-    def to_check(cls, source: str, given: Mapping[str, Any], **more: Any) -> Self:
-        """The module for `linvit data check`."""
-        own = cls.check_options.keys() - ImageData.check_options.keys()
-        return cls(source, **{name: given[name] for name in own if given[name] is not None}, **more)
 
     def facts(self) -> list[str]:
         """What there is to say of the images, for `linvit data check`, which finds none that is bad."""
@@ -86,10 +80,6 @@ class DiagnosticData(GeneratedData):
         $ linvit compare diagnostics/recall --model.attention=softmax,linear --data.pairs=8,32
     """
 
-    check_options: ClassVar[dict[str, dict[str, Any]]] = {
-        name: {"type": int, "metavar": "N", "help": "of a diagnostic task"}
-        for name in ("pairs", "distractors", "distance")
-    }
     sources = TASKS
     answer = "mask"
     list_keys: ClassVar[tuple[str, ...]] = ("size",)

@@ -3,11 +3,11 @@
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import datasets
 
-from linvit.data.base import CLASS_NAMES_OPTION, ImageData, TargetReport
+from linvit.data.base import ImageData, TargetReport
 from linvit.data.sources.data_source import Splits
 from linvit.data.sources.images import Target
 from linvit.data.sources.labels import as_images, features_of, find_column, read_names
@@ -16,6 +16,7 @@ from linvit.data.sources.pairs import has_masks, load_pairs
 from linvit.data.sources.scan import ScanResult
 from linvit.data.sources.scenes import CLASSES, Scenes, SceneSource
 from linvit.data.sources.splits import SCENES as DIGIT_SCENES
+from linvit.data.sources.splits import table_features
 from linvit.data.transforms.segmentation import (
     EvalTransform,
     SegmentationAugmentation,
@@ -76,11 +77,7 @@ class SegmentationData(ImageData):
         *("mask_column", "mask_suffix", "mask_values", "ignored_values", "multiple", "augment_on")
     }
 
-    check_options: ClassVar[dict[str, dict[str, Any]]] = {
-        "num_classes": {"type": int, "help": "of masks: how many classes there are"},
-        "class_names": CLASS_NAMES_OPTION,
-        "reduce_zero_label": {"action": "store_true", "help": "masks count from 1, and 0 is for no class"},
-    }
+    check_defaults: ClassVar[Mapping[str, Any]] = {"augmentation.photometric": False}  # for images of any bands
 
     def __init__(
         self,
@@ -182,13 +179,11 @@ class SegmentationData(ImageData):
 
     @classmethod
     def recognises(cls, source: str) -> bool:
-        """Whether a data source is a folder of images and masks."""
-        return has_masks(source)
-
-    @classmethod
-    def to_check(cls, source: str, given: Mapping[str, Any], **more: Any) -> Self:
-        """The module for `linvit data check`, without changes of colours, so that images of any bands will do."""
-        return super().to_check(source, given, augmentation=SegmentationAugmentation(photometric=False), **more)
+        """True for a folder of images and masks, and for a table with a column of masks."""
+        features = table_features(source)
+        classes = any(isinstance(kind, datasets.ClassLabel) for kind in features.values())
+        masks = any(isinstance(features.get(name), datasets.Image) for name in MASK_COLUMNS)
+        return has_masks(source) or (masks and not classes)
 
     def check_targets(self, found: ScanResult, workers: int) -> TargetReport:
         """Looks at all masks; see `ImageData.check_targets`."""

@@ -7,6 +7,7 @@ import pkgutil
 import re
 from argparse import ArgumentError
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
 from typing import Any, Literal, NamedTuple, cast
 
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
@@ -250,6 +251,7 @@ class Option(NamedTuple):
     type: Any
 
 
+@cache
 def options_of(owner: type) -> dict[str, Option]:
     """Options by name; those of a nested dataclass as `augmentation.hflip`."""
     found = {}

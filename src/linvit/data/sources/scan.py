@@ -1,8 +1,6 @@
 """Looks at every image of a set: what it is, whether it can be decoded, whether it is there twice; values of bands."""
 
-import argparse
 import hashlib
-import json
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -117,17 +115,6 @@ def examine(row: Mapping[str, Any], number: int, image: str, split: str, reader:
 IMAGES_SAMPLED = 200  # that are looked at, spread evenly over a set
 PIXELS_SAMPLED = 4096  # of each
 PERCENTILES = {"least": 0, "0.5 %": 0.5, "median": 50, "99.5 %": 99.5, "largest": 100}
-
-
-def json_list(text: str) -> list[Any]:
-    """An option of a command line that is a list."""
-    try:
-        found = json.loads(text)
-    except ValueError:
-        found = None
-    if not isinstance(found, list):
-        raise argparse.ArgumentTypeError(f"must be a list without spaces, such as [1,2,3]; got {text}")
-    return found
 
 
 def describe_bands(rows: datasets.Dataset, image: str, reader: ImageReader) -> list[str]:

@@ -16,7 +16,7 @@ import pyarrow.parquet
 from lightning.pytorch.utilities import rank_zero_warn
 
 from linvit.data.sources.folder import image_folder
-from linvit.data.sources.labels import MAX_CLASSES
+from linvit.data.sources.labels import MAX_CLASSES, features_of
 from linvit.errors import UserError, did_you_mean
 
 Rows = TypeVar("Rows", datasets.Dataset, datasets.IterableDataset)
@@ -51,6 +51,13 @@ def load_splits(source: str) -> dict[str, datasets.Dataset]:
             if "label" not in rows.features and _is_described(splits[split]):
                 tables[split] = _described(splits[split], len(rows))
         return named(tables, source)
+
+
+def table_features(source: str) -> dict[str, Any]:
+    """The columns of a data source that is stored as tables, and their kinds; none of folders and embedded sets."""
+    path = Path(source).expanduser()
+    stored = source.startswith(HUB) or (path.exists() and source_kind(path) in ("saved", "parquet", "arrow"))
+    return features_of(load_splits(source)) if stored else {}
 
 
 def _is_described(folder: Path) -> bool:
