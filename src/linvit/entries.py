@@ -61,19 +61,20 @@ _named: ContextVar[frozenset[str] | None] = ContextVar("class paths that may be 
 @contextmanager
 def restrict_imports_to(options: object) -> Iterator[None]:
     """In this context, in which a checkpoint's options are used, class paths are imported that stand in these, too."""
-    token = _named.set(frozenset(_texts(options)))
+    token = _named.set(frozenset(texts(options)))
     try:
         yield
     finally:
         _named.reset(token)
 
 
-def _texts(value: object) -> Iterator[str]:
+def texts(value: object) -> Iterator[str]:
+    """Yields the texts in nested lists and mappings."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping | list | tuple):
         for part in value.values() if isinstance(value, Mapping) else value:
-            yield from _texts(part)
+            yield from texts(part)
 
 
 def by_path(kind: str, path: str, known: Mapping[str, list[Entry]]) -> Entry:

@@ -31,6 +31,17 @@ def load(text: str, what: str) -> Any:
     return jsonargparse.get_loader("yaml")(text)
 
 
+def mapping(path: Path) -> dict[str, Any]:
+    """Returns the content of a configuration; raises a `UserError` if it cannot be read, or is not a mapping."""
+    try:
+        content = load(read(path), f"'{path}'")
+    except (yaml.YAMLError, OSError, ValueError) as error:
+        raise UserError(f"'{path}' cannot be read: {str(error).splitlines()[0]}") from error
+    if not isinstance(content, dict):
+        raise UserError(f"'{path}' is not the configuration of a run")
+    return content
+
+
 class _Tuples(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
     """Lightning writes tuples to hparams.yaml."""
 

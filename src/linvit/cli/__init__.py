@@ -48,6 +48,9 @@ Runs are kept in checkpoints/CONFIG_NAME/version_N. Watch them with
 PLAIN = tuple(verb for verb in re.findall(r"^  ([a-z-]+)(?=  |$)", HELP, re.MULTILINE) if verb not in VERBS)
 """Verbs that are plain functions: main(argv) -> exit code."""
 TASK = re.compile(r"(\w+\.)*[A-Z]\w*[a-z]\w*")  # the class of one, as a value of --model
+OF_FILES = ("analyze", "data", "evaluate", "export", "import-weights", "linearize", "probe", "push")
+"""Verbs that open files of strangers, as predict --model does. Modules of the current folder are known to them only if the user names code."""
+CODE = re.compile(r"(-c|--config)(=.*)?|(.*\W)?[\w.]+:[A-Za-z_]\w*\W*|--(trainer\.\w+\+?|data|model)=.*\w\.\w.*")
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_LIBRARY")
 
 
@@ -56,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     if not isinstance(sys.stdout, PrintableStream):  # before a library keeps the stream
         sys.stdout, sys.stderr = PrintableStream(sys.stdout), PrintableStream(sys.stderr)
-    _prepare()
+    _prepare(argv)
     try:
         check_removed(argv)
         code = _run(argv[0] if argv else "--help", argv)
@@ -104,7 +107,7 @@ def _names_a_network(argv: list[str]) -> bool:
     return model is not None and "--config" not in given and (os.path.exists(model) or not TASK.fullmatch(model))
 
 
-def _prepare() -> None:
+def _prepare(argv: list[str]) -> None:
     """Sets what torch reads when it is imported, unless the user has set it; makes local modules known.
 
     OpenMP's threads spin while they wait, and by default GCC's for so long that two processes on the same cores spend
@@ -114,5 +117,7 @@ def _prepare() -> None:
         os.environ |= {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "10000"}  # GCC's OpenMP goes by the second alone
     os.environ["PYTHON_COLORS"] = "0"  # tracebacks in colour, whose codes would be written out
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    if "" not in sys.path:
+    verb = argv[0] if argv else ""
+    opens_files = verb in OF_FILES or "--report" in argv or (verb == "predict" and _names_a_network(argv))
+    if "" not in sys.path and (not opens_files or any(map(CODE.fullmatch, argv))):
         sys.path.append("")  # the current folder, for classes such as --model.attention=my_module:MyAttention

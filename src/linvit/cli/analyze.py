@@ -20,7 +20,7 @@ from linvit.data.base import ImageData
 from linvit.errors import UserError, check_number
 from linvit.experiments.analyze import AnalysedModel, Analysis, analyze, read_photos, write
 from linvit.registry import backbones
-from linvit.runs.folder import check_writable, run_of_checkpoint, shown
+from linvit.runs.folder import check_writable, run_config, run_of_checkpoint, saved, shown
 from linvit.runs.run import Run
 from linvit.tasks.base import Description, Task
 from linvit.terminal import argument_parser, reflow, table
@@ -101,10 +101,10 @@ def _backbone(args: argparse.Namespace) -> tuple[ImageData, list[AnalysedModel]]
 def _checkpoints(args: argparse.Namespace) -> tuple[ImageData, list[AnalysedModel]]:
     """The models of checkpoints, and the data of a configuration, which the first run has if none is named."""
     folder = run_of_checkpoint(args.ckpt_path[0])
-    config = args.config or (folder and folder / "config.yaml")
+    config = args.config or (folder and saved(folder))
     if missing := next((path for path in args.ckpt_path if not Path(path).exists()), None):
         raise UserError(f"there is no checkpoint at '{missing}'")
-    if config is None or (args.config is None and not Path(config).is_file()):
+    if config is None or (folder and args.config is None and not run_config(folder).is_file()):
         raise UserError(f"'{args.ckpt_path[0]}' lies in no run's folder; name its configuration: --config CONFIG")
     options = ["--config", str(config), "--data.num_workers=0", "--model.compile=false", "--seed_everything=false"]
     options += [] if args.images is None else [f"--data.predict_path={args.images}"]

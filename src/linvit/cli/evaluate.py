@@ -17,7 +17,7 @@ from linvit.evaluation.report import corruption_tables, table_of, top1_by_set, w
 from linvit.evaluation.scores import Evaluator
 from linvit.evaluation.sets import ImageSet, read_set, real_labels
 from linvit.runs import result
-from linvit.runs.folder import RESULT, RunFolder, check_writable, run_config, run_of_checkpoint, shown
+from linvit.runs.folder import RESULT, RunFolder, check_writable, run_of_checkpoint, saved, shown
 from linvit.runs.run import Run
 from linvit.runs.trainer import usable_accelerator
 from linvit.terminal import argument_parser, reflow, table
@@ -103,7 +103,7 @@ def read_sets(model: EvaluatedModel, given: dict[str, list[Path]], name: str) ->
     run = None if name.startswith(TIMM) else run_of_checkpoint(name)
     sets = {each: read_folder(each, model, paths) for each, paths in given.items() if paths and each != "real"}
     if run is not None and "clean" not in sets:
-        data = Run("test", ["--config", str(run_config(run))], quiet=True).data
+        data = Run("test", ["--config", saved(run)], quiet=True).data
         if isinstance(data, ClassificationData):
             sets["clean"] = read_set("clean", data, model.classes, whole=False)
     clean = sets.pop("clean", None)

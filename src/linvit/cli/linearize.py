@@ -141,7 +141,7 @@ def with_teacher(teacher: str | None, options: Sequence[str]) -> list[str]:
             return [*configs, *own, *others]
         prepared = [f"--data.{part}={value}" for part, value in timm_images(name).items() if part in ("mean", "std")]
         return ["--config", ALONE, *prepared, *own, *others]
-    from linvit.runs.folder import RunFolder, run_config, run_of_checkpoint
+    from linvit.runs.folder import RunFolder, run_config, run_of_checkpoint, saved
 
     path = Path(teacher)
     folder = run_of_checkpoint(path) if path.exists() else None
@@ -155,7 +155,10 @@ def with_teacher(teacher: str | None, options: Sequence[str]) -> list[str]:
     if not configs and "--model.attention" not in named:
         raise UserError("which attention shall take the place of the teacher's? Such as --model.attention=focused")
     averaged = ["--model.mesa=0"] * bool(RunFolder(folder).model.get("mesa"))  # with an average that a student has not
-    return ["--config", str(run_config(folder)), "--config", OF_A_RUN, *configs, source, *averaged, *others]
+    own = run_config(folder).resolve()
+    trusted = any(Path(config).resolve() == own for config in configs)
+    first = str(own) if trusted else saved(folder)
+    return ["--config", first, "--config", OF_A_RUN, *configs, source, *averaged, *others]
 
 
 def train_teacher(teacher: "Teacher") -> bool:

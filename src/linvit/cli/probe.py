@@ -20,7 +20,7 @@ from linvit.experiments.page import Page
 from linvit.experiments.plots import Axis, Series, line_plot
 from linvit.files import write_text
 from linvit.plain_text import markdown_table
-from linvit.runs.folder import check_writable, run_config, run_of_checkpoint, shown
+from linvit.runs.folder import check_writable, run_of_checkpoint, saved, shown
 from linvit.runs.run import Run
 from linvit.tasks.pretrained import skip_pretrained
 from linvit.terminal import argument_parser, reflow, table
@@ -131,7 +131,7 @@ def read_subject(name: str | None, config: str | None, options: Sequence[str], t
         folder = run_of_checkpoint(name) if Path(name).exists() else None
         if folder is None:
             raise UserError(f"'{name}' is neither a run, NAME/version_N, nor a checkpoint in one, nor timm:MODEL")
-        own = ["--config", str(run_config(folder)), f"--ckpt_path={name}"]
+        own = ["--config", saved(folder), f"--ckpt_path={name}"]
     run = Run("predict", [*own, *(["--config", config] if config else []), *options], quiet=True)
     if not isinstance(run.data, ClassificationData):  # of a dense task, whose backbone is probed
         data = run.data

@@ -19,7 +19,7 @@ from linvit.files import replacing
 from linvit.finite import not_finite
 from linvit.runs.checkpoint import check_same_model, checkpoint_in, read_checkpoint
 from linvit.runs.folder import CHECKPOINTS, RunFolder, best_checkpoints, newest
-from linvit.runs.parser import subclasses
+from linvit.runs.parser import known_class
 from linvit.tasks.base import SET_BY_RUN, Task
 from linvit.tasks.optimisation import Optimisation
 from linvit.tasks.pretrained import skip_pretrained
@@ -156,16 +156,11 @@ def build_task(
 
 def task_class(name: str, allow: Collection[str] = ()) -> type[Task]:
     """The class of a task by its path: linvit's own, one that this program has imported, or one that is allowed."""
-    dotted = name.replace(":", ".")
-    last = dotted.rpartition(".")[2]
-    if dotted in {path.replace(":", ".") for path in allow}:
-        known = [pkgutil.resolve_name(name)]
-    else:
-        known = [*([getattr(tasks, last)] if last in tasks.__all__ else []), *subclasses(Task)]
-    for each in known:
-        paths = (f"{each.__module__}.{each.__qualname__}", f"linvit.tasks.{last}")
-        if isinstance(each, type) and issubclass(each, Task) and dotted in paths and each.__name__ == last:
-            return each
+    if name.replace(":", ".") in {path.replace(":", ".") for path in allow}:
+        pkgutil.resolve_name(name)
+    found: type[Task] | None = known_class(name, Task, tasks)
+    if found is not None:
+        return found
     raise UserError(
         f"the task '{name}' is not linvit's, and to import it would run its code. If you trust it, import its module "
         f"first, or name it: linvit.load(..., allow=['{name}']), or --allow={name} on the command line"

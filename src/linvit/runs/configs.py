@@ -14,6 +14,8 @@ from linvit.errors import UserError, did_you_mean
 from linvit.model_info import ADE20K, COCO, CONFIGS, mapping, table
 
 FLAG, SHORT = "--config", "-c"
+SAVED = "run:"
+"""Stands before the path of a configuration that only a run's folder names: `parser.saved_config` reads it as data."""
 DEVICES = 8  # of the published runs of recipes
 EPOCHS: dict[str, dict[str, Any]] = {"3x": {"trainer.max_epochs": 36, "model.decay_epochs": [27, 33]}}
 """What a schedule changes in the bases, which train for 12 epochs."""
@@ -76,6 +78,8 @@ def with_bases(argv: Sequence[str]) -> list[str]:
         if config is None:
             yaml_text.check(argument.partition("=")[2] or argument, f"'{argument[:40]}'")
             expanded.append(argument)
+        elif config.startswith(SAVED):
+            expanded += [FLAG, config]
         else:
             for path in chain(config_file(config)):
                 row = None if path.is_file() else {**yaml_text.load(text(path), f"'{path}'"), "base": None}

@@ -20,6 +20,7 @@ from linvit import yaml_text
 from linvit.errors import UserError
 from linvit.files import BEST, BEST_AVERAGE
 from linvit.model_info import CONFIGS
+from linvit.runs.configs import SAVED
 from linvit.runs.configs import find as find_config
 
 CONFIG, CURVES, HPARAMS, CHECKPOINTS = "config.yaml", "metrics.csv", "hparams.yaml", "checkpoints"
@@ -338,6 +339,11 @@ def run_configs(run: Path) -> list[Path]:
 def run_config(run: Path) -> Path:
     """The configuration that a run was started with, or resumed with last."""
     return run_configs(run)[-1]
+
+
+def saved(run: Path) -> str:
+    """Returns what `--config` takes for the configuration of a run that the user named: it is read as data alone."""
+    return f"{SAVED}{run_config(run)}"
 
 
 def how_to_resume(run: Path) -> str:

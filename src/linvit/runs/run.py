@@ -28,7 +28,7 @@ from linvit.image_size import image_size
 from linvit.runs import result
 from linvit.runs.checkpoint import Checkpoint, Found, SameCheckpoint, checkpoint_in, find, read_checkpoint
 from linvit.runs.conditions import conditions
-from linvit.runs.configs import configs
+from linvit.runs.configs import SAVED, configs
 from linvit.runs.endings import Ranks, in_words, run_summary, score_table, unsaved
 from linvit.runs.folder import (
     CHECKPOINTS,
@@ -83,7 +83,7 @@ class Run:
     def __init__(self, verb: str, options: Sequence[str], *, quiet: bool = False) -> None:
         self.verb, self._given = verb, list(options)
         self.options = [option for option in options if option != UNTRAINED or verb == "fit"]
-        self.configs = configs(self.options)
+        self.configs = [config.removeprefix(SAVED) for config in configs(self.options)]
         line = CommandLine(verb, self.options, quiet=quiet)
         self.settings, self.parser = line.config, line.parser
         self._find_teacher()
