@@ -21,7 +21,7 @@ import linvit.cli.data
 import linvit.cli.import_weights
 import linvit.cli.list
 import linvit.cli.training.command_line  # noqa: F401 (forks need not import them)
-from tests.hostile import commands, data, weights
+from tests.hostile import commands, data, runs, weights
 from tests.hostile.forks import Outcome, attempt
 from tests.web import serving
 
@@ -48,6 +48,7 @@ def prepare(root: Path, mark: Path, address: str) -> dict[str, list[Path]]:
         "annotations": data.annotations,
         "configurations": lambda folder: commands.configurations(folder, mark),
         "plug-ins": commands.plugins,
+        "runs": lambda folder: runs.write(folder, mark),
     }
     child = os.fork()
     if child == 0:
@@ -72,6 +73,7 @@ def cases(files: dict[str, list[Path]]) -> Iterator[Case]:
         "annotations": data.ANNOTATION_DOORS,
         "configurations": commands.CONFIG_DOORS,
         "plug-ins": commands.PLUGIN_DOORS,
+        "runs": runs.DOORS,
     }
     for group, paths in files.items():
         for path in paths:
@@ -125,7 +127,7 @@ def table(found: list[tuple[Case, Outcome]]) -> str:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=["weights", "data", "annotations", "configurations", "plug-ins"])
+    parser.add_argument("--only", choices=["weights", "data", "annotations", "configurations", "plug-ins", "runs"])
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--verbose", action="store_true")
     args = parser.parse_args()

@@ -10,7 +10,7 @@ import pytest
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="each file is opened in a fork")
-@pytest.mark.parametrize("group", ["weights", "data", "annotations", "configurations", "plug-ins"])
+@pytest.mark.parametrize("group", ["weights", "data", "annotations", "configurations", "plug-ins", "runs"])
 def test_nothing_goes_wrong(group):
     """In a process of its own, since threads do not survive forks."""
     done = subprocess.run(

@@ -49,7 +49,7 @@ PLAIN = tuple(verb for verb in re.findall(r"^  ([a-z-]+)(?=  |$)", HELP, re.MULT
 """Verbs that are plain functions: main(argv) -> exit code."""
 TASK = re.compile(r"(\w+\.)*[A-Z]\w*[a-z]\w*")  # the class of one, as a value of --model
 OF_FILES = ("analyze", "data", "evaluate", "export", "import-weights", "linearize", "probe", "push")
-"""Verbs that open files of strangers, as predict --model does. Modules of the current folder are known to them only if the user names code."""
+"""Verbs that open files of strangers, as predict --model does: they know local modules only if the user names code."""
 CODE = re.compile(r"(-c|--config)(=.*)?|(.*\W)?[\w.]+:[A-Za-z_]\w*\W*|--(trainer\.\w+\+?|data|model)=.*\w\.\w.*")
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_LIBRARY")
 

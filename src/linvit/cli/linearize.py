@@ -155,9 +155,8 @@ def with_teacher(teacher: str | None, options: Sequence[str]) -> list[str]:
     if not configs and "--model.attention" not in named:
         raise UserError("which attention shall take the place of the teacher's? Such as --model.attention=focused")
     averaged = ["--model.mesa=0"] * bool(RunFolder(folder).model.get("mesa"))  # with an average that a student has not
-    own = run_config(folder).resolve()
-    trusted = any(Path(config).resolve() == own for config in configs)
-    first = str(own) if trusted else saved(folder)
+    config = run_config(folder).resolve()  # which the user may have named, too
+    first = str(config) if config in [Path(option).resolve() for option in configs] else saved(folder)
     return ["--config", first, "--config", OF_A_RUN, *configs, source, *averaged, *others]
 
 

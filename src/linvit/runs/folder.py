@@ -73,8 +73,7 @@ class RunFolder:
     @property
     def model(self) -> dict[str, Any]:
         """The arguments of its task."""
-        options: dict[str, Any] = (self.config.get("model") or {}).get("init_args") or {}
-        return options
+        return _mapping(_mapping(self.config.get("model")).get("init_args"))
 
     @cached_property
     def curves(self) -> dict[str, list[tuple[int, float]]]:
@@ -208,7 +207,7 @@ class RunFolder:
 
     @property
     def _trainer(self) -> dict[str, Any]:
-        return self.config.get("trainer") or {}
+        return _mapping(self.config.get("trainer"))
 
     def is_best(self, source: str | Path) -> bool:
         """Whether its folder is named, or its best checkpoint, whose scores are the run's."""
@@ -367,6 +366,11 @@ def shown(path: Path) -> Path:
     """A path relative to the current folder if it lies in it."""
     absolute = path.absolute()
     return absolute.relative_to(Path.cwd()) if absolute.is_relative_to(Path.cwd()) else absolute
+
+
+def _mapping(part: Any) -> dict[str, Any]:
+    """Returns a part of a configuration; an empty one if it is no mapping, as in a file of another program."""
+    return part if isinstance(part, dict) else {}
 
 
 def _finite(text: str | None) -> bool:

@@ -182,7 +182,7 @@ def saved_config(path: Path, trains: bool = True) -> dict[str, Any]:
         if isinstance(part := given.get(name), dict) and isinstance(options := part.get("init_args"), dict):
             part = {**part, "init_args": {key: value for key, value in options.items() if key != "teacher"}}
         if part is not None and (reason := _names_code(part, base, home)):
-            raise UserError(f"{reason} in '{path}' {trust}; linvit evaluate takes --sets clean=FOLDER, too")
+            raise UserError(f"{reason} in '{path}' {trust} (linvit evaluate: --sets clean=FOLDER)")
         found |= {} if part is None else {name: part}
     for name in ("checkpoint", "non_finite", "trainer"):
         options = part if isinstance(part := given.get(name), dict) else {}
@@ -206,8 +206,10 @@ def _is_word(value: Any, path: bool = False) -> bool:
 
 def _names_code(given: Any, base: type, home: ModuleType) -> str | None:
     """The part of a `class_path` with `init_args` that a parser may import; None if there is none."""
-    name, options = (given.get("class_path"), given.get("init_args") or {}) if isinstance(given, dict) else (given, None)
-    owner = known_class(name, base, home) if isinstance(name, str) else None
+    name, options = (
+        (given.get("class_path"), given.get("init_args") or {}) if isinstance(given, dict) else (given, None)
+    )
+    owner: Any = known_class(name, base, home) if isinstance(name, str) else None
     if owner is None or not isinstance(options, dict) or not given.keys() <= {"class_path", "init_args"}:
         return f"the class {name!r:.200}"
     known, parts = options_of(owner), [("", options)]
@@ -215,12 +217,11 @@ def _names_code(given: Any, base: type, home: ModuleType) -> str | None:
         for key, value in part.items():
             option, spec = f"{prefix}{key}", KINDS.get(key)
             registered = {entry.target for entries in spec.entries().values() for entry in entries} if spec else set()
-            foreign = (text for text in texts(value if spec else None) if CLASS.fullmatch(text))
+            foreign = {text for text in texts(value if spec else None) if CLASS.fullmatch(text)} - registered
+            takes_any = option in known or _is_word(value)
             if isinstance(value, dict) and option not in known:
                 parts.append((f"{option}.", value))
-            elif not_plain(value, text=key not in ("class_names", "pretrained")) or {*foreign} - registered:
-                return f"the option {option}={value!r:.200}"
-            elif option not in known and not _is_word(value):
+            elif not_plain(value, text=key not in ("class_names", "pretrained")) or foreign or not takes_any:
                 return f"the option {option}={value!r:.200}"
     return None
 
