@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import datasets
@@ -10,8 +11,10 @@ import numpy as np
 import pytest
 
 import linvit.cli
+import linvit.data
 from linvit.cli.data import TASKS, main
 from linvit.data.base import ImageData, TargetReport
+from linvit.runs.parser import options_of
 from tests.cli import runs
 from tests.data.damaged import damaged, encoded, photo
 from tests.data.images import image_folder, picture, plain_table, save
@@ -110,6 +113,11 @@ class TestTraining:
         image_folder(folder, ["val"], ["cats", "dog"])
         assert "NO TRAINING  the val split of" in (out := self.told(folder, capsys))
         assert "has classes without training images: 'cats'. Did you mean 'cat'?" in out
+
+    def test_a_single_class(self, tmp_path, capsys):
+        with pytest.warns(UserWarning, match="the only class folder is '.*/train/ant'"):
+            out = self.told(image_folder(tmp_path / "data", ["train"], ["ant"]), capsys)
+        assert "NO TRAINING" in out
 
     def test_images_without_a_class(self, tmp_path, capsys):
         for split in ("train", "val"):
@@ -216,7 +224,61 @@ class Dots(ImageData):
 def test_a_data_module_of_another_task_says_what_is_wrong_by_itself(monkeypatch, capsys):
     monkeypatch.setattr("linvit.cli.data.TASKS", [*TASKS, Dots])
     assert main(["check", "digits", "--workers", "0", "--dots", "3"]) == 1
-    assert capsys.readouterr().out.startswith("360 images of 3 dots\n  NO DOTS\n  no bad images")
+    assert capsys.readouterr().out.startswith(
+        "360 images of 3 dots\n  task      Dots; --data chooses another\n  NO DOTS\n  no bad images"
+    )
+
+
+class TestHints:
+    """What it proposes can be typed as it is."""
+
+    def out(self, folder, capsys, *options, code):
+        assert main(["check", str(folder), "--workers", "0", *options]) == code
+        return capsys.readouterr().out
+
+    def test_the_number_of_classes(self, tmp_path, capsys):
+        folder = image_folder(tmp_path / "data", ["train", "val"])
+        (hint,) = re.findall(r"--data\.\S+=\d+", self.out(folder, capsys, "--num_classes", "5", code=1))
+        self.out(folder, capsys, hint, code=0)
+
+    def test_the_column_of_labels(self, tmp_path, capsys):
+        plain_table(tmp_path / "train.parquet", 12, kind=["007", "7"] * 6)
+        hint, column = re.search(
+            r"(--data\.\w+) \(it has: (\w+)\)", self.out(tmp_path, capsys, "--num_classes=2", code=1)
+        ).groups()
+        assert "12 images, 2 classes" in self.out(tmp_path, capsys, hint, column, code=0)
+
+    @pytest.mark.parametrize("folders", [("pictures", "pictures_mask"), ("a", "b")])
+    def test_masks_that_look_like_a_class(self, tmp_path, capsys, folders):
+        """By their name, or by few colours."""
+        for split in ("train", "val"):
+            for number in range(2):
+                image = picture(number + 2 * (split == "val"), 30, 20)
+                save(image, tmp_path / split / folders[0] / f"{number}.png")
+                save(image.convert("L").point(lambda value: value % 2), tmp_path / split / folders[1] / f"{number}.png")
+        said = self.out(tmp_path, capsys, code=1)
+        assert f"the folder '{folders[1]}' has a mask for each image in '{folders[0]}'" in said
+        as_masks, as_classes = re.findall(r"(?:--data\S*=\w+ ?)+", said)
+        self.out(tmp_path, capsys, as_classes, code=0)
+        for split in ("train", "val"):
+            for old, new in zip(folders, ("images", "masks"), strict=True):
+                (tmp_path / split / old).rename(tmp_path / split / new)
+        assert "task      SegmentationData" in self.out(tmp_path, capsys, code=1)
+        assert "2 masks" in self.out(tmp_path, capsys, *as_masks.replace("=N", "=2").split(), code=0)
+
+    def test_every_option_in_a_message_of_the_data_is_one(self):
+        sources = [file.read_text(encoding="utf-8") for file in Path(linvit.data.__file__).parent.rglob("*.py")]
+        named = {name for text in sources for name in re.findall(r"--data\.([a-z_.]*[a-z_])", text)}
+        assert len(named) > 20
+        known = {name for task in TASKS for name in options_of(task)}
+        assert named - {"augmentation"} <= known
+
+
+def test_class_folders_with_files_called_alike_are_no_masks(tmp_path, capsys):
+    folder = image_folder(tmp_path / "data", ["train", "val"], ["left", "right"])
+    for number, path in enumerate(sorted(folder.rglob("*.png"))):
+        save(picture(number, 30, 20), path)
+    assert main(["check", str(folder), "--workers", "0"]) == 0
 
 
 def test_the_task_is_the_one_that_is_asked_for_or_that_has_the_options(tmp_path, capsys):

@@ -116,7 +116,8 @@ def main(argv: list[str]) -> int:
     found.bad += report.bad
     rows = pictures.get("train") or next(iter(pictures.values()))
     bands = describe_bands(rows, image, reader)
-    print("\n".join([*report.lines, *bands, *report.refused, *refused]))
+    task = f"  {'task':<10}{type(data).__name__}; --data chooses another"
+    print("\n".join([*report.lines, *[task] * (args.data is None), *bands, *report.refused, *refused]))
     print("\n".join([*_bad(found, args.output), *_ignored(args.source), *_copies(found)]))
     if args.output is not None:
         lines = [(bad.split, bad.name, bad.reason) for bad in (*found.bad, *report.malformed)]

@@ -27,6 +27,7 @@ from linvit.data.sources.data_source import DataSource, Splits
 from linvit.data.sources.images import Images, Sample, Target, Transform, collate
 from linvit.data.sources.read import MAX_PIXELS, BadImages, ImageReader, Policy
 from linvit.data.sources.scan import ImageFinding, ScanResult
+from linvit.data.sources.splits import load_splits
 from linvit.data.sources.stream import Stream
 from linvit.data.transforms.decode import Bands
 from linvit.data.transforms.on_device import Normalisation
@@ -169,7 +170,10 @@ class ImageData(LightningDataModule):
         self.bad_images = BadImages(bad_images, max_bad_fraction, num_workers)
         self.images = ImageReader(max_pixels, exif_orientation, bands=self.bands)
         self.data_source = DataSource(source, self.images, image_column, val_fraction, streaming, self.prepare)
-        self.predict_source = None if predict_path is None else DataSource(predict_path, self.images, image_column)
+        self.predict_source = None
+        if predict_path is not None:
+            load = partial(load_splits, classes=False)
+            self.predict_source = DataSource(predict_path, self.images, image_column, load=load)
         self.normalisation = Normalisation(self.mean, self.std)
 
     @property

@@ -9,6 +9,7 @@ import torch
 
 from linvit.data.base import ImageData, TargetReport
 from linvit.data.sources.data_source import Splits
+from linvit.data.sources.folder import in_folders
 from linvit.data.sources.images import Target
 from linvit.data.sources.labels import (
     as_indices,
@@ -22,8 +23,10 @@ from linvit.data.sources.labels import (
     label_counts,
     places_of,
 )
+from linvit.data.sources.mask_folders import find_masks
 from linvit.data.sources.pairs import has_masks
 from linvit.data.sources.scan import ScanResult
+from linvit.data.sources.splits import load_splits
 from linvit.data.transforms.classification import Augmentation, EvalTransform, TrainTransform
 from linvit.data.transforms.geometry import CropMode
 from linvit.errors import UserError, check_choice, check_number
@@ -85,6 +88,7 @@ class ClassificationData(ImageData):
         self.subset = classes == "subset"
         self.places: Sequence[int] | None = None
         self.labels = labels
+        self.data_source.load = partial(load_splits, classes=labels)
         self.train_transform = TrainTransform(self.size, augmentation, self.mean)
         self.eval_transform = EvalTransform(self.size, crop_mode, crop_pct)
 
@@ -149,11 +153,20 @@ class ClassificationData(ImageData):
         label = self.label_column
         if label is None or (split in self.splits and split not in self.labelled):
             whose = "" if label is None else f"the {split} split of "
+            others = ", ".join(name for name in features_of(self.splits) if name != self.image_column)
             raise UserError(
                 f"{whose}data source '{self.source}' has no labels, so it can only be predicted (linvit predict). Name "
-                f"their column with --data.label_column, or sort the images into one folder per class, such as "
-                f"{split}/CLASS/*.jpg: images directly in {split}/ have no class, unless {split}/metadata.csv, with "
-                f"the columns file_name and label, gives it"
+                f"their column with --data.label_column (it has: {others or 'none but that of images'}), or sort the "
+                f"images into one folder per class, at least two, such as {split}/CLASS/*.jpg: images directly in "
+                f"{split}/ have no class, unless {split}/metadata.csv, with the columns file_name and label, gives it. "
+                f"Folders in archives are no classes; unpack them"
+            )
+        if found := self.masks_among_classes():
+            raise UserError(
+                f"'{self.source}' looks like a segmentation set, of images and masks: the folder '{found[1]}' has a "
+                f"mask for each image in '{found[0]}'. Call such folders images and masks, as in train/images and "
+                f"train/masks, and check them with linvit data check {self.source} --data=SegmentationData "
+                f"--data.num_classes=N. If they are classes, say so by --data.num_classes={self.num_classes}"
             )
         table = self.data_source.table_of(split)
         if table in self.splits and not self.data_source.streaming:
@@ -161,6 +174,13 @@ class ClassificationData(ImageData):
             check_labels(rows, self.image_column, label, self.num_classes or 0, table, self.source)
         reader = partial(check_label, num_classes=self.num_classes, source=self.source, places=self.places)
         return {"label": Target(label, reader)}
+
+    def masks_among_classes(self) -> tuple[str, str] | None:
+        """Two folders of a set of few, one of images and one of their masks; None if there are none."""
+        rows = self.labelled.get("train")
+        if rows is None or self.data_source.streaming or self.expected_classes is not None:
+            return None
+        return find_masks(rows, self.image_column, self.label_column or "", self.images)
 
     def restrict_to(self, classes: Sequence[str]) -> None:
         """Looks the classes up by name; see `ImageData.restrict_to`."""
@@ -194,5 +214,8 @@ class ClassificationData(ImageData):
                 except UserError as error:
                     refused.append(f"  BAD LABELS  {error}")
             lines.append(f"  {split:<10}{found.images[split]:>12,} images{each}")
-        asked = len(self.splits) > 1 or self.expected_classes is not None
-        return TargetReport([*lines, *found.lines()], refused=refused, trainable=bool(self.labelled) or asked)
+        first = next(iter(self.splits.values()))
+        packed = "__key__" in first.features and "/" in first[0]["__key__"]  # of a tar file
+        asked = self.labelled or len(self.splits) > 1 or self.expected_classes is not None
+        trainable = bool(asked or packed or in_folders(self.source))  # others are only to be predicted
+        return TargetReport([*lines, *found.lines()], refused=refused, trainable=trainable)

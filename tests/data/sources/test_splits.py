@@ -141,7 +141,10 @@ def test_the_hub_is_asked_through_datasets(monkeypatch):
         return DatasetDict({"train": table(4), "validation": table(2), "extra": table(1)})
 
     monkeypatch.setattr(splits.datasets, "load_dataset", load_dataset)
-    assert lengths("hub:owner/name") == {"train": 4, "val": 2}
+    with pytest.warns(
+        UserWarning, match="left out of 'hub:owner/name': the splits 'extra'; train, validation are taken"
+    ):
+        assert lengths("hub:owner/name") == {"train": 4, "val": 2}
     assert asked == [(("owner/name",), {})]
 
 

@@ -5,7 +5,7 @@ order of images and their classes are the same; images are files of the formats 
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -14,47 +14,106 @@ import pyarrow as pa
 from lightning.pytorch.utilities import rank_zero_warn
 from PIL import Image
 
+from linvit.data.sources.metadata import find_table
 from linvit.data.transforms.decode import FORMATS
 from linvit.errors import UserError, quote_first
 
 Image.init()
 EXTENSIONS = tuple(ending for ending, kind in Image.registered_extensions().items() if kind in FORMATS)
-TEXT = (".json", ".jsonl", ".csv", ".txt", ".md")
+SPLITS = {"train": ("train", "training"), "val": ("validation", "val", "valid", "dev"), "test": ("test", "testing")}
+ALIASES = {alias for aliases in SPLITS.values() for alias in aliases}
+TEXT = (".json", ".jsonl", ".csv", ".tsv", ".txt", ".md")
+PACKED = (".zip", ".tar", ".tar.gz", ".tgz", ".7z", ".rar")
+HIDDEN = (".", "__")
+JUNK = {".ipynb_checkpoints", "__MACOSX", "__pycache__"}  # hidden folders in which nobody keeps a class
 
 
-def image_folder(path: Path, splits: Mapping[str, Path]) -> dict[str, datasets.Dataset]:
-    """The images below the folder of each split as tables, with classes, which are the folders that they lie in.
+def image_folder(path: Path, splits: Mapping[str, Path], classes: bool = True) -> dict[str, datasets.Dataset]:
+    """The images below the folder of each split as tables, with classes: the first folders below that of the split.
 
-    The images of a split have classes if all lie equally deep, and below the folder of the split; a single class is
-    none.
+    A single class is none. Images beside the class folders are left out, with a warning; without `classes`, or without
+    class folders in a split, all of its images are taken.
     """
     trees = {split: walk(folder) for split, folder in splits.items()}
     files = {split: paths for split, tree in trees.items() if (paths := _images(tree))}
     if not files:
+        packed = [name for tree in trees.values() for own in tree.values() for name in own if name.endswith(PACKED)]
+        unpack = f". Unpack {quote_first(sorted(packed))}" if packed else ""
         raise UserError(
             f"there are no images in '{path}'; expected one folder of images per class, under train/ and val/, or "
-            f"images with masks in train/images and train/masks, val/images and val/masks"
+            f"images with masks in train/images and train/masks, val/images and val/masks{unpack}"
         )
-    classes: dict[str, list[str]] = {}  # the class of each image
-    for split, paths in files.items():
-        parents = dict.fromkeys(map(os.path.dirname, paths))
-        depths = {parent.count("/"): parent for parent in parents}
-        if len(depths) > 1:
-            where = f"'{depths[min(depths)]}' and in '{depths[max(depths)]}'"
-            rank_zero_warn(
-                f"the {split} images of '{path}' have no classes: they lie at different depths, such as in {where}"
-            )
-        elif next(iter(trees[split])) not in parents:
-            classes[split] = [file.rsplit("/", 2)[1] for file in paths]
-            if empty := sorted(below for below in trees[split].keys() - parents.keys() if below.count("/") in depths):
-                rank_zero_warn(f"no images lie in {quote_first(empty)}: fill or remove these folders")
-    names = sorted({name for own in classes.values() for name in own})
-    kind, tables = datasets.ClassLabel(names=names), {}
+    inner = {split: _first_folders(splits[split], paths) if classes else [] for split, paths in files.items()}
+    for split, own in inner.items():
+        if "" in own and find_table(splits[split]) is not None:
+            inner[split] = []  # the table names the images, and says what they are
+    names = sorted({name for own in inner.values() for name in own} - {""})
     number = {name: index for index, name in enumerate(names)}
+    kind, tables = datasets.ClassLabel(names=names), {}
+    for split in [split for split, own in inner.items() if any(own)][: len(names) == 1]:
+        below = _children(trees[split], f"{next(iter(trees[split]))}/{names[0]}")
+        move = f"; if its folders {quote_first(below)} are the classes, move them into '{splits[split]}'"
+        rank_zero_warn(
+            f"the images of '{path}' have no classes, of which a classifier needs two: the only class folder is "
+            f"'{splits[split] / names[0]}'" + move * (len(below) > 1)
+        )
     for split, paths in files.items():
-        own = [number[name] for name in classes.get(split, [])] if len(names) > 1 else []
-        tables[split] = path_table({"image": paths}, {"label": (kind, pa.array(own, pa.int64()))} if own else {})
+        if len(names) < 2 or not any(inner[split]):
+            tables[split] = path_table({"image": paths})
+            continue
+        rows = [(file, number[name]) for file, name in zip(paths, inner[split], strict=True) if name]
+        labels = pa.array([label for _, label in rows], pa.int64())
+        tables[split] = path_table({"image": [file for file, _ in rows]}, {"label": (kind, labels)})
+        loose = [file for file, name in zip(paths, inner[split], strict=True) if not name]
+        _tell_left_out(splits[split], trees[split], {*inner[split]}, loose)
     return tables
+
+
+def _first_folders(folder: Path, files: Sequence[str]) -> list[str]:
+    """The first folder below a folder that each of the files in it lies in; empty for those that lie in none."""
+    start = len(folder.absolute().as_posix().rstrip("/")) + 1
+    return [file[start:].partition("/")[0] if "/" in file[start:] else "" for file in files]
+
+
+def _tell_left_out(folder: Path, tree: Mapping[str, list[str]], classes: Set[str], loose: Sequence[str]) -> None:
+    """Warns of what lies in the folder of a split and is none of the images of its classes."""
+    root = next(iter(tree))
+    if empty := [f"{root}/{name}" for name in _children(tree, root) if name not in classes]:
+        rank_zero_warn(f"no images lie in {quote_first(empty)}: fill or remove these folders")
+    others = _unread(tree)
+    hidden = [
+        each.name
+        for each in sorted(folder.iterdir())
+        if each.is_dir() and each.name.startswith(HIDDEN) and each.name not in JUNK and holds_images(each)
+    ]
+    table = find_table(folder)
+    left = [
+        *[f"{len(loose)} images beside the class folders, such as '{loose[0]}'" for _ in loose[:1]],
+        *[f"{len(others)} files of kinds that are not read, such as '{others[0]}'" for _ in others[:1]],
+        *[f"the hidden folders {quote_first(hidden)}" for _ in hidden[:1]],
+        *[f"'{table.name}', since the folders are the classes" for _ in [table] if table is not None],
+    ]
+    if left:
+        rank_zero_warn(f"left out of '{folder}': {'; '.join(left)}")
+
+
+def _children(tree: Mapping[str, list[str]], folder: str) -> list[str]:
+    """Names of the folders in a folder of a tree, sorted."""
+    return sorted(name for path in tree for parent, _, name in [path.rpartition("/")] if parent == folder)
+
+
+def holds_images(folder: Path) -> bool:
+    """True if a file below a folder is an image."""
+    return any(name.lower().endswith(EXTENSIONS) for _, names in _visit(folder, None) for name in names)
+
+
+def in_folders(source: str) -> bool:
+    """True if images of a source lie in folders of their own, as those of classes do, not directly in a split."""
+    path = Path(source).expanduser()
+    return path.is_dir() and any(
+        _images({inside: names}) and inside.rpartition("/")[2].lower() not in ALIASES
+        for inside, names in [*walk(path).items()][1:]
+    )
 
 
 def files_below(folder: Path) -> list[str]:
@@ -64,9 +123,7 @@ def files_below(folder: Path) -> list[str]:
 
 def ignored_files(folder: Path) -> list[str]:
     """Paths of all files below a folder that nobody reads, such as HEIC images, sorted."""
-    read = (*EXTENSIONS, *TEXT)
-    tree = walk(folder).items()
-    return sorted(f"{path}/{name}" for path, names in tree for name in names if not name.lower().endswith(read))
+    return _unread(walk(folder))
 
 
 def path_table(
@@ -99,16 +156,25 @@ def walk(folder: Path) -> dict[str, list[str]]:
             f"make it readable (chmod -R a+rX), or move it away"
         ) from error
 
-    tree = {}
-    for path, folders, files in os.walk(folder.absolute(), onerror=refuse, followlinks=True):
-        folders[:] = [name for name in folders if not name.startswith((".", "__")) and not _leads_up(f"{path}/{name}")]
-        tree[Path(path).as_posix()] = [name for name in files if not name.startswith(".")]
-    return tree
+    return {Path(path).as_posix(): files for path, files in _visit(folder, refuse)}
+
+
+def _visit(folder: Path, on_error: Callable[[OSError], None] | None) -> Iterator[tuple[str, list[str]]]:
+    """Yields each folder below one that is not hidden, itself first, and its files."""
+    for path, folders, files in os.walk(folder.absolute(), onerror=on_error, followlinks=True):
+        folders[:] = [name for name in folders if not name.startswith(HIDDEN) and not _leads_up(f"{path}/{name}")]
+        yield path, [name for name in files if not name.startswith(".")]
 
 
 def _leads_up(link: str) -> bool:
     """Whether a link leads to a folder that it lies in: following it would never end."""
     return os.path.islink(link) and Path(os.path.realpath(os.path.dirname(link))).is_relative_to(os.path.realpath(link))
+
+
+def _unread(tree: Mapping[str, list[str]]) -> list[str]:
+    read = (*EXTENSIONS, *TEXT)
+    found = (f"{path}/{name}" for path, names in tree.items() for name in names if not name.lower().endswith(read))
+    return sorted(found)
 
 
 def _images(tree: Mapping[str, list[str]]) -> list[str]:

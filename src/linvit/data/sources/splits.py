@@ -3,8 +3,9 @@
 import glob
 import json
 import math
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,23 +16,24 @@ import pyarrow
 import pyarrow.parquet
 from lightning.pytorch.utilities import rank_zero_warn
 
-from linvit.data.sources.folder import image_folder
-from linvit.data.sources.labels import MAX_CLASSES, features_of
-from linvit.errors import UserError, did_you_mean
+from linvit.data.sources.folder import EXTENSIONS, HIDDEN, PACKED, files_below, holds_images, image_folder
+from linvit.data.sources.folder import SPLITS as SPLITS
+from linvit.data.sources.labels import MAX_CLASSES, features_of, undecoded
+from linvit.data.sources.metadata import find_table, read_tables
+from linvit.errors import UserError, did_you_mean, quote_first
 
 Rows = TypeVar("Rows", datasets.Dataset, datasets.IterableDataset)
 EMBEDDED = Path(__file__).parents[1] / "assets"
 DIGITS = "digits"  # the set that comes with linvit
 HUB = "hub:"
 SCENES = "digit_scenes"  # made of the embedded digits, with masks
-SPLITS = {"train": ("train", "training"), "val": ("validation", "val", "valid", "dev"), "test": ("test", "testing")}
 
 
-def load_splits(source: str) -> dict[str, datasets.Dataset]:
+def load_splits(source: str, classes: bool = True) -> dict[str, datasets.Dataset]:
     """The splits of a data source, under the names train, val and test as far as they exist.
 
     It is an embedded set ("digits"); the path of an image folder, a parquet or arrow file, a folder of them, or a set
-    saved with `save_to_disk`; or "hub:owner/name".
+    saved with `save_to_disk`; or "hub:owner/name". Without `classes`, folders of images are no classes.
     """
     with readable_source(source):
         kind, place = find_source(source)
@@ -39,18 +41,96 @@ def load_splits(source: str) -> dict[str, datasets.Dataset]:
             saved = datasets.load_from_disk(place["path"])
             return named(dict(saved) if isinstance(saved, datasets.DatasetDict) else {"train": saved}, source)
         if kind is not None:
-            return named(dict(datasets.load_dataset(kind, **place)), source)
+            loaded = named(dict(datasets.load_dataset(kind, **place)), source)
+            if "data_dir" in place and source != DIGITS:
+                used = datasets.load_dataset_builder(kind, **place).config.data_files or {}
+                names = {os.path.realpath(name) for own in used.values() for name in own}
+                if left := [
+                    str(file) for file in files_of(existing(source), kind) if os.path.realpath(file) not in names
+                ]:
+                    rank_zero_warn(
+                        f"left out of '{source}': {quote_first(left)}, since names of other files in it say splits "
+                        f"({', '.join(loaded)}). Rename the files, or move those that are not used away"
+                    )
+            return loaded
         path = Path(place["path"])
         if not path.is_dir():
-            raise UserError(f"cannot read '{path}' as data: expected a folder, a .parquet file or an .arrow file")
-        folders = {folder.name: folder for folder in path.iterdir() if folder.is_dir() or folder.is_symlink()}
-        aliases = [alias for names in SPLITS.values() for alias in names if alias in folders]
-        splits = {alias: folders[alias] for alias in aliases} or {"train": path}
-        tables = image_folder(path, splits)
-        for split, rows in tables.items():
-            if "label" not in rows.features and _is_described(splits[split]):
-                tables[split] = _described(splits[split], len(rows))
-        return named(tables, source)
+            way = ". Unpack it, and give the folder" if path.name.endswith(PACKED) else ""
+            way = ". Put it beside its images as metadata.csv" if path.suffix in (".csv", ".tsv", ".jsonl") else way
+            raise UserError(f"cannot read '{path}' as data: expected a folder, a .parquet file or an .arrow file{way}")
+        splits = image_splits(path, classes)
+        images = image_folder(path, splits, classes)
+        tables = {split: find_table(splits[split]) for split, rows in images.items() if "label" not in rows.features}
+        found = {split: table for split, table in tables.items() if table is not None}
+        known = {split: {*files_below(splits[split])} for split in found}
+        described = read_tables(found, known)
+        for split, rows in described.items():
+            named_files = [name for name, kind in rows.features.items() if isinstance(kind, datasets.Image)]
+            used = {row[name]["path"] for row in undecoded(rows, *named_files) for name in named_files}
+            if more := known[split] - used:
+                rank_zero_warn(
+                    f"{len(more)} of {len(known[split])} images in '{splits[split]}' are left out: its metadata lacks "
+                    f"them, such as '{min(more)}'"
+                )
+        return images | described
+
+
+def image_splits(path: Path, classes: bool = True) -> dict[str, Path]:
+    """The folder of each split in a folder of images, or itself as train; says which folders are left out.
+
+    Folders that are called like splits are classes if others lie beside them and they hold images as those do, not
+    folders of classes and no table.
+    """
+    with os.scandir(path) as found:
+        entries = sorted((entry for entry in found if not entry.name.startswith(HIDDEN)), key=lambda entry: entry.name)
+    loose = [entry.name for entry in entries if entry.name.lower().endswith(EXTENSIONS) and entry.is_file()]
+    children = {entry.name: path / entry.name for entry in entries if entry.is_dir() or entry.is_symlink()}
+    splits = {name: children[alias[0]] for name, alias in by_alias(children).items()}
+    others = [folder for folder in children.values() if folder not in splits.values() and holds_images(folder)]
+    if not splits:
+        inner = {folder: by_alias({each.name for each in folder.iterdir() if each.is_dir()}) for folder in others}
+        within = [folder / alias for folder, found in inner.items() for names in found.values() for alias in names]
+        if classes and within and len(others) == 1 and not loose:
+            names = quote_first([folder.name for folder in within])
+            raise UserError(f"the splits of '{path}', {names}, lie one level below; give '{others[0]}'")
+        if classes and within:
+            rank_zero_warn(
+                f"'{path}' has no splits: the folders in it are classes, and all images below are of train, those in "
+                f"{quote_first([str(folder) for folder in within])} too. Splits lie above classes: train/CLASS/*.jpg"
+            )
+        return {"train": path}
+    kept = quote_first([folder.name for folder in splits.values()])
+    if (others or loose) and not any(_is_split(folder) for folder in splits.values()):
+        if classes and others:
+            rank_zero_warn(
+                f"{kept} in '{path}' are classes, like {quote_first([folder.name for folder in others])} beside them, "
+                f"and no splits: images lie in them, not folders of classes. If they are splits, move the others away"
+            )
+        return {"train": path}
+    left = [f"'{folder.name}'" for folder in others] + [f"{len(loose)} images, such as '{loose[0]}'" for _ in loose[:1]]
+    if left:
+        rank_zero_warn(f"left out of '{path}': {', '.join(left)}, beside its splits, which are {kept}")
+    return splits
+
+
+def by_alias(names: Iterable[str]) -> dict[str, list[str]]:
+    """Those of the names that are called like a split, by its name, the most usual one first."""
+    found = {
+        name: sorted(
+            (one for one in names if one.lower() in aliases),
+            key=lambda one: (aliases.index(one.lower()), one != one.lower()),
+        )
+        for name, aliases in SPLITS.items()
+    }
+    return {name: own for name, own in found.items() if own}
+
+
+def _is_split(folder: Path) -> bool:
+    """True if a folder has folders of images, or a table of its images."""
+    if not folder.is_dir():
+        return False
+    inside = (each for each in folder.iterdir() if each.is_dir() and not each.name.startswith(HIDDEN))
+    return find_table(folder) is not None or any(holds_images(each) for each in inside)
 
 
 def table_features(source: str) -> dict[str, Any]:
@@ -58,24 +138,6 @@ def table_features(source: str) -> dict[str, Any]:
     path = Path(source).expanduser()
     stored = source.startswith(HUB) or (path.exists() and source_kind(path) in ("saved", "parquet", "arrow"))
     return features_of(load_splits(source)) if stored else {}
-
-
-def _is_described(folder: Path) -> bool:
-    """Whether a folder of images has a file that names them, beside their labels, as sets of the hub have."""
-    for path in (folder / "metadata.csv", folder / "metadata.jsonl"):
-        if path.is_file():
-            with path.open("rb") as file:
-                return b"file_name" in file.readline(2**16)
-    return False
-
-
-def _described(folder: Path, images: int) -> datasets.Dataset:
-    """The images that it names, and what it says of them; warns of those that it does not name."""
-    files = {"train": f"{glob.escape(str(folder))}/**"}  # as one split, whatever names of files say
-    rows = datasets.load_dataset("imagefolder", data_files=files, split="train")
-    if len(rows) < images:
-        rank_zero_warn(f"{images - len(rows)} of {images} images in '{folder}' are left out: its metadata lacks them")
-    return rows
 
 
 def find_source(source: str) -> tuple[str | None, dict[str, str]]:
@@ -97,12 +159,13 @@ def find_source(source: str) -> tuple[str | None, dict[str, str]]:
 
 
 def named(found: dict[str, Rows], source: str) -> dict[str, Rows]:
-    """Splits under the names train, val and test, whatever they are called."""
-    first = {name: next((alias for alias in aliases if alias in found), None) for name, aliases in SPLITS.items()}
-    known = {name: found[alias] for name, alias in first.items() if alias is not None}
+    """Splits under the names train, val and test, whatever they are called; warns of those that are left out."""
+    known = {name: aliases[0] for name, aliases in by_alias(found).items()}
     if not known:
         raise UserError(f"data source '{source}' has the splits {', '.join(found)}; expected at least 'train'")
-    return known
+    if left := [name for name in found if name not in known.values()]:
+        rank_zero_warn(f"left out of '{source}': the splits {quote_first(left)}; {', '.join(known.values())} are taken")
+    return {name: found[alias] for name, alias in known.items()}
 
 
 @contextmanager
@@ -165,7 +228,7 @@ def hold_out(count: int, fraction: float, source: str) -> dict[str, np.ndarray]:
 def check_tables(path: Path, kind: str) -> None:
     """Raises a `UserError` if a file of a kind, or a saved one, is special, malformed, or claims too much."""
     suffix = "arrow" if kind == "saved" else kind
-    for file in [path] if path.is_file() else sorted({*path.glob(f"*.{suffix}"), *path.glob(f"*/*.{suffix}")}):
+    for file in [path] if path.is_file() else files_of(path, suffix):
         if not file.is_file():
             raise UserError(f"'{file}' is not a regular file; move it away")
         if suffix == "parquet":
@@ -180,6 +243,11 @@ def check_tables(path: Path, kind: str) -> None:
         _check_classes(file, text)
         if b"://" in text and file.name != "dataset_info.json":  # which may quote where a set once came from
             raise UserError(f"'{file}' names an address; the parts of a saved set are files beside it")
+
+
+def files_of(path: Path, suffix: str) -> list[Path]:
+    """Files with a suffix in a folder, and in the folders in it, sorted."""
+    return sorted({*path.glob(f"*.{suffix}"), *path.glob(f"*/*.{suffix}")})
 
 
 def _validated(file: Path) -> dict[bytes, bytes]:
