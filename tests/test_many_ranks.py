@@ -44,7 +44,8 @@ def test_ranks(tmp_path, config, most):
     written = files(tmp_path / "0-of-2")
     many = exchanged(tmp_path, most - 1, most, config)
     assert few["steps"] == many["steps"]
-    *gradient, signal = few["steps"][-1]
+    loss, *gradient, signal = few["steps"][-1]  # the loss in steps that are logged, and in the last of an epoch
+    assert loss == ["allreduce_", 4]
     # DDP's buckets of the gradient, and where there is BatchNorm its statistics
     assert {name for name, _ in gradient} <= {"allreduce_", "broadcast_"}
     assert len(gradient) == {"quickstart": 1, "segmentation_quickstart": 4, "detection_quickstart": 2}[config]

@@ -177,6 +177,12 @@ class TestTwoDevices:
         assert first["validated"] == second["validated"]
         assert first["average"] == second["average"]
 
+    def test_the_loss_of_training_is_the_mean_of_both(self, found):
+        _, both = found
+        assert both[0]["last_loss"] != both[1]["last_loss"]
+        mean = sum(one["last_loss"] for one in both) / 2
+        assert [one["train/loss"] for one in both] == pytest.approx([mean] * 2)
+
     def test_scores_are_those_of_one_device_over_the_whole_set(self, found, tmp_path):
         folder, (first, _) = found
         alone = run(tmp_path, devices=1, checkpoint=folder / "x.ckpt")

@@ -43,6 +43,8 @@ def run(folder, devices, checkpoint=None):
     # Batch norm: buffers, which DistributedDataParallel would exchange in every forward pass.
     task = tiny_task(backbone={"name": "timm", "model": "resnet10t"}, img_size=32, ema_decay=0.5)
     report, counter = ClassReport(Path(folder) / "report"), ImageCount()
+    losses, training_loss = [], task.training_loss
+    task.training_loss = lambda batch: losses.append(training_loss(batch)) or losses[-1]
     runner = Trainer(
         accelerator="cpu",
         devices=devices,
@@ -59,6 +61,8 @@ def run(folder, devices, checkpoint=None):
     if checkpoint is None:
         runner.fit(task, datamodule=Odd())
         found["scores"] = {n: v.item() for n, v in runner.callback_metrics.items() if n.startswith("val/")}
+        found["train/loss"] = runner.callback_metrics["train/loss"].item()
+        found["last_loss"] = losses[-1].item()
         found["average"] = sum(weight.double().sum().item() for weight in task.ema.network.parameters())
         checkpoint = Path(folder) / "x.ckpt"
         runner.save_checkpoint(checkpoint)

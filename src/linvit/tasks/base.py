@@ -18,7 +18,7 @@ from torchmetrics import Metric
 from linvit.attention.kernels.choice import set_attention_kernel
 from linvit.backbones.create import create_backbone, image_channels
 from linvit.callbacks.exact_resume import ExactResume
-from linvit.callbacks.monitors import ImageGrid, on_bar
+from linvit.callbacks.monitors import ImageGrid, is_logged, on_bar
 from linvit.callbacks.predictions import PredictionWriter
 from linvit.errors import UserError, quote_first
 from linvit.image_size import image_size
@@ -31,6 +31,7 @@ from linvit.tasks.execution import (
     freeze_parameters,
     keep_attention_features,
     log_at_once,
+    total_over_ranks,
 )
 from linvit.tasks.model_ema import ModelEma, check_ema_support
 from linvit.tasks.optimisation import Optimisation, batch_size_warning, run_schedule, total_batch_size
@@ -255,9 +256,15 @@ class Task(SavedTask):
         return (self.network if self.training else self.predicting)(images)  # type: ignore[no-any-return]
 
     def log(self, name: str, value: Any, *args: Any, **options: Any) -> None:
-        """Logs a metric; a number stays on the host with all its digits. Lightning would move it and wait for a GPU."""
-        stays = isinstance(value, float | int) and not options.get("sync_dist")
-        super().log(name, torch.tensor(float(value), dtype=torch.float64) if stays else value, *args, **options)
+        """Logs a metric. A number stays on the host with all its digits; Lightning would move it and wait for a GPU.
+
+        A tensor under `train/` is averaged over the ranks in steps that are logged, and in the last of an epoch.
+        """
+        if isinstance(value, float | int) and not options.get("sync_dist"):
+            value = torch.tensor(float(value), dtype=torch.float64)
+        elif isinstance(value, Tensor) and name.startswith("train/") and (ranks := self.trainer.world_size) > 1:
+            value = total_over_ranks(value) / ranks if is_logged(self.trainer) or self.trainer.is_last_batch else value
+        super().log(name, value, *args, **options)
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         """Returns and logs the loss; with a teacher the weighted sum of the task's and of what is matched."""
@@ -325,6 +332,19 @@ class Task(SavedTask):
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": schedule.scheduler(optimizer, keeps), "interval": "step"},
         }
+
+    def backward(self, loss: Tensor, *args: Any, **options: Any) -> None:
+        """Adds the gradient of a batch; that of a step is the mean over its batches, of which the last may have fewer.
+
+        Lightning divides by `accumulate_grad_batches` also what is left at the end of an epoch.
+        """
+        super().backward(loss, *args, **options)
+        trainer, batches = self.trainer, self.trainer.fit_loop.batch_idx + 1
+        left = batches % trainer.accumulate_grad_batches
+        if left and (trainer.is_last_batch or batches == trainer.num_training_batches):
+            for weight in self.parameters():
+                if weight.grad is not None:
+                    weight.grad *= trainer.accumulate_grad_batches / left
 
     def configure_gradient_clipping(self, optimizer: Optimizer, *args: Any, **options: Any) -> None:
         """Clips; then the loss scaler of 16-mixed may let a fused optimiser skip the step, which takes no wait."""

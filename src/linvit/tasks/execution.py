@@ -76,13 +76,14 @@ def add_up_over_ranks(metrics: nn.Module) -> None:
     """Lets metrics whose states are sums be summed by the ranks, not collected by each: of 1,024 confusion matrices."""
     for metric in metrics.modules():
         if isinstance(metric, Metric) and all(reduction is dim_zero_sum for reduction in metric._reductions.values()):
-            metric.dist_sync_fn = _total
+            metric.dist_sync_fn = lambda own, group=None: [total_over_ranks(own, group)]
 
 
-def _total(own: Tensor, group: Any = None) -> list[Tensor]:
-    total = own.clone()
+def total_over_ranks(own: Tensor, group: Any = None) -> Tensor:
+    """Returns the sum of what the ranks have; all must call it. Lightning's `reduce` would hold up the host, too."""
+    total = own.detach().clone()
     distributed.all_reduce(total, group=group)
-    return [total]
+    return total
 
 
 def log_at_once(trainer: Trainer) -> None:
