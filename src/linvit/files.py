@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from linvit.errors import UserError
+from linvit.reading import check_regular
 
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
 """When a last.ckpt is replaced, the one before is kept under the other name."""
@@ -113,6 +114,8 @@ def lock(folder: Path) -> None:
     if folder in _locked:
         return
     folder.mkdir(parents=True, exist_ok=True)
+    if (folder / LOCK).exists():
+        check_regular(folder / LOCK)
     file = (folder / LOCK).open("ab")
     try:
         _take(file)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from linvit.errors import UserError
+from linvit.reading import check_regular
 
 DRIVERS = {"TIFF": "GTiff", "PNG": "PNG", "JPEG2000": "JP2OpenJPEG"}
 """GDAL's names of the formats that are read. Its other drivers stay closed: some follow addresses in a file."""
@@ -55,6 +56,7 @@ def georeference(path: str | Path) -> Georeference | None:
         return None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", rasterio.errors.NotGeoreferencedWarning)
+        check_regular(path)
         with rasterio.open(path, driver="GTiff") as opened:
             known = opened.crs is not None or not opened.transform.is_identity
             return Georeference(opened.crs, opened.transform) if known else None

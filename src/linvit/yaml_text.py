@@ -6,6 +6,7 @@ from typing import Any
 import yaml
 
 from linvit.errors import UserError
+from linvit.reading import read_text
 
 MAX_BYTES = 10 * 2**20  # of a file
 MAX_DEPTH = 100  # lists and mappings within each other; at about 50,000 the loader overflows the stack
@@ -15,12 +16,12 @@ SHORT = 2 * MAX_DEPTH  # characters that can be neither deep nor large
 
 def read(path: Path) -> str:
     """The text of a YAML file."""
-    if path.stat().st_size > MAX_BYTES:
-        raise UserError(f"'{path}' is not a configuration: it is larger than {MAX_BYTES:,} bytes")
     try:
-        return path.read_text(encoding="utf-8")
+        return read_text(path, MAX_BYTES)
     except UnicodeDecodeError as error:
         raise UserError(f"'{path}' is not a configuration: it is not UTF-8 text ({error.reason})") from error
+    except OSError as error:
+        raise UserError(f"'{path}' is not a configuration: {error.strerror}") from error
 
 
 def load(text: str, what: str) -> Any:

@@ -14,6 +14,7 @@ from safetensors.torch import save
 from linvit.cli.spec import read_spec
 from linvit.errors import UserError
 from linvit.files import check_new_file, replacing
+from linvit.reading import read_regular
 from linvit.registry import backbones, heads
 from linvit.terminal import argument_parser
 from linvit.weights.load import load_weights, parts
@@ -97,7 +98,7 @@ def main(argv: list[str]) -> int:
         "source": args.source if weights.file is None else weights.file.name,
         "source_layout": report.layout,
         "source_key": report.key,
-        "source_sha256": "" if weights.file is None else sha256(weights.file.read_bytes()).hexdigest(),
+        "source_sha256": "" if weights.file is None else sha256(read_regular(weights.file)).hexdigest(),
     }
     with replacing(output) as file:
         file.write(save(written, metadata))

@@ -16,6 +16,7 @@ from linvit.errors import UserError
 from linvit.inference.description import ModelDescription, build_task, read_trained, task_class
 from linvit.inference.export import DESCRIPTION, SUFFIXES, run_onnx
 from linvit.inference.preprocessing import Preprocessing
+from linvit.reading import check_regular, read_regular
 from linvit.tasks import ClassificationTask
 from linvit.testing.onnx import require
 
@@ -59,12 +60,13 @@ def _of_file(path: Path, device: torch.device) -> tuple[Network, ModelDescriptio
     try:
         if path.suffix == ".onnx":
             (onnx,) = require("onnx")
-            content = path.read_bytes()
+            content = read_regular(path)
             said = {each.key: each.value for each in onnx.load_from_string(content).metadata_props}
             run = run_onnx(content)
             network = lambda images: run(images.cpu())  # noqa: E731
         else:
             extra = {DESCRIPTION: ""}
+            check_regular(path)
             network = torch.export.load(path, extra_files=extra).module().to(device)
             said = json.loads(extra[DESCRIPTION])
         description = ModelDescription.from_dict(json.loads(said["description"]), path)

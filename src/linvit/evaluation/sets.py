@@ -20,6 +20,7 @@ from linvit.data.sources.labels import places_of
 from linvit.data.sources.read import BadImages
 from linvit.errors import UserError
 from linvit.evaluation.corruptions import corrupt
+from linvit.reading import read_text
 
 BORDER = {"objectnet": 2}  # pixels that are cut off on each side: the images have a red frame
 Kind = tuple[str, int] | None  # a corruption and its severity
@@ -112,7 +113,7 @@ def real_labels(path: Path, clean: ImageSet, classes: int) -> Answers:
 
 def _read(path: Path, kind: type) -> Any:
     try:
-        found = json.loads(path.expanduser().read_text(encoding="utf-8"))
+        found = json.loads(read_text(path.expanduser()))
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"cannot read '{path}' as JSON: {error}") from error
     if not isinstance(found, kind):

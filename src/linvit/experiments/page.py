@@ -12,6 +12,7 @@ from PIL import Image
 
 from linvit.files import write_text
 from linvit.plain_text import printable
+from linvit.reading import read_regular
 
 Picture = Path | Image.Image | str
 """The path of a PNG or SVG file, a PIL image, or the text of an SVG."""
@@ -138,7 +139,7 @@ def _data_uri(picture: Picture | Either) -> str:
     kind, picture = "png", picture[0] if isinstance(picture, tuple) else picture
     if isinstance(picture, Path):
         kind = "svg+xml" if picture.suffix == ".svg" else "png"
-        content = picture.read_bytes()
+        content = read_regular(picture)
     elif isinstance(picture, str):
         kind, content = "svg+xml", picture.encode("utf-8")
     else:

@@ -17,6 +17,7 @@ from linvit.entries import restrict_imports_to
 from linvit.errors import UserError, quote_first
 from linvit.files import replacing
 from linvit.finite import not_finite
+from linvit.reading import check_regular
 from linvit.runs.checkpoint import check_same_model, checkpoint_in, read_checkpoint
 from linvit.runs.folder import CHECKPOINTS, RunFolder, best_checkpoints, newest
 from linvit.runs.parser import known_class
@@ -95,6 +96,7 @@ def run_in(folder: Path) -> RunFolder:
 
 def _of_safetensors(path: Path) -> tuple[ModelDescription, dict[str, Tensor]]:
     try:
+        check_regular(path)
         with safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118

@@ -20,6 +20,7 @@ from linvit import yaml_text
 from linvit.errors import UserError
 from linvit.files import BEST, BEST_AVERAGE
 from linvit.model_info import CONFIGS
+from linvit.reading import read_text
 from linvit.runs.configs import SAVED
 from linvit.runs.configs import find as find_config
 
@@ -111,7 +112,7 @@ class RunFolder:
     def _is_recorded(self) -> bool:
         """Whether its record is of its last evaluation, and not of an end after which it was resumed."""
         with suppress(OSError, ValueError, KeyError, TypeError):
-            told = json.loads((self.folder / RESULT).read_text(encoding="utf-8"))["score"]
+            told = json.loads(read_text(self.folder / RESULT))["score"]
             last = self.score(told["tag"])
             return last is not None and (told["final"], told["final_epoch"]) == (last.value, last.epoch)
         return False

@@ -14,6 +14,7 @@ from linvit.data.sources.splits import HUB
 from linvit.errors import UserError
 from linvit.files import write_text
 from linvit.image_size import image_size
+from linvit.reading import read_regular, read_text
 from linvit.runs.folder import EVALUATED, RESULT, RunFolder
 
 SCHEMA = 1
@@ -141,9 +142,7 @@ def add_test(
 def read(path: Path, fields: Mapping[Any, str] = FIELDS) -> dict[str, Any]:
     """A record from a file, which may be anyone's; raises a `UserError` unless it has the schema, with these fields."""
     try:
-        if path.stat().st_size > LARGEST:
-            raise ValueError(f"it is larger than {LARGEST:,} bytes")
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = json.loads(read_text(path, LARGEST))
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"'{path}' cannot be read: {error}") from error
     record = {"evaluation": {}, **record} if isinstance(record, dict) else {}
@@ -179,5 +178,5 @@ def _name(source: str) -> str:
 def _content(value: Any) -> bytes:
     """The bytes of an image, wherever they lie, or any other value of a row as text."""
     if isinstance(value, dict) and {*value} == {"bytes", "path"}:
-        return bytes(value["bytes"] or Path(value["path"] or "").read_bytes())
+        return bytes(value["bytes"] or read_regular(value["path"] or ""))
     return repr(value).encode()

@@ -19,6 +19,7 @@ from torch.serialization import safe_globals
 
 from linvit import checksum
 from linvit.errors import UserError
+from linvit.reading import check_regular
 
 MAX_STAND_INS = 200  # every one costs another pass over the pickle
 UNKNOWN = re.compile(r"GLOBAL (\S+) was not an allowed global")
@@ -30,6 +31,10 @@ def load(path: Path, *, objects: bool = True) -> Any:
 
     A `UserError` says if it is damaged, unpacks to more than its size, is a program, or holds other objects.
     """
+    try:
+        check_regular(path)
+    except OSError as error:
+        raise UserError(f"'{path}' cannot be opened as weights: {error.strerror}") from error
     check_archive(path)
     checksum.verify(path)
     with path.open("rb") as file:

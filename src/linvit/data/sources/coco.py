@@ -19,6 +19,7 @@ from linvit.data.sources.folder import path_table
 from linvit.data.sources.read import MAX_PIXELS
 from linvit.data.sources.splits import SPLITS
 from linvit.errors import UserError, quote_first
+from linvit.reading import read_regular
 
 Value = datasets.Value
 OBJECT = {
@@ -87,7 +88,7 @@ class AnnotationFile:
         self.path, self.masks = path, masks
         self.malformed: list[AnnotationFinding] = []
         try:
-            content = json.loads(path.read_bytes())
+            content = json.loads(read_regular(path))
         except (OSError, ValueError, RecursionError) as error:
             raise UserError(f"cannot read '{path}' as COCO's annotations: {error}") from error
         names = ("images", "categories", "annotations")

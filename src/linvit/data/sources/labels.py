@@ -13,6 +13,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from linvit.data.sources.read import name_of
 from linvit.errors import UserError, did_you_mean, quote_first
+from linvit.reading import read_text
 
 SHOWN = 5  # rows that a message names
 LIKE_MISSING = {"", "na", "n/a", "#n/a", "nan", "null", "none", "nil", "-", "?"}  # words that may stand for no label
@@ -210,7 +211,7 @@ def read_names(given: str) -> list[str]:
     """The names of a known set, or the lines of a file that are not empty."""
     known = KNOWN / f"{given}.txt"
     try:
-        lines = (known if known.is_file() else Path(given).expanduser()).read_text(encoding="utf-8").splitlines()
+        lines = read_text(known if known.is_file() else Path(given).expanduser()).splitlines()
     except (OSError, UnicodeDecodeError) as error:
         sets = ", ".join(sorted(file.stem for file in KNOWN.glob("*.txt")))
         raise UserError(

@@ -4,6 +4,7 @@ pandas and pyarrow, by which `datasets` reads them, turn "007" into 7, "NA" into
 """
 
 import csv
+import io
 import json
 import os
 import re
@@ -15,6 +16,7 @@ import datasets
 import pyarrow as pa
 
 from linvit.errors import UserError, did_you_mean, quote_first
+from linvit.reading import read_regular, read_text
 
 NAMES = ("metadata.csv", "metadata.tsv", "metadata.jsonl")
 KEY = "file_name"
@@ -25,10 +27,8 @@ WHOLE = re.compile(r"0|-?[1-9]\d{0,17}")  # a number that is written as Python w
 def find_table(folder: Path) -> Path | None:
     """The file in a folder of images that names them, as sets of the hub have; None if there is none."""
     for path in (folder / name for name in NAMES):
-        if path.is_file():
-            with path.open("rb") as file:
-                if KEY.encode() in file.readline(2**16):
-                    return path
+        if path.is_file() and KEY.encode() in read_regular(path).partition(b"\n")[0]:
+            return path
     return None
 
 
@@ -90,7 +90,7 @@ def _within(name: str) -> bool:
 def _columns(path: Path) -> dict[str, list[Any]]:
     """The columns of a table by their names."""
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
+        with io.StringIO(read_text(path).removeprefix("\ufeff"), newline="") as file:
             columns = _json_columns(file) if path.suffix == ".jsonl" else _csv_columns(file)
     except (ValueError, csv.Error) as error:  # bytes that are not UTF-8, and lines that are no JSON, are of the first
         raise UserError(f"cannot read '{path}': {error}") from error

@@ -10,6 +10,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from linvit.data.sources.folder import files_below, path_table
 from linvit.data.sources.splits import HUB, SPLITS, load_splits
 from linvit.errors import UserError, quote_first
+from linvit.reading import read_text
 
 IMAGE_FOLDERS = ("images", "image", "imgs", "img", "img_dir", "src", "leftImg8bit")
 """What folders of images are called; MACU-Net's program has `src`, Cityscapes `leftImg8bit`."""
@@ -85,7 +86,7 @@ def pairs(folders: Folders, suffix: str, split: str) -> datasets.Dataset:
     images = by_stem(folders.images, IMAGE_SUFFIX)
     masks = {} if folders.masks is None else by_stem(folders.masks, suffix)
     if folders.names is not None:
-        named = folders.names.read_text(encoding="utf-8").split()
+        named = read_text(folders.names).split()
         if missing := [stem for stem in named if stem not in images]:
             raise UserError(f"'{folders.names}' names images that '{folders.images}' lacks: {quote_first(missing)}")
         images, masks = ({stem: own[stem] for stem in named if stem in own} for own in (images, masks))

@@ -2,9 +2,7 @@
 
 import csv
 import math
-import os
 import re
-import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +18,7 @@ from linvit.data.loading.sampler import sample_seed
 from linvit.data.transforms.decode import Bands, Kind, decode, header, stored_values
 from linvit.errors import UserError, check_choice
 from linvit.plain_text import cell_of, printable, write_csv
+from linvit.reading import read_regular
 
 MAX_ASPECT = 200  # a strip that is thinner would fill the memory when its short side is resized
 MAX_PIXELS = 89_478_485  # from here on PIL warns of decompression bombs: a quarter of a gigabyte as RGB
@@ -65,7 +64,7 @@ class ImageReader:
         if data is None:
             if not path:
                 raise OSError("no image: the cell is empty")
-            data = _remote(path, self.on_hub) if "://" in path else _local(path, OVERHEAD + 8 * self.max_pixels)
+            data = _remote(path, self.on_hub) if "://" in path else read_regular(path, OVERHEAD + 8 * self.max_pixels)
         if not data:
             raise OSError("an empty file")
         return data
@@ -119,17 +118,6 @@ def _scans(data: bytes) -> int:
         scans += found[1] == b"\xda"
         at = found.end() + int.from_bytes(data[found.end() : found.end() + 2])
     return scans
-
-
-def _local(path: str, largest: int) -> bytes:
-    """A regular file: others, such as pipes and devices, may have no end."""
-    found = os.stat(path)
-    if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):  # open() refuses a folder
-        raise OSError("not a regular file")
-    if found.st_size > largest:
-        raise OSError(f"{found.st_size} bytes are more than an image of max_pixels has")
-    with open(path, "rb") as file:
-        return file.read()
 
 
 def _remote(path: str, on_hub: bool) -> bytes:

@@ -21,6 +21,7 @@ from linvit.data.sources.folder import SPLITS as SPLITS
 from linvit.data.sources.labels import MAX_CLASSES, features_of, undecoded
 from linvit.data.sources.metadata import find_table, read_tables
 from linvit.errors import UserError, did_you_mean, quote_first
+from linvit.reading import read_regular
 
 Rows = TypeVar("Rows", datasets.Dataset, datasets.IterableDataset)
 EMBEDDED = Path(__file__).parents[1] / "assets"
@@ -239,7 +240,7 @@ def check_tables(path: Path, kind: str) -> None:
         elif suffix == "arrow":
             _check_classes(file, _validated(file).get(b"huggingface", b"{}"))
     for file in path.glob("**/*.json") if kind == "saved" else ():
-        text = file.read_bytes()
+        text = read_regular(file)
         _check_classes(file, text)
         if b"://" in text and file.name != "dataset_info.json":  # which may quote where a set once came from
             raise UserError(f"'{file}' names an address; the parts of a saved set are files beside it")

@@ -15,6 +15,7 @@ from linvit.experiments.compare.grid import UNSAFE, Sweep, value_label
 from linvit.experiments.compare.options import differing
 from linvit.experiments.compare.results import Results, Variant, with_teachers
 from linvit.files import is_locked, lock, write_text
+from linvit.reading import read_text
 from linvit.runs.folder import CHECKPOINTS, OUTCOME, PER_RUN, TUNING, RunFolder, flat, newest, read_yaml
 from linvit.signals import STOP
 
@@ -95,7 +96,7 @@ class SweepRun:
         code = self._outcome().get("exit_code", 0)
         if code < 0:
             return f"its process was ended by {signal.Signals(-code).name}"
-        text = self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else ""
+        text = read_text(self.log, errors="replace") if self.log.exists() else ""
         lines = [line.strip() for line in text.splitlines() if line.strip()] or ["nothing was printed"]
         errors = [number for number, line in enumerate(lines) if "error:" in line.lower()]
         last = errors[-1] if errors else len(lines) - 1
@@ -103,7 +104,7 @@ class SweepRun:
 
     def _outcome(self) -> dict[str, Any]:
         try:
-            content = json.loads((self.folder / OUTCOME).read_text(encoding="utf-8"))
+            content = json.loads(read_text(self.folder / OUTCOME))
         except (OSError, ValueError):
             return {}
         return content if isinstance(content, dict) else {}

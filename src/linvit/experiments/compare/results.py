@@ -1,5 +1,6 @@
 """What the runs of an experiment amount to: one row per variant."""
 
+import io
 import math
 import re
 import statistics
@@ -18,6 +19,7 @@ from linvit.experiments.compare.grid import BUDGETS, LENGTHS, TEACHER
 from linvit.experiments.compare.options import covered, differing, option_text, outermost, references
 from linvit.experiments.compare.statistics import Difference, bootstrap, paired_differences, spread, wilson
 from linvit.plain_text import printable
+from linvit.reading import read_text
 from linvit.runs import result
 from linvit.runs.folder import RESULT, RunFolder, Score, flat
 from linvit.tasks.teacher import DISTANCE
@@ -274,7 +276,7 @@ def _teacher(run: RunFolder) -> str:
 
 def _predictions(run: RunFolder, weights: str) -> np.ndarray:
     """Labels and predicted classes (2, N) of the images of the last evaluation; N is 0 if it has written none."""
-    with suppress(OSError, ValueError), (run.folder / "val_images.csv").open(encoding="utf-8") as file:
+    with suppress(OSError, ValueError), io.StringIO(read_text(run.folder / "val_images.csv")) as file:
         columns = file.readline().strip().split(",")
         places = [columns.index(name) for name in ("label", weights)]
         found: np.ndarray = np.loadtxt(file, np.int64, delimiter=",", usecols=places, ndmin=2).T
