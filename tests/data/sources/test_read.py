@@ -136,7 +136,7 @@ class TestFiles:
         assert reason({"bytes": None, "path": str(tmp_path)}) == "Is a directory"
         assert reason({"bytes": None, "path": str(tmp_path / "gone.jpg")}) == "No such file or directory"
 
-        def denied(*args):
+        def denied(*args, **options):
             raise PermissionError(13, "Permission denied")
 
         monkeypatch.setattr("builtins.open", denied)
@@ -152,7 +152,7 @@ class TestFiles:
     def test_a_file_that_is_larger_than_any_image_is_not_read(self, tmp_path):
         with open(tmp_path / "x.jpg", "wb") as file:
             file.truncate(2**40)
-        assert "bytes are more than an image of max_pixels has" in reason({"bytes": None, "path": file.name})
+        assert "bytes are more than" in reason({"bytes": None, "path": file.name})
 
     @pytest.mark.parametrize("on_hub", [False, True])
     @pytest.mark.parametrize(
