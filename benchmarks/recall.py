@@ -23,7 +23,8 @@ from matplotlib.figure import Figure
 from linvit.cli import main as linvit
 from linvit.experiments.plots import COLOURS, STYLE, svg
 from linvit.plain_text import markdown_table
-from linvit.runs.folder import COSTS, OUTCOME
+from linvit.runs.conditions import conditions
+from linvit.runs.folder import OUTCOME
 
 CHANCE = 1 / 16  # of 16 values
 FOLDERS = [Path("checkpoints", "compare", name) for name in ("diagnostics-rates", "diagnostics")]
@@ -151,7 +152,7 @@ if __name__ == "__main__":
     if len(pairs) < 2:
         parser.error(f"--pairs must be two different numbers at least, such as 8,32; got {args.pairs}")
     table = compare(args.attention, pairs, args.seeds, args.jobs)
-    known = json.loads((FOLDERS[-1] / COSTS).read_text(encoding="utf-8"))["conditions"]
+    known = conditions()
     ended = [json.loads(file.read_text(encoding="utf-8")) for name in FOLDERS for file in name.rglob(OUTCOME)]
     minutes = sum(run["seconds"] for run in ended) / args.jobs / 60
     where = f"{len(ended)} runs, {minutes:.0f} minutes, {args.jobs} at a time; {known['machine']}; {known['versions']}"

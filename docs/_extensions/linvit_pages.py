@@ -58,7 +58,7 @@ SECTIONS = {
 
 
 def setup(app: "Sphinx") -> dict[str, Any]:
-    """Has the pages written, and the large tables sorted by readers, with the script of the leaderboard's page."""
+    """Has the pages written, and the large tables sorted by readers."""
     app.connect("builder-inited", prepare)
     app.connect("html-page-context", complete)
     app.connect("build-finished", write_indices)
@@ -75,7 +75,7 @@ def prepare(app: "Sphinx") -> None:
 def complete(app: "Sphinx", page: str, template: str, context: dict[str, Any], *_: object) -> None:
     """Makes large tables sortable; the page of wrong addresses finds its style from any of them."""
     if page in SORTED:
-        app.add_js_file("leaderboard.js", loading_method="defer")
+        app.add_js_file("tables.js", loading_method="defer")
     if page == "404" and app.config.html_baseurl:
         context["metatags"] += f'<base href="{app.config.html_baseurl}">'
 

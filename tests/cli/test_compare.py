@@ -1,9 +1,11 @@
 """`linvit compare`: both forms of a grid, its checks before the first cell, and reports of runs that exist."""
 
+import csv
 import math
 import signal
 
 import pytest
+import yaml
 
 from linvit import UserError
 from linvit.cli import compare
@@ -256,6 +258,24 @@ def test_a_report_of_a_run_that_exists(run, tmp_path):
     page = tmp_path / "checkpoints" / "compare" / "report" / "report.html"
 
     assert "deit_nano" not in page.read_text(encoding="utf-8")  # nothing differs, so nothing is named
+
+
+def test_a_report_merges_runs_of_several_folders(tmp_path):
+    """As of two machines, where the data lies elsewhere and has other loader processes."""
+    places = {"here": ["softmax-0", "linear-0"], "there": ["linear-1", "softmax-1"], "copy": ["softmax-1"]}
+    for number, (place, runs) in enumerate(places.items()):
+        for run in runs:
+            attention, seed = run.split("-")
+            folder = tmp_path / place / f"{attention}-seed{seed}/version_0"
+            config = yaml.safe_load((write_run(folder, int(seed), attention=attention) / "config.yaml").read_text())
+            config["data"] = {"init_args": {"source": f"/home/{place}/digits", "num_workers": number, "batch_size": 4}}
+            (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    merged = linvit("compare", "--report", "here", "there", "--name=merged", "--skip_costs", cwd=tmp_path)
+    assert merged.code == 0, merged.err
+    table = csv.DictReader((tmp_path / "checkpoints/compare/merged/table.csv").read_text().splitlines())
+    assert [(row["variant"], row["seeds"]) for row in table] == [("linear", "2"), ("softmax", "2")]
+    with pytest.warns(UserWarning, match="there/softmax-seed1/version_0 have one configuration and seed"):
+        assert linvit("compare", "--report", "here", "there", "copy", "--skip_costs", cwd=tmp_path).code == 0
 
 
 def test_a_configuration_stands_for_its_grid_and_its_teacher_is_trained_before_the_runs(parsed, tmp_path, monkeypatch):

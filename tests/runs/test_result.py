@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from linvit.data import ClassificationData, DiagnosticData
+from linvit.errors import UserError
 from linvit.experiments.compare.results import Results, group
 from linvit.experiments.linearize import scores
 from linvit.runs import result
@@ -117,3 +118,61 @@ def test_the_fingerprint_is_of_the_content(tmp_path):
     assert held_out[0] == held_out[1]  # it has a validation split of its own
     pairs = [result.data_facts(DiagnosticData("recall", pairs=n, train=4, val=2, test=2)) for n in (4, 4, 8)]
     assert pairs[0] == pairs[1] != pairs[2]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{", "cannot be read"),
+        ("[" * 100_000, "cannot be read"),
+        ("\udc80", "cannot be read"),
+        ('{"schema": 2}', r"has schema 2, and this linvit reads 1"),
+        ("[]", "has schema None"),
+        ('{"schema": 1}', "its options is missing or of another type"),
+    ],
+)
+def test_what_is_no_record_is_refused(tmp_path, text, reason):
+    path = tmp_path / "result.json"
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(UserError, match=reason) as raised:
+        result.read(path)
+    assert str(path) in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("seed", True), ("score.final", float("nan")), ("score.final", "1"), ("data", None), ("costs.macs", 10**400),
+     ("conditions.date", 3), ("scores", {"a": "b"}), ("data.images", [1]), ("test", {"split": "test"})],
+)  # fmt: skip
+def test_every_field_has_a_type(tmp_path, field, value):
+    known = dict.fromkeys(("date", "machine", "device", "threads", "load", "versions"), "x")
+    record = result.derive(RunFolder(write_run(tmp_path / "a/version_0"))) | {"conditions": known}
+    path = tmp_path / "result.json"
+    result.write(path, record)
+    assert result.read(path) == record
+    parent, _, name = field.rpartition(".")
+    (record[parent] if parent else record)[name] = value
+    path.write_text(json.dumps(record))
+    with pytest.raises(UserError, match=rf"its {field}[\w.]* is missing or of another type"):
+        result.read(path)
+
+
+def test_the_same_run_on_another_machine_has_the_same_configuration(tmp_path):
+    for name in ("a", "b"):
+        config = yaml.safe_load((write_run(tmp_path / name / "version_0") / "config.yaml").read_text())
+        config["trainer"]["logger"] = {"class_path": "WandbLogger", "init_args": {"project": name}}
+        config["data"] = {"init_args": {"source": f"/home/{name}/digits", "num_workers": len(name), "batch_size": 4}}
+        (tmp_path / name / "version_0/config.yaml").write_text(yaml.safe_dump(config))
+    a, b = (result.configuration(RunFolder(tmp_path / name / "version_0")) for name in ("a", "b"))
+    assert a == b
+    assert a["options"]["data.batch_size"] == 4
+
+
+def test_runs_that_tune_and_stages_before_the_last_are_not_found_beside_others(tmp_path):
+    for name in ("tuning/a-seed1000", "stage_1/a-seed0", "a-seed0", "tuning"):
+        write_run(tmp_path / f"x/{name}/version_0", scores=(0.5,), epochs=1)
+    assert [str(one.folder.relative_to(tmp_path)) for one in find([tmp_path])] == [
+        "x/a-seed0/version_0",
+        "x/tuning/version_0",  # a run of this name
+    ]
+    assert len(find([tmp_path / "x/tuning"])) == 2  # which is asked for by name

@@ -25,8 +25,6 @@ usage: linvit VERB [options]
                linvit predict --model RUN photos --output out
   linearize  train a copy of a trained network with another attention
   compare    run variants with several seeds, and make one table of them
-  leaderboard
-             merge runs of any machines to tables and Pareto fronts
   list       attentions, backbones, heads and configurations, plug-ins included
   check      hold a mechanism, backbone or head, yours included, to its contract
   import-weights

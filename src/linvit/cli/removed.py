@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from linvit.errors import UserError
 
 REMOVED = {
+    "leaderboard": "Use linvit compare --report FOLDER..., which makes one table of the runs in all folders",
     "verify-resume": "Use linvit fit --resume=auto: a run resumes exactly (docs/guides/train.md)",
 }
 """What to use instead of a removed `VERB`, `VERB WORD`, `VERB --option`, or `--option` of all verbs: one line each.

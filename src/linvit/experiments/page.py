@@ -1,7 +1,6 @@
 """One self-contained HTML page: headings, text, tables and pictures in one file that needs no network and no script."""
 
 import base64
-import hashlib
 import io
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,7 +24,7 @@ HEAD = """<!doctype html>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
 <meta http-equiv="Content-Security-Policy"
-  content="default-src 'none'; img-src data:; style-src 'unsafe-inline'{policy}">
+  content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
 <title>{title}</title>
 <style>
 :root {{ color-scheme: light dark; --ink: #1c2024; --soft: #5d666f; --line: #d8dde2; --stripe: #f4f6f8; --back: #fff }}
@@ -61,15 +60,11 @@ pre {{ background: var(--stripe); padding: .7rem .9rem; overflow-x: auto; border
 class Page:
     """An HTML page that is written part by part; all that it is given is text, and is escaped.
 
-    It follows the reader's choice of light or dark, fits narrow screens, and loads nothing. Of a page with a script,
-    which runs when it has been read, a browser runs that text alone.
+    It follows the reader's choice of light or dark, fits narrow screens, loads nothing and runs no script.
     """
 
-    def __init__(self, title: str, script: str = "") -> None:
-        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-        policy = f"; script-src 'sha256-{digest}'" * bool(script)
-        self._parts = [HEAD.format(title=_text(title), policy=policy), f"<h1>{_text(title)}</h1>\n"]
-        self._end = f"<script>{script}</script>\n" * bool(script)
+    def __init__(self, title: str) -> None:
+        self._parts = [HEAD.format(title=_text(title)), f"<h1>{_text(title)}</h1>\n"]
 
     def heading(self, text: str) -> None:
         """A heading below the title."""
@@ -123,7 +118,7 @@ class Page:
 
     def write(self, path: Path) -> None:
         """Writes the page as it is so far; a kill leaves the whole file or the one before."""
-        write_text(path, "".join([*self._parts, self._end, "</html>\n"]))
+        write_text(path, "".join([*self._parts, "</html>\n"]))
 
 
 def _text(text: str, lines: bool = False) -> str:

@@ -54,7 +54,6 @@ class Series(NamedTuple):
     points: tuple[Point, ...]
     spread: tuple[float, ...] = ()  # of each y, up and down, drawn as a bar; NaN none
     labels: tuple[str, ...] = ()  # of the points
-    hollow: bool = False  # drawn so, and in no front
 
 
 PANEL = 4  # curves of a panel of small multiples
@@ -64,7 +63,7 @@ LEGEND_ROWS = 18  # that fit beside a plot; more entries stand in further column
 def line_plot(title: str, series: Sequence[Series], x: Axis, y: Axis, note: str = "", *, front: bool = False) -> str:
     """Draws a curve per series as the text of an SVG file; the legend has them in the order of their right ends.
 
-    With `front` points stand alone, and a grey line joins those of the `pareto` front. Hollow ones are not in it.
+    With `front` points stand alone, and a grey line joins those of the `pareto` front.
     """
     with mpl.rc_context(STYLE):
         figure, axes = _axes(title, x, y, note)
@@ -72,9 +71,8 @@ def line_plot(title: str, series: Sequence[Series], x: Axis, y: Axis, note: str 
         entries = []
         for i, one in enumerate(series):
             line = "none" if front else LINES[i // len(COLOURS) % len(LINES)]
-            fill = {"markerfacecolor": "none"} if one.hollow else {}
-            points, drawn = _draw(axes, one, x, y, **look(i) | fill, linestyle=line)
-            solid += [] if one.hollow else points
+            points, drawn = _draw(axes, one, x, y, **look(i), linestyle=line)
+            solid += points
             entries += [(point, one.name, drawn) for point in points[-1:]]
             for point, label in zip(one.points, one.labels, strict=False):
                 axes.annotate(label, point, (6, 3), textcoords="offset points", color=COLOURS[i % len(COLOURS)])

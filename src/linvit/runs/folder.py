@@ -26,9 +26,7 @@ from linvit.runs.configs import find as find_config
 
 CONFIG, CURVES, HPARAMS, CHECKPOINTS = "config.yaml", "metrics.csv", "hparams.yaml", "checkpoints"
 RESULT = "result.json"
-"""What a finished run amounts to, for `linvit leaderboard`; see `linvit.runs.result`."""
-COSTS = "costs.json"
-"""Beside the tables of `linvit compare`: what it has measured of the models, for `linvit leaderboard`."""
+"""Record of a finished run; see `linvit.runs.result`."""
 TUNING = "tuning"
 """The folder, in that of a comparison, of the runs that tune."""
 OUTCOME = "outcome.json"

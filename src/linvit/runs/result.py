@@ -33,11 +33,8 @@ FIELDS: dict[Any, str] = {
     float | None: "costs.images_per_second",
 }
 """Entries of a record by their types; one with a dot is an entry of an entry, and is there unless that is null."""
-COSTS_FIELDS: dict[Any, str] = {dict: "conditions", str: CONDITIONS, dict[str, dict[str, float]]: "costs"}
-"""The same of `costs.json`, what `linvit compare` has measured: numbers by the hash of a configuration."""
 PLACES = ("data.source.", "data.predict_path.", "data.num_workers.", "trainer.logger.", "requeue_exit_code.")
 """How options begin that say where something lies or how a run is started, and do not make another configuration."""
-MODEL = ("model.backbone.", "model.attention.")
 DIAGNOSTICS = ("rank", "effective_rank", "entropy", "start", "teacher", "distance")
 SAMPLE = 16  # rows of each split that the fingerprint of the data is made of
 LARGEST = 10 * 2**20  # bytes of a file that is read
@@ -79,16 +76,16 @@ def configuration(run: RunFolder) -> dict[str, Any]:
     return {"configuration": _hash(json.dumps(options).encode()), "options": options}
 
 
+def portable(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns options without those of `PLACES`, so that runs of two machines can be equal; the source by its name."""
+    kept = {name: value for name, value in options.items() if not f"{name}.".startswith(PLACES)}
+    return kept | {name: _name(str(options[name])) for name in ("data.source",) if options.get(name) is not None}
+
+
 def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
     kept = {name: value for name, value in options.items() if not f"{name}.".startswith(PLACES)}
     found: dict[str, Any] = json.loads(json.dumps(kept, default=str, sort_keys=True), parse_constant=str)  # of NaN, too
     return found
-
-
-def model_hash(options: Mapping[str, Any]) -> str:
-    """The hash of the backbone and attention among options by dotted names, of which `linvit bench backbone` knows."""
-    own = ((name.removesuffix(".name"), value) for name, value in options.items() if value is not None)
-    return _hash(repr(sorted((name, str(value)) for name, value in own if f"{name}.".startswith(MODEL))).encode())
 
 
 def data_facts(data: ImageData) -> dict[str, Any]:
@@ -139,8 +136,8 @@ def add_test(
         write(path, record | {"test": {"split": split, "images": images, "scores": dict(scores)}})
 
 
-def read(path: Path, fields: Mapping[Any, str] = FIELDS) -> dict[str, Any]:
-    """A record from a file, which may be anyone's; raises a `UserError` unless it has the schema, with these fields."""
+def read(path: Path) -> dict[str, Any]:
+    """Returns the record in a file, which may be anyone's; raises a `UserError` unless it has all `FIELDS`."""
     try:
         record = json.loads(read_text(path, LARGEST))
     except (OSError, ValueError, RecursionError) as error:
@@ -149,7 +146,7 @@ def read(path: Path, fields: Mapping[Any, str] = FIELDS) -> dict[str, Any]:
     schema = record.get("schema")
     if schema != SCHEMA:
         raise UserError(f"'{path}' has schema {schema!r}, and this linvit reads {SCHEMA}: write it with this version")
-    for kind, field in ((kind, field) for kind, names in fields.items() for field in names.split()):
+    for kind, field in ((kind, field) for kind, names in FIELDS.items() for field in names.split()):
         parent, _, name = field.rpartition(".")
         holder = record.get(parent) if parent else record
         if holder is not None and not _is(holder.get(name), kind):

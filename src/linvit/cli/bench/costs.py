@@ -133,8 +133,7 @@ def backbone(argv: list[str]) -> int:
     what = "backbones with classifier" + ("" if replaced is None else f", attention {args.attention}")
     about: Any = {"title": "Backbones", "axis": "pixels", "baselines": [*modules][:1]}
     report = _measured(args, what, modules, sizes, settings, **about)
-    plot = builders.accuracy_plot(report) if replaced is None else {}
-    return _finish(report, args.output, plot | builders.costs_record(report, specs, replaced))
+    return _finish(report, args.output, builders.accuracy_plot(report) if replaced is None else {})
 
 
 def _parser(verb: str, epilog: str) -> argparse.ArgumentParser:

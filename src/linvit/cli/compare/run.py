@@ -34,6 +34,7 @@ from linvit.experiments.compare.results import (
 )
 from linvit.experiments.compare.search import Search
 from linvit.files import write_text
+from linvit.runs import result
 from linvit.runs.folder import TUNING, check_writable, find, flat, shown
 from linvit.runs.parser import build_task
 from linvit.runs.run import Run
@@ -159,7 +160,7 @@ def report(folders: Sequence[Path], args: argparse.Namespace) -> int:
     else:
         variants = group(find(folders))
         check_comparable(variants)
-        keys = list(differing(run.options() for variant in variants for run in variant.runs.values()))
+        keys = list(differing(result.portable(run.options()) for variant in variants for run in variant.runs.values()))
         root = Path("checkpoints", "compare", args.name or "report")
         results = with_teachers(Results(root.name, variants, "", None, keys))
     names = [variant.name for variant in results.variants]

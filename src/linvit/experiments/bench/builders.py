@@ -1,6 +1,5 @@
 """What `linvit bench` measures: mechanisms, alone or in their layer, beside softmax attention; and whole backbones."""
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,15 +14,13 @@ from linvit.attention.base import Attention, Grid
 from linvit.attention.kernels.choice import WIDEST_MEASURED, add_findings, mechanism_name, set_attention_kernel
 from linvit.backbones.create import create_backbone
 from linvit.errors import UserError
-from linvit.experiments.bench.costs import Cost, format_size
+from linvit.experiments.bench.costs import Cost
 from linvit.experiments.bench.report import CostReport
 from linvit.experiments.bench.runner import Build, Built, Mode, Runner, Settings
 from linvit.experiments.plots import Axis, Series, line_plot
 from linvit.layers.attention_layer import AttentionLayer
 from linvit.model_info import model_info
 from linvit.registry import Spec, attentions, backbones
-from linvit.runs import result
-from linvit.runs.folder import COSTS, flat
 
 BASELINES: Mapping[str, Spec] = {
     "torch's SDPA": "linvit.experiments.bench.builders:ScaledDotProduct",
@@ -147,21 +144,6 @@ def roofline(builders: Mapping[str, Build], grids: Sequence[tuple[int, int]], se
             counts = " + ".join(str(len(own)) for own in both)
             rows.append([name, f"{grid[0] * grid[1]:,}", counts, *(f"{a:.3g} + {b:.3g}" for a, b in figures)])
     return rows
-
-
-def costs_record(report: CostReport, specs: Sequence[Spec], attention: Any) -> dict[str, str]:
-    """The text of a `costs.json` for `linvit leaderboard`, by its name: what was measured of backbones as they are."""
-    how = report.conditions["settings"].rpartition(", batch ")[2]
-    found: dict[str, dict[str, float]] = {}
-    for spec in specs:
-        own = found.setdefault(result.model_hash(flat({"model": {"backbone": spec, "attention": attention}})), {})
-        for cost in (cost for cost in report.costs if (cost.name, cost.mode) == (backbone_label(spec), "eager")):
-            at = f"{format_size(cost.size)}, batch {how}"
-            if (forward := cost.seconds.get("forward")) is not None:
-                own[f"latency_seconds {at}"] = forward.median / int(report.conditions["batch"])
-            if (peak := cost.peak.get("training_step")) is not None:
-                own[f"memory_bytes {at}"] = peak
-    return {COSTS: json.dumps({"schema": result.SCHEMA, "conditions": report.conditions, "costs": found}, indent=1)}
 
 
 def accuracy_plot(report: CostReport) -> dict[str, str]:

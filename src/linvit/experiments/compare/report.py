@@ -20,9 +20,7 @@ from linvit.experiments.compare.statistics import spread as deviation
 from linvit.experiments.page import Page
 from linvit.experiments.plots import Axis, Series, bar_plot, heat_map, line_plot, small_multiples, svg
 from linvit.files import write_text
-from linvit.runs import result
 from linvit.runs.conditions import conditions
-from linvit.runs.folder import COSTS
 
 MOST_MAPS = 12  # pictures of a run
 MOST_POINTS = 60  # of a curve; more are averaged
@@ -42,13 +40,6 @@ def write(results: Results, folder: Path, device: str) -> Path:
     for name, text in texts.items():
         write_text(folder / name, text)
     write_table(folder / "table.csv", tables.numbers(results))
-    measured = {
-        result.configuration(results.firsts[variant.name])["configuration"]: variant.costs.numbers
-        for variant in results.variants
-        if variant.costs is not None and variant.runs
-    }
-    if measured:
-        result.write(folder / COSTS, {"schema": result.SCHEMA, "conditions": known, "costs": measured})
     page = Page(results.title)
     page.paragraph("; ".join(f"{name}: {value}" for name, value in known.items()))
     _controls(page, results)

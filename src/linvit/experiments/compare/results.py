@@ -12,6 +12,7 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
+from lightning.pytorch.utilities import rank_zero_warn
 
 from linvit.errors import UserError
 from linvit.experiments.compare.costs import Costs
@@ -292,12 +293,17 @@ def is_rank(tag: str) -> bool:
 def group(runs: Iterable[RunFolder]) -> list[Variant]:
     """Puts runs that differ in their seed alone together; names each variant by its folder or by what differs."""
     every = sorted(runs, key=lambda run: _by_number(str(run.folder)))
-    options = [run.options() for run in every]
+    options = [result.portable(run.options()) for run in every]
     keys = outermost(differing(options))
     found: dict[str, Variant] = {}
     for run, own in zip(every, options, strict=True):
         identity = repr([option_text(own, key) for key in keys])
         variant = found.setdefault(identity, Variant(_name(run, own, keys)))
+        before = variant.runs.get(run.seed)
+        if before is not None and before.folder.parent != run.folder.parent:
+            rank_zero_warn(
+                f"{before.folder} and {run.folder} have one configuration and seed: the table has the latter"
+            )
         variant.runs[run.seed] = run  # of two with one seed, the newer one
     names = [variant.name for variant in found.values()]
     for variant in found.values():

@@ -11,7 +11,7 @@ const filter = () => {
 };
 box.addEventListener("input", filter);
 for (const head of document.querySelectorAll("th")) {
-  const words = head.matches(".text, .text-left");  // the second is Sphinx's
+  const words = head.matches(".text-left");
   const column = head.cellIndex, body = head.closest("table").tBodies[0];
   const sort = () => {
     const up = head.ariaSort === "descending" || (head.ariaSort !== "ascending" && words);
