@@ -115,9 +115,9 @@ class TestTraining:
         assert "has classes without training images: 'cats'. Did you mean 'cat'?" in out
 
     def test_a_single_class(self, tmp_path, capsys):
-        with pytest.warns(UserWarning, match="the only class folder is '.*/train/ant'"):
-            out = self.told(image_folder(tmp_path / "data", ["train"], ["ant"]), capsys)
+        out = self.told(image_folder(tmp_path / "data", ["train"], ["ant"]), capsys)
         assert "NO TRAINING" in out
+        assert re.search(r"  WARNING: .* the only class folder is '.*/train/ant'", out)
 
     def test_images_without_a_class(self, tmp_path, capsys):
         for split in ("train", "val"):
@@ -132,11 +132,9 @@ class TestTraining:
         folder = image_folder(tmp_path / "data", ["train"], ["cat", "dog"])
         image_folder(folder, ["val"], ["dog"])
         (folder / "train" / "cow").mkdir()
-        with (
-            pytest.warns(UserWarning, match=f"no images lie in '{folder}/train/cow'"),
-            pytest.warns(UserWarning, match="has no images of some trained classes: 'cat'"),
-        ):
-            self.told(folder, capsys, code=0)
+        out = self.told(folder, capsys, code=0)
+        assert f"  WARNING: no images lie in '{folder}/train/cow'" in out
+        assert re.search(r"  WARNING: the val split of .* has no images of some trained classes: 'cat'", out)
 
     @pytest.mark.parametrize("option", ["--num_classes=3", "--data.num_classes=3", "--val_fraction 0.99"])
     def test_options_of_training_count(self, tmp_path, capsys, option):

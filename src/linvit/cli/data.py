@@ -2,8 +2,11 @@
 
 import argparse
 import os
+import sys
+import warnings
 from collections import Counter
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +92,12 @@ def main(argv: list[str]) -> int:
     if args.output is not None and not args.output.absolute().parent.is_dir():
         raise UserError(f"cannot write '{args.output}': there is no folder '{args.output.absolute().parent}'")
 
+    with _collected() as warned:
+        return _check(args, warned)
+
+
+def _check(args: argparse.Namespace, warned: list[str]) -> int:
+    """Prints what was found and warned of, and returns 1 if something is bad."""
     given = {name: value for name, value in vars(args).items() if name.startswith("data.") and value is not None}
     data = _module(_task(args.source, args.data, {*given}), {"data.source": args.source, **given})
     if isinstance(data, linvit.data.DiagnosticData | linvit.data.PathfinderData):
@@ -118,11 +127,33 @@ def main(argv: list[str]) -> int:
     bands = describe_bands(rows, image, reader)
     task = f"  {'task':<10}{type(data).__name__}; --data chooses another"
     print("\n".join([*report.lines, *[task] * (args.data is None), *bands, *report.refused, *refused]))
-    print("\n".join([*_bad(found, args.output), *_ignored(args.source), *_copies(found)]))
+    warnings_of_data = [f"  WARNING: {text}" for text in warned]
+    print("\n".join([*_bad(found, args.output), *warnings_of_data, *_ignored(args.source), *_copies(found)]))
     if args.output is not None:
         lines = [(bad.split, bad.name, bad.reason) for bad in (*found.bad, *report.malformed)]
         write_table(args.output, [("split", "image", "reason"), *lines])
     return int(bool(found.bad or refused or report.malformed or report.refused))
+
+
+@contextmanager
+def _collected() -> Iterator[list[str]]:
+    """Collects what linvit warns of, each text once; other warnings are shown as ever."""
+    told: list[str] = []
+    with warnings.catch_warnings():
+        shown = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, *more: Any) -> None:
+            if not filename.startswith(os.path.dirname(linvit.__file__)):
+                shown(message, category, filename, lineno, *more)
+            elif str(message) not in told:
+                told.append(str(message))
+
+        warnings.showwarning = show  # type: ignore[assignment]
+        try:
+            yield told
+        except UserError:
+            sys.stderr.writelines(f"linvit: warning: {text}\n" for text in told)  # there is no report
+            raise
 
 
 def _task(source: str, asked: str | None, given: Set[str]) -> type[ImageData]:

@@ -236,7 +236,7 @@ class ObjectSource(DataSource):
     @cached_property
     def tables(self) -> Splits:
         """The rows of each split as they are stored."""
-        return load_splits(self.name) if self.coco is None else self.coco.splits
+        return load_splits(self.name, classes=False) if self.coco is None else self.coco.splits
 
     @cache  # noqa: B019 (a source lives as long as its run)
     def audit(self, split: str) -> ObjectAudit:

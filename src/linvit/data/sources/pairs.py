@@ -34,7 +34,7 @@ def load_pairs(source: str, mask_suffix: str = "") -> dict[str, datasets.Dataset
     path = Path(source).expanduser()
     found = {} if source.startswith(HUB) or not path.is_dir() else split_folders(path)
     if not any(folders.masks for folders in found.values()):
-        return load_splits(source)
+        return load_splits(source, classes=False)
     return {name: pairs(folders, mask_suffix, name) for name, folders in found.items()}
 
 
