@@ -17,7 +17,7 @@ from linvit import UserError, cli
 from linvit.cli.training import command_line
 from linvit.cli.training.command_line import LOGGER, OF_SEED, hide_library_messages
 from linvit.data.sources.read import name_of
-from linvit.plain_text import PrintableStream, printable, write_csv
+from linvit.plain_text import PrintableStream, markdown_code, markdown_text, printable, write_csv
 from linvit.weights.load import Report
 
 ESCAPES = "\x1b]0;title\x07\x1b[2J\x9b31m\u202egpj.exe\r"
@@ -26,6 +26,19 @@ ESCAPES = "\x1b]0;title\x07\x1b[2J\x9b31m\u202egpj.exe\r"
 @pytest.mark.parametrize("text", ["ant", "日本 é", "two\nlines\tand a tab", "C:\\x.jpg"])
 def test_ordinary_text_stays(text):
     assert printable(text) == text
+
+
+def test_markdown_of_a_text_is_the_text():
+    """Nothing of it is HTML, a link, code or emphasis."""
+    given = ["<img src=x>", "a&lt;b", "[x](http://y.z)", "![x][y]", "`x`", "*x* _y_ ~~z~~", "www.x.y", "a|b", r"a\|b"]
+    wanted = [
+        *(r"\<img src=x>", r"a\&lt;b", r"\[x\](http\://y.z)", r"!\[x\]\[y\]", r"\`x\`"),
+        *(r"\*x\* \_y\_ \~~z\~~", r"www\.x.y", r"a\|b", r"a\\\|b"),
+    ]
+    assert [markdown_text(text) for text in given] == wanted
+    plain = ["val/ema_score", "+0.01 [-0.02, +0.04] *", r"C:\x.jpg", "a: b"]
+    assert [markdown_text(text) for text in plain] == plain
+    assert [markdown_code(text) for text in ("x", "a`b", "``")] == ["`x`", "`` a`b ``", "``` `` ```"]
 
 
 def test_control_characters_are_written_out():

@@ -1,8 +1,13 @@
-"""Text from data and weights, such as class names and file names: harmless to a terminal and to a spreadsheet."""
+"""Text from data and weights, such as class names and file names: harmless to a terminal, a spreadsheet and a page."""
 
 import csv
-from collections.abc import Iterable, Sequence
-from typing import IO, Any
+import re
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, TypeVar
+
+from linvit.reading import read_regular
 
 CONTROL = [
     *(*range(0x20), *range(0x7F, 0xA0)),  # C0, DEL and C1, which a terminal obeys
@@ -11,6 +16,7 @@ CONTROL = [
 ]
 _ESCAPED = {code: chr(code).encode("unicode_escape").decode() for code in CONTROL}
 _LINES = {code: text for code, text in _ESCAPED.items() if chr(code) not in "\n\t"}
+Row = TypeVar("Row")
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\uff1d", "\uff0b", "\uff0d", "\uff20")  # and what is as wide as two letters
 
 
@@ -49,17 +55,76 @@ class PrintableStream:
         return getattr(self.unchecked, name)
 
 
+MARKDOWN = re.compile(r"[`|<&]|\\(?=[^\w\s]|_)|~(?=~)|(?<!\s)\*|\*(?=\S)|(?<!\w)_|_(?!\w)|:(?=//)|(?<=www)\.")
+BRACKETS = re.compile(r"[\[\]]")  # those of an interval stay as they are
+LINK = re.compile(r"\][(\[:]")
+
+
+def markdown_text(text: str) -> str:
+    """Returns a text as Markdown that shows it in one line: no HTML, link, code or emphasis comes of it."""
+    escaped = MARKDOWN.sub(r"\\\g<0>", printable(text, lines=False))
+    return BRACKETS.sub(r"\\\g<0>", escaped) if LINK.search(text) else escaped
+
+
+def markdown_code(text: str) -> str:
+    """Returns a text as a code span of Markdown."""
+    fence = "`" * (max(map(len, re.findall("`+", text)), default=0) + 1)
+    space = " " * (len(fence) > 1)
+    return f"{fence}{space}{printable(text, lines=False)}{space}{fence}"
+
+
 def markdown_table(rows: Sequence[Sequence[str]]) -> str:
     """A table in GitHub's Markdown: its head and its rows, the first column of text, the others of numbers."""
-    head, *lines = (
-        f"| {' | '.join(printable(cell, lines=False).replace('|', chr(92) + '|') for cell in row)} |" for row in rows
-    )
+    head, *lines = (f"| {' | '.join(map(markdown_text, row))} |" for row in rows)
     return "\n".join([head, f"|---{'|---:' * (len(rows[0]) - 1)}|", *lines])
 
 
 def write_csv(file: IO[str], rows: Iterable[Iterable[object]]) -> None:
     """Writes rows to a CSV file: one line each, and no cell that a spreadsheet would take for a formula."""
     csv.writer(file).writerows([cell_of(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
+
+
+def read_csv(path: Path, column: str, parse: Callable[[Mapping[str, str]], Row]) -> list[Row]:
+    """Returns the rows of a CSV file as `write_csv` and `metrics.csv` have it: a head, and a line per row.
+
+    Args:
+        path: The file, which may be damaged: a kill, a full disk or an editor cuts and changes lines.
+        column: One that the file must have; without it no row is read.
+        parse: Makes what is returned of the cells by column, or raises a `ValueError`.
+
+    Warns of the lines that it skips: not UTF-8, more or fewer cells than the head, refused by `parse`.
+    """
+    found: list[Row] = []
+    bad: list[tuple[int, str]] = []
+    try:
+        head, *lines = read_regular(path).splitlines() or [b""]
+    except OSError as error:
+        warnings.warn(f"'{path}' cannot be read: {error.strerror}", stacklevel=2)
+        return found
+    columns = _cells(head.removeprefix(b"\xef\xbb\xbf"), "replace")
+    if column not in columns:
+        if head or lines:
+            warnings.warn(f"'{path}' has no column '{column}' in its first line: no row of it is read", stacklevel=2)
+        return found
+    for number, line in enumerate(lines, 2):
+        try:
+            cells = _cells(line)
+            if len(cells) != len(columns):
+                raise ValueError(f"it has {len(cells)} cells, and the first line {len(columns)}")
+            found.append(parse(dict(zip(columns, cells, strict=True))))
+        except (ValueError, csv.Error) as error:
+            bad.append((number, str(error)))
+    if bad:
+        warnings.warn(
+            f"{len(bad)} of {len(lines)} rows of '{path}' cannot be read, and are skipped: line {bad[0][0]}: "
+            f"{printable(bad[0][1], lines=False)}",
+            stacklevel=2,
+        )
+    return found
+
+
+def _cells(line: bytes, errors: str = "strict") -> list[str]:
+    return next(csv.reader([line.decode("utf-8", errors)], strict=True), [])
 
 
 def cell_of(text: str) -> str:

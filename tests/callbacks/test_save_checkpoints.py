@@ -74,7 +74,7 @@ class Rows(Memory):
 def test_it_is_the_record_of_its_moment(tmp_path, monkeypatch):
     """Rows, then the names of the best, then last.ckpt; a run that is resumed after a kill in between does it again."""
     saves = SaveCheckpoints("train/loss", "max")
-    monkeypatch.setattr(saves.best[0], "take", lambda value: Best.take(saves.best[0], 1.0))
+    monkeypatch.setattr(saves.best[0], "take", lambda value, epoch: Best.take(saves.best[0], 1.0, epoch))
     logger, folder = Rows(), tmp_path / "memory" / "version_0" / "checkpoints"
     moments = []
 
@@ -88,7 +88,7 @@ def test_it_is_the_record_of_its_moment(tmp_path, monkeypatch):
     with pytest.raises(Killed):
         run(tmp_path, saves, max_epochs=3, logger=logger)
     assert moments == [("best.ckpt", "last.ckpt", 2), ("best.ckpt", "last.ckpt", 4)]
-    assert read(folder / "last.ckpt")["callbacks"][saves.state_key] == {"train/loss": 1.0}
+    assert read(folder / "last.ckpt")["callbacks"][saves.state_key] == {"train/loss": 1.0, "epochs": {"train/loss": 1}}
     assert {path.name: step_of(path) for path in folder.glob("*.ckpt")} == {"best.ckpt": 4, "last.ckpt": 2}
 
 
@@ -204,7 +204,7 @@ class Scores(LightningModule):
 )
 def test_the_last_of_the_best_epochs_is_kept(mode, scores, epoch):
     best = Best("val/score", mode, "best.ckpt")
-    taken = [i for i, score in enumerate(scores) if best.take(score)]
+    taken = [i for i, score in enumerate(scores) if best.take(score, i)]
     assert taken[-1] == epoch
     assert best.value == scores[epoch]
 

@@ -1,12 +1,14 @@
 """metrics.csv: rows, new columns, going on."""
 
 import csv
+import re
 
 import pytest
 import torch
 
 from linvit.runs import loggers
-from linvit.runs.loggers import CsvLogger
+from linvit.runs.folder import RunFolder
+from linvit.runs.loggers import CsvLogger, RowCount
 
 
 def rows(folder):
@@ -95,6 +97,50 @@ def test_a_continued_run_drops_what_comes_again_and_keeps_the_rest(tmp_path):
         ("4", "40.0", "1.0"),
     ]
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.csv"]
+
+
+@pytest.mark.parametrize(
+    ("damage", "kept", "said"),
+    [
+        (lambda text: text.replace(b"step,", b"stop,"), [], "has no column 'step'"),
+        (lambda text: text.replace(b"1,1.0", b"1,\xff.0"), ["0", "2"], "line 3: 'utf-8' codec"),
+        (lambda text: text.replace(b"1,1.0", b"1,1.0,7,7"), ["0", "2"], "it has 4 cells, and the first line 2"),
+        (lambda text: text.replace(b"1,1.0", "\xb2,1.0".encode()), ["0", "2"], "is no step"),
+        (lambda text: text.replace(b"1,1.0", b"9" * 5000 + b",1.0"), ["0", "2"], "is no step"),
+        (lambda text: text.replace(b"1,1.0", b"1,a\x1b"), ["0", "2"], r"float: 'a\\x1b'"),
+        (lambda text: text.replace(b"1,1.0", b'1,"1.0'), ["0", "2"], "unexpected end of data"),
+        (lambda text: text.replace(b"1,1.0", b"1"), ["0", "2"], "1 of 3 rows of .* skipped"),
+        (lambda text: text.replace(b"\r\n", b"\n").replace(b"step", b"\xef\xbb\xbfstep"), ["0", "1", "2"], None),
+        (lambda text: b"", [], None),
+    ],
+)
+def test_a_damaged_table_is_read_as_far_as_it_goes(damage, kept, said, tmp_path, recwarn):
+    logger = CsvLogger(tmp_path)
+    for step in range(3):
+        logger.log_metrics({"loss": float(step)}, step)
+    logger.save()
+    file = tmp_path / "metrics.csv"
+    file.write_bytes(damage(file.read_bytes()))
+    assert [str(step) for step, _ in RunFolder(tmp_path).curves.get("loss", [])] == kept
+    again = CsvLogger(tmp_path, purge_step=3)
+    again.log_metrics({"loss": 3.0}, 3)
+    again.save()
+    assert [(row["step"], row["loss"]) for row in rows(tmp_path)] == [(step, f"{step}.0") for step in [*kept, "3"]]
+    texts = [str(one.message) for one in recwarn]
+    assert re.search(said, texts[0]) if said else texts == []
+
+
+def test_rows_that_are_missing_are_named_when_a_run_is_resumed(tmp_path, recwarn):
+    logger = CsvLogger(tmp_path)
+    for step in range(3):
+        logger.log_metrics({"loss": float(step)}, step)
+    logger.save()
+    state = RowCount(logger).state_dict()
+    RowCount(CsvLogger(tmp_path, purge_step=3)).load_state_dict(state)
+    assert not recwarn.list
+    (tmp_path / "metrics.csv").unlink()
+    with pytest.warns(UserWarning, match="3 of the 3 rows that .* are missing"):
+        RowCount(CsvLogger(tmp_path, purge_step=3)).load_state_dict(state)
 
 
 def test_nothing_logged_no_file(tmp_path):

@@ -1,11 +1,13 @@
 """The record of a run: what a finished one writes, its fields, and what the fingerprint of data depends on."""
 
 import json
+import math
 import re
 import shutil
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from linvit.data import ClassificationData, DiagnosticData
@@ -15,6 +17,7 @@ from linvit.experiments.linearize import scores
 from linvit.runs import result
 from linvit.runs.folder import RunFolder, find
 from linvit.tasks import ClassificationTask
+from tests.cli.runs import linvit
 from tests.data.images import image_folder
 from tests.experiments.compare.runs import write_run
 
@@ -47,6 +50,47 @@ def test_of_equal_epochs_the_last_is_the_best_as_in_its_checkpoint(tmp_path):
     results = Results("x", group(find([tmp_path])), "softmax", None, [])
     assert results.best(results.variants[0]) == (0.75, 3)
     assert list(scores([RunFolder(folder)])) == ["student after epoch 4, the last", "student after epoch 3, the best"]
+
+
+def test_what_is_not_finite_is_no_earlier_value(tmp_path):
+    folder = write_run(tmp_path / "softmax-seed0/version_0", scores=(0.5, 0.75, "nan"), epochs=3)
+    run = RunFolder(folder)
+    assert run.complete
+    score, best = run.score("val/score"), run.best_score("val/score")
+    assert (math.isnan(score.value), score.epoch, best.value, best.epoch) == (True, 3, 0.75, 2)
+    result.write(folder / "result.json", result.derive(run))
+    record = result.read(folder / "result.json")
+    assert record["score"] == {"tag": "val/score", "final": None, "final_epoch": 3, "best": 0.75, "best_epoch": 2}
+    assert record["scores"] == {}
+    assert list(scores([run])) == ["student after epoch 3, the last", "student after epoch 2, the best"]
+
+
+def test_the_best_score_is_that_of_the_checkpoint(tmp_path):
+    folder = write_run(tmp_path / "softmax-seed0/version_0", scores=(0.5, 0.75, 0.7), epochs=3)
+    saved = result.kept_scores({"val/score": 0.875, "epochs": {"val/score": 1, "other": 2, "val/loss": None}})
+    result.write(folder / "result.json", result.derive(RunFolder(folder), saved))
+    assert result.read(folder / "result.json")["score"]["best"] == 0.875
+    assert RunFolder(folder).best_score("val/score") == (0.875, 9, 1)
+    assert result.kept_scores({"val/score": 0.875}) == result.kept_scores(None) == {}  # of older versions
+
+
+def test_a_run_without_its_rows_records_the_score_of_its_checkpoint(run, tmp_path):
+    shutil.copytree(run.root, tmp_path / "copy")
+    folder = tmp_path / "copy" / run.folder.relative_to(run.root)
+    (folder / "metrics.csv").write_text("")
+    state = torch.load(folder / "checkpoints/best.ckpt", weights_only=True)["callbacks"]["SaveCheckpoints"]
+    score = json.loads((folder / "result.json").read_text())["score"]
+    assert (state["val/score"], state["epochs"]["val/score"]) == (score["best"], score["best_epoch"])
+    last = folder / "checkpoints/last.ckpt"
+    content = torch.load(last, weights_only=True)
+    content["callbacks"]["SaveCheckpoints"]["val/score"] = 0.99  # which no later epoch reaches
+    torch.save(content, last)
+    options = ("--config", folder / "config.yaml", "--resume=auto", "--trainer.max_epochs=3")
+    with pytest.warns(UserWarning, match="20 of the 20 rows that .* are missing"):
+        done = linvit("fit", *options, cwd=tmp_path)
+    assert done.code == 0, done.err
+    score = result.read(folder / "result.json")["score"]
+    assert (score["best"], score["best_epoch"], score["final_epoch"]) == (0.99, state["epochs"]["val/score"], 3)
 
 
 @pytest.mark.parametrize(("ended", "complete"), [(True, True), (False, False)])

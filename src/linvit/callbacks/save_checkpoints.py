@@ -20,6 +20,9 @@ from linvit import checksum
 from linvit.errors import UserError, check_choice
 from linvit.files import BEST, BEST_AVERAGE, LAST, link, lock, replacing, sweep, unlock
 
+EPOCHS = "epochs"
+"""Of the state of `SaveCheckpoints`: the epochs of the best values, which are there by the names of their metrics."""
+
 
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes a checkpoint to a temporary file beside its place, which it takes once the disk has all of it.
@@ -96,13 +99,14 @@ class Best:
     mode: Literal["min", "max"]
     name: str
     value: float | None = None
+    epoch: int | None = None  # in which it was scored, from 1
 
-    def take(self, value: float) -> bool:
+    def take(self, value: float, epoch: int) -> bool:
         """Whether a value is the best, which it then is. Of equal ones it is the last: it has learnt for longer."""
         sign = 1 if self.mode == "max" else -1
         if not math.isfinite(value) or (self.value is not None and sign * value < sign * self.value):
             return False
-        self.value = value
+        self.value, self.epoch = value, epoch
         return True
 
 
@@ -133,14 +137,17 @@ class SaveCheckpoints(Checkpoint):
         self._scored = False  # since the last save that asked
 
     def state_dict(self) -> dict[str, Any]:
-        """The best value of each metric."""
-        return {best.monitor: best.value for best in self.best}
+        """The best value of each metric, and the epoch in which it was scored."""
+        epochs = {best.monitor: best.epoch for best in self.best}
+        return {**{best.monitor: best.value for best in self.best}, EPOCHS: epochs}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes the values over."""
+        epochs = state_dict.get(EPOCHS)
         for best in self.best:
-            given = state_dict.get(best.monitor)
+            given, epoch = state_dict.get(best.monitor), epochs.get(best.monitor) if isinstance(epochs, dict) else None
             best.value = given if isinstance(given, float) else None
+            best.epoch = epoch if isinstance(epoch, int) else None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Reserves the folder and tidies it up, before training starts."""
@@ -200,7 +207,8 @@ class SaveCheckpoints(Checkpoint):
         self._scored = False
         if due:
             check_choice("checkpoint.monitor", self.best[0].monitor, sorted(values))
-        names = [best.name for best in due if best.monitor in values and best.take(values[best.monitor])]
+        epoch = trainer.current_epoch + 1
+        names = [best.name for best in due if best.monitor in values and best.take(values[best.monitor], epoch)]
         if not self._save(trainer, trainer.strategy.broadcast(names)):
             self.load_state_dict(before)
 

@@ -19,7 +19,7 @@ from linvit.errors import UserError, check_number
 from linvit.experiments.page import Page
 from linvit.experiments.plots import Axis, Series, line_plot
 from linvit.files import write_text
-from linvit.plain_text import markdown_table
+from linvit.plain_text import markdown_code, markdown_table, markdown_text
 from linvit.runs.folder import check_writable, run_of_checkpoint, saved, shown
 from linvit.runs.run import Run
 from linvit.tasks.pretrained import skip_pretrained
@@ -106,7 +106,8 @@ def main(argv: list[str]) -> int:
     print(reflow(about))
     command = shlex.join(["linvit", "probe", *argv])
     folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / "probe.md", "\n\n".join([f"`{command}`", about, markdown_table(rows), ""]))
+    parts = [markdown_code(command), markdown_text(about), markdown_table(rows)]
+    write_text(folder / "probe.md", "\n\n".join([*parts, ""]))
     write_table(folder / "probe.csv", rows)
     page = Page("Probes")
     page.code(command)

@@ -16,7 +16,7 @@ from linvit.experiments.compare.statistics import wilson
 from linvit.experiments.page import Page
 from linvit.experiments.plots import Axis, Series, line_plot
 from linvit.files import write_text
-from linvit.plain_text import markdown_table
+from linvit.plain_text import markdown_code, markdown_table, markdown_text
 from linvit.runs.conditions import conditions
 
 Table = list[tuple[str, ...]]
@@ -80,7 +80,7 @@ def write(
     write_table(folder / "evaluation.csv", [columns, *([getattr(s, each) for each in columns] for s in scores)])
     write_text(folder / "evaluation.json", json.dumps([{"model": name, **s._asdict()} for s in scores], indent=1))
     rows, measured = table_of(scores, model), ", ".join(f"{key}: {value}" for key, value in conditions().items())
-    page, text = Page(f"Evaluation of {name}"), [f"`{command}`", markdown_table(rows), ABOUT, measured]
+    page, text = Page(f"Evaluation of {name}"), [markdown_code(command), markdown_table(rows), ABOUT, measured]
     page.code(command)
     page.table(rows[0], rows[1:])
     page.paragraph(f"{ABOUT} Measured with {measured}.")
@@ -99,7 +99,7 @@ def write(
         page.heading(corrupted)
         page.paragraph(said)
         page.table(errors[0], errors[1:])
-        text += [said, markdown_table(errors)]
+        text += [markdown_text(said), markdown_table(errors)]
         image = by_name[corrupted].images(model.preprocessing.transform)[0]["image"]
         changed = {"as it is": image} | {row[0]: corrupt(image, row[0], SHOWN, 0) for row in errors[1:]}
         pictures = [(Image.fromarray(x.permute(1, 2, 0).numpy()), kind) for kind, x in changed.items()]

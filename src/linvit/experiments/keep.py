@@ -1,11 +1,10 @@
 """Which blocks of a teacher keep their attention: what each choice costs, measured once, in a table beside the runs."""
 
-import csv
 import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -23,6 +22,7 @@ from linvit.experiments.page import Page
 from linvit.experiments.plots import Axis, Series, line_plot
 from linvit.linearization.distillation import first_tensor, last_features
 from linvit.linearization.student import Conversions, greedy_order
+from linvit.plain_text import read_csv
 from linvit.registry import Spec
 from linvit.runs.folder import run_name
 from linvit.runs.run import Run
@@ -77,11 +77,12 @@ class Measurements:
         return list(greedy_order([key[0] for key in self.rows if len(key) == 1], lambda blocks: self(blocks).error))
 
     def _read(self) -> dict[tuple[int, ...], Measured]:
-        if not self.path.exists():
-            return {}
-        with self.path.open(newline="", encoding="utf-8") as file:
-            _, *rows = csv.reader(file)
-        return {tuple(map(int, blocks.split())): Measured(*map(float, found)) for blocks, *found in rows}
+
+        def parse(row: Mapping[str, str]) -> tuple[tuple[int, ...], Measured]:
+            measured = Measured(*(float(row.get(name, "")) for name in COLUMNS[1:]))
+            return tuple(map(int, row[COLUMNS[0]].split())), measured
+
+        return dict(read_csv(self.path, COLUMNS[0], parse)) if self.path.exists() else {}
 
 
 def find_kept(run: Run, count: int) -> tuple[list[Spec | None], Path]:

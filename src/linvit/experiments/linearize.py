@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -86,9 +87,9 @@ def by_epoch(runs: Sequence[RunFolder], tag: str) -> dict[int, float]:
     found: dict[int, float] = {}
     before = 1
     for run in runs:
-        epochs = dict(run.curves.get("epoch", []))
-        found |= {before + int(epochs[step]): value for step, value in run.curves.get(tag, []) if step in epochs}
-        before += 1 + int(max(epochs.values(), default=-1))
+        epochs = run.epoch_at
+        found |= {before + epochs[step]: value for step, value in run.curves.get(tag, []) if step in epochs}
+        before += 1 + max(epochs.values(), default=-1)
     return found
 
 
@@ -99,11 +100,11 @@ def scores(runs: Sequence[RunFolder]) -> dict[str, float]:
     *stages, run = runs
     ends = {f"student after stage {i}": stage.score(stage.score_tag()) for i, stage in enumerate(stages, 1)}
     found |= {name: end.value for name, end in ends.items() if end is not None}
-    later = by_epoch([run], run.score_tag())
-    if later:
-        last, best = max(later), max(later, key=lambda epoch: (later[epoch], epoch))
-        found[f"student after epoch {last}, the last"] = later[last]
-        found |= {f"student after epoch {best}, the best": later[best]} if later[best] > later[last] else {}
+    last, best = run.score(run.score_tag()), run.best_score(run.score_tag())
+    if last is not None:
+        found[f"student after epoch {last.epoch}, the last"] = last.value
+    if last is not None and best is not None and not best.value <= last.value:  # the last may be NaN
+        found[f"student after epoch {best.epoch}, the best"] = best.value
     return found
 
 
@@ -127,6 +128,7 @@ def add_scores(page: Page, runs: Sequence[RunFolder], metric: str) -> None:
     rows = [[name, f"{score:.4f}"] for name, score in found.items()]
     page.table(["network", metric], rows, SCORES.format(metric=metric))
     points = [(0, score) for _, score in begun.get(f"{START}score", [])] + sorted(by_epoch(runs, tag).items())
+    points = [(epoch, score) for epoch, score in points if math.isfinite(score)]
     if points:
         of_teacher = [((points[0][0], score), (points[-1][0], score)) for _, score in begun.get(f"{TEACHER}score", [])]
         series = [*(Series("teacher", ends) for ends in of_teacher), Series("student", tuple(points))]

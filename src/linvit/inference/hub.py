@@ -17,7 +17,7 @@ from torch import nn
 from linvit import source
 from linvit.errors import UserError
 from linvit.inference.description import ModelDescription, build_task, read_trained, write_trained
-from linvit.plain_text import printable
+from linvit.plain_text import markdown_code, markdown_text
 from linvit.registry import Registry, attentions, backbones, heads
 from linvit.runs.folder import EVALUATED, RunFolder
 from linvit.weights.read import HUB, HUB_FILES, REPOSITORY
@@ -121,8 +121,8 @@ def write_card(
         **({"pipeline_tag": pipeline} if pipeline else {}),
         "tags": ["linvit", "linear-attention", *(["timm", "transformers"] if in_timm else []), *names[attentions]],
     }
-    classes = [printable(name, lines=False) for name in description.class_names]
-    shown = ", ".join(f"`{name}`" for name in classes[:MOST_NAMES]) + (", ..." if len(classes) > MOST_NAMES else "")
+    classes = description.class_names
+    shown = ", ".join(map(markdown_code, classes[:MOST_NAMES])) + (", ..." if len(classes) > MOST_NAMES else "")
     data, trainer = public(run.config.get("data") or {}), run.config.get("trainer") or {}
     config = {
         "seed_everything": run.config.get("seed_everything"),
@@ -131,6 +131,7 @@ def write_card(
         "data": data,
     }
     origin = (data.get("init_args") or {}).get("source")
+    origin = origin if origin in (None, PATH) else markdown_code(str(origin))
     taught = " It was trained beside a teacher, as a copy with another attention." * bool(run.model.get("teacher"))
     best, scores = run.best_score(run.score_tag()), ""
     if best is not None and (run.config.get("checkpoint") or {}).get("monitor") == EVALUATED:
@@ -140,13 +141,13 @@ def write_card(
     prepared = ", ".join(f"{name} {value}" for name, value in images if value is not None)
     return TEMPLATE.format(
         head=yaml.safe_dump(head, sort_keys=False),
-        title=printable(title, lines=False),
+        title=markdown_text(title),
         what=f"It predicts {what}, of {len(classes)} classes: {shown}.{taught}",
         linvit=place["linvit"],
         timm=ONLY_FOR_TIMM.format(**place) if in_timm else "",
         preprocessing=prepared or "its file does not say how",
         scores=scores,
-        data=f"Trained and scored on `{origin}`." if origin not in (None, PATH) else "Images of a folder or a table.",
+        data="Images of a folder or a table." if origin in (None, PATH) else f"Trained and scored on {origin}.",
         version=description.version,
         config=yaml.safe_dump(config, sort_keys=False, allow_unicode=True),
         licence=licence,

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from linvit import yaml_text
 from linvit.callbacks.exact_resume import WITHIN_STEP
+from linvit.callbacks.save_checkpoints import SaveCheckpoints
 from linvit.data.base import ImageData
 from linvit.entries import restrict_imports_to
 from linvit.errors import UserError, quote_first
@@ -49,6 +50,8 @@ class Checkpoint:
         self.epochs = epochs_done(content) or 0
         self.stopped_early = stopped_early(content)
         self.run = run_of_checkpoint(path)
+        states = content.get("callbacks", {})
+        self.saved: Any = states.get(SaveCheckpoints.__qualname__, {})  # the best values, and their epochs
         self.purge_step: int = self.step + bool(content.get(WITHIN_STEP))
         self._asked = ""
         self._options: dict[str, Any] = content["hyper_parameters"]

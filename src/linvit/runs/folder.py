@@ -1,6 +1,5 @@
 """The folder of a run, `checkpoints/CONFIG_NAME/version_N`: its files by name, and what they say of the run."""
 
-import csv
 import json
 import math
 import re
@@ -20,6 +19,7 @@ from linvit import yaml_text
 from linvit.errors import UserError
 from linvit.files import BEST, BEST_AVERAGE
 from linvit.model_info import CONFIGS
+from linvit.plain_text import read_csv
 from linvit.reading import read_text
 from linvit.runs.configs import SAVED
 from linvit.runs.configs import find as find_config
@@ -76,16 +76,23 @@ class RunFolder:
 
     @cached_property
     def curves(self) -> dict[str, list[tuple[int, float]]]:
-        """Steps and values by tag, finite values only."""
+        """Steps and values by tag, as they were logged: NaN and infinity, too."""
         found: dict[str, list[tuple[int, float]]] = {}
-        if not (self.folder / CURVES).exists():
-            return found
-        with (self.folder / CURVES).open(encoding="utf-8", newline="") as file:
-            for row in csv.DictReader(file, restval=""):
-                for tag, text in row.items():
-                    if tag != "step" and _finite(text) and row["step"].isdigit():
-                        found.setdefault(tag, []).append((int(row["step"]), float(text)))
+        for step, values in read_curves(self.folder / CURVES):
+            for tag, text in values.items():
+                found.setdefault(tag, []).append((step, float(text)))
         return found
+
+    def finite(self, tag: str) -> list[float]:
+        """Values of a curve that are numbers."""
+        return [value for _, value in self.curves.get(tag, []) if math.isfinite(value)]
+
+    @property
+    def last(self) -> dict[str, float]:
+        """Last value of each curve: of validation that of the last one, if it was logged then. Perhaps NaN."""
+        ends = {tag: curve[-1] for tag, curve in self.curves.items()}
+        step, _ = ends.get(EVALUATED, (0, 0.0))
+        return {tag: value for tag, (at, value) in ends.items() if at >= step or not tag.startswith("val/")}
 
     @property
     def seed(self) -> int:
@@ -104,16 +111,17 @@ class RunFolder:
         """Whether the run has ended with its last evaluation in its curves; one that may end early says it has."""
         most, steps = self._trainer.get("max_epochs") or -1, self._trainer.get("max_steps") or -1
         early = not self._has_its_steps if steps > 0 else self.epochs is None and not 0 < most <= self._trained
-        return self.last_is_evaluated and (not early or self._is_recorded)
+        return self.last_is_evaluated and (not early or bool(self._recorded))
 
-    @property
-    def _is_recorded(self) -> bool:
-        """Whether its record is of its last evaluation, and not of an end after which it was resumed."""
+    @cached_property
+    def _recorded(self) -> dict[str, Any]:
+        """The scores in its record; empty unless they are of its last evaluation: it was resumed since then."""
         with suppress(OSError, ValueError, KeyError, TypeError):
-            told = json.loads(read_text(self.folder / RESULT))["score"]
+            told = dict(json.loads(read_text(self.folder / RESULT))["score"])
             last = self.score(told["tag"])
-            return last is not None and (told["final"], told["final_epoch"]) == (last.value, last.epoch)
-        return False
+            if last is not None and (told["final"], told["final_epoch"]) == (finite_or_none(last.value), last.epoch):
+                return told
+        return {}
 
     @property
     def last_is_evaluated(self) -> bool:
@@ -139,7 +147,12 @@ class RunFolder:
     @property
     def _trained(self) -> int:
         """The epochs that have been trained, the last one perhaps in part."""
-        return max((int(epoch) + 1 for _, epoch in self.curves.get("epoch", [])), default=0)
+        return max((epoch + 1 for epoch in self.epoch_at.values()), default=0)
+
+    @property
+    def epoch_at(self) -> dict[int, int]:
+        """Epochs, from 0, by the steps at which the curves say them."""
+        return {step: int(epoch) for step, epoch in self.curves.get("epoch", []) if math.isfinite(epoch)}
 
     def evaluated(self, epochs: int | None, steps: int) -> bool:
         """Whether the evaluation that follows upon so many whole epochs, or that many steps, is in the curves.
@@ -158,21 +171,31 @@ class RunFolder:
         return 2 * score.step - before >= steps  # where the next one would be
 
     def score(self, tag: str) -> Score | None:
-        """The last value of a curve; None if there is none."""
-        return scores[-1] if (scores := self.scores(tag)) else None
+        """The last value of a curve, perhaps NaN; None if there is none, or none of the last validation."""
+        return self.scores(tag)[-1] if tag in self.last else None
 
     def best_score(self, tag: str, sign: int = 1) -> Score | None:
-        """The largest value of a curve, or with the sign -1 the least; of equal ones the last, as best.ckpt is."""
-        return max(self.scores(tag), key=lambda score: (sign * score.value, score.step), default=None)
+        """The best score in the record of the run, which is that of its checkpoint.
+
+        Of other curves, and without a record, the largest finite value, or with the sign -1 the least; of equal ones
+        the last, as best.ckpt is.
+        """
+        scores = [score for score in self.scores(tag) if math.isfinite(score.value)]
+        found = max(scores, key=lambda score: (sign * score.value, score.step), default=None)
+        told = self._recorded
+        if told.get("tag") == tag and told.get("best") is not None and sign == 1:
+            epochs = [score for score in scores if score.epoch == told["best_epoch"]]
+            return Score(told["best"], epochs[-1].step if epochs else -1, told["best_epoch"])
+        return found
 
     def scores(self, tag: str) -> list[Score]:
         """All values of a curve."""
-        epochs = dict(self.curves.get("epoch", []))
-        return [Score(value, step, int(epochs.get(step, -1)) + 1) for step, value in self.curves.get(tag, [])]
+        epochs = self.epoch_at
+        return [Score(value, step, epochs.get(step, -1) + 1) for step, value in self.curves.get(tag, [])]
 
     def seconds(self, score: Score) -> float | None:
         """Seconds of training up to a score, by the median of `images/s`; None if the run does not say so much."""
-        speeds, batch = [speed for _, speed in self.curves.get("images/s", [])], self.hparams.get("total_batch")
+        speeds, batch = self.finite("images/s"), self.hparams.get("total_batch")
         if not speeds or not isinstance(batch, int):
             return None
         return (score.step + 1) * batch / statistics.median(speeds)
@@ -372,8 +395,20 @@ def _mapping(part: Any) -> dict[str, Any]:
     return part if isinstance(part, dict) else {}
 
 
-def _finite(text: str | None) -> bool:
-    try:
-        return bool(text) and math.isfinite(float(text or ""))
-    except ValueError:
-        return False
+def read_curves(path: Path) -> list[tuple[int, dict[str, str]]]:
+    """Steps of a metrics.csv, and what was logged at each by tag, as numbers in text; without the file none."""
+
+    def parse(row: Mapping[str, str]) -> tuple[int, dict[str, str]]:
+        if not re.fullmatch("[0-9]{1,18}", row["step"]):
+            raise ValueError(f"{row['step'][:20]!r} is no step")
+        values = {tag: text for tag, text in row.items() if tag != "step" and text}
+        for text in values.values():
+            float(text)
+        return int(row["step"]), values
+
+    return read_csv(path, "step", parse) if path.exists() else []
+
+
+def finite_or_none(value: float) -> float | None:
+    """A number as a record has it: None stands for NaN and infinity."""
+    return value if math.isfinite(value) else None

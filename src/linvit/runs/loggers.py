@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from lightning.fabric.loggers.logger import rank_zero_experiment
+from lightning.pytorch import Callback
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 from torch.utils.tensorboard import SummaryWriter
 
 from linvit.files import rewriting, sync
-from linvit.runs.folder import claim_version, next_version
+from linvit.runs.folder import claim_version, next_version, read_curves
 
 
 class CsvLogger(Logger):
@@ -53,11 +54,18 @@ class CsvLogger(Logger):
     @cached_property
     def _rows(self) -> dict[str, dict[str, str]]:
         """The rows by step, at first those of a resumed run that it does not write again; a kill may cut the last."""
-        if self.purge_step is None or not self.file.exists():
+        if self.purge_step is None:
             return {}
-        with self.file.open(encoding="utf-8", newline="") as file:
-            whole = [row for row in csv.DictReader(file) if None not in row.values() and row["step"].isdigit()]
-        return {row["step"]: row for row in whole if int(row["step"]) < self.purge_step}
+        found: dict[str, dict[str, str]] = {}
+        for step, values in read_curves(self.file):
+            if step < self.purge_step:
+                found.setdefault(str(step), {"step": str(step)}).update(values)
+        return found
+
+    @property
+    def count(self) -> int:
+        """Number of rows."""
+        return len(self._rows)
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
@@ -94,6 +102,26 @@ class CsvLogger(Logger):
             self._new.clear()
         except OSError as error:  # may have cut a row; the file is replaced next time
             rank_zero_warn(f"'{self.file}' could not be written, and is tried again: {error.strerror}")
+
+
+class RowCount(Callback):
+    """Notes in each checkpoint how many rows metrics.csv has, and warns in a resumed run if it has fewer of them."""
+
+    def __init__(self, table: CsvLogger) -> None:
+        self.table = table
+
+    def state_dict(self) -> dict[str, Any]:
+        """The number of rows."""
+        return {"rows": self.table.count}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Compares the number of rows with that of the checkpoint."""
+        rows, found = state_dict.get("rows"), self.table.count
+        if isinstance(rows, int) and found < rows:
+            rank_zero_warn(
+                f"{rows - found} of the {rows} rows that '{self.table.file}' had at this checkpoint are missing: its "
+                f"curves have gaps. The best checkpoint and its score are known from the checkpoint itself"
+            )
 
 
 SCORES = ("train/", "val/", "test/")

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import statistics
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,13 +10,14 @@ from typing import Any, get_args, get_origin
 
 from lightning.pytorch.utilities import rank_zero_info
 
+from linvit.callbacks.save_checkpoints import EPOCHS
 from linvit.data.base import ImageData
 from linvit.data.sources.splits import HUB
 from linvit.errors import UserError
 from linvit.files import write_text
 from linvit.image_size import image_size
 from linvit.reading import read_regular, read_text
-from linvit.runs.folder import EVALUATED, RESULT, RunFolder
+from linvit.runs.folder import EVALUATED, RESULT, RunFolder, finite_or_none
 
 SCHEMA = 1
 CONDITIONS = " ".join(f"conditions.{name}" for name in ("date", "machine", "device", "threads", "load", "versions"))
@@ -29,8 +31,8 @@ FIELDS: dict[Any, str] = {
     str | None: "command data.fingerprint",
     int: "seed score.final_epoch score.best_epoch test.images",
     int | None: "data.classes costs.parameters costs.macs",
-    float: "score.final score.best published.score",
-    float | None: "costs.images_per_second",
+    float: "published.score",
+    float | None: "score.final score.best costs.images_per_second",
 }
 """Entries of a record by their types; one with a dot is an entry of an entry, and is there unless that is null."""
 PLACES = ("data.source.", "data.predict_path.", "data.num_workers.", "trainer.logger.", "requeue_exit_code.")
@@ -40,15 +42,20 @@ SAMPLE = 16  # rows of each split that the fingerprint of the data is made of
 LARGEST = 10 * 2**20  # bytes of a file that is read
 
 
-def derive(run: RunFolder) -> dict[str, Any]:
-    """The record of a finished run, as far as its folder tells it; what it does not tell is None or empty."""
-    last = {tag: curve[-1][1] for tag, curve in run.curves.items()}
-    tag = run.score_tag() if run.score_tag() in last else EVALUATED
-    best, final = run.best_score(tag), run.score(tag)
-    assert best is not None
+def derive(run: RunFolder, saved: Mapping[str, tuple[float, int]] | None = None) -> dict[str, Any]:
+    """The record of a finished run, as far as its folder tells it; what it does not tell is None or empty.
+
+    Args:
+        run: The run.
+        saved: Value and epoch of each metric by which it has kept its best checkpoints, which the curves may lack.
+    """
+    last = finite(run.last)
+    tag = run.score_tag() if run.score_tag() in run.last else EVALUATED
+    found, final = run.best_score(tag), run.score(tag)
     assert final is not None
-    score = {"tag": tag, "final": final.value, "final_epoch": final.epoch}
-    size, speeds = run.hparams.get("img_size"), [speed for _, speed in run.curves.get("images/s", [])]
+    best, best_epoch = (saved or {}).get(tag) or ((found.value, found.epoch) if found else (None, final.epoch))
+    score = {"tag": tag, "final": finite_or_none(final.value), "final_epoch": final.epoch}
+    size, speeds = run.hparams.get("img_size"), run.finite("images/s")
     costs = {"image_size": None if size is None else list(image_size(size)), "parameters": None, "macs": None}
     name, classes = _name(str(run.options().get("data.source"))), run.hparams.get("num_classes")
     return {
@@ -58,7 +65,7 @@ def derive(run: RunFolder) -> dict[str, Any]:
         **configuration(run),
         "seed": run.seed,
         "data": {"name": name, "classes": classes, "fingerprint": None, "images": {}},
-        "score": score | {"best": best.value, "best_epoch": best.epoch},
+        "score": score | {"best": best, "best_epoch": best_epoch},
         "scores": {name: value for name, value in last.items() if name.startswith("val/")},
         "test": None,
         "evaluation": {},
@@ -68,6 +75,13 @@ def derive(run: RunFolder) -> dict[str, Any]:
         "diagnostics": {name: value for name, value in last.items() if name.partition("/")[0] in DIAGNOSTICS},
         "exports": sorted(path.name for path in run.folder.iterdir() if path.suffix in (".onnx", ".pt2")),
     }
+
+
+def kept_scores(state: Any) -> dict[str, tuple[float, int]]:
+    """Value and epoch of each metric in a state of `SaveCheckpoints`, of older versions, without epochs, none."""
+    epochs = state.get(EPOCHS) if isinstance(state, Mapping) else None
+    pairs = {tag: (state.get(tag), epoch) for tag, epoch in epochs.items()} if isinstance(epochs, Mapping) else {}
+    return {tag: (value, epoch) for tag, (value, epoch) in pairs.items() if _is(value, float) and _is(epoch, int)}
 
 
 def configuration(run: RunFolder) -> dict[str, Any]:
@@ -103,6 +117,11 @@ def data_facts(data: ImageData) -> dict[str, Any]:
     return facts | {"fingerprint": _hash(*parts), "images": {name: len(rows) for name, rows in source.splits.items()}}
 
 
+def finite(scores: Mapping[str, float]) -> dict[str, float]:
+    """Those of some scores that are numbers: JSON has no NaN, and no infinity."""
+    return {name: value for name, value in scores.items() if math.isfinite(value)}
+
+
 def write(path: Path, record: Mapping[str, Any]) -> None:
     """Writes a record; a kill leaves the whole file or the one before."""
     write_text(path, json.dumps(record, indent=1, allow_nan=False) + "\n")
@@ -133,7 +152,7 @@ def add_test(
         rank_zero_info(f"these scores are not added to {path}, whose run has {other}")
     else:
         split = "test" if "test" in data.splits else "val"
-        write(path, record | {"test": {"split": split, "images": images, "scores": dict(scores)}})
+        write(path, record | {"test": {"split": split, "images": images, "scores": finite(scores)}})
 
 
 def read(path: Path) -> dict[str, Any]:

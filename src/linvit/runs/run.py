@@ -44,7 +44,7 @@ from linvit.runs.folder import (
     run_of_config,
     shown,
 )
-from linvit.runs.loggers import run_loggers
+from linvit.runs.loggers import CsvLogger, RowCount, run_loggers
 from linvit.runs.parser import CommandLine, TrainerOptions, build_task, instantiate
 from linvit.runs.trainer import (
     SaveRunConfig,
@@ -230,7 +230,8 @@ class Run:
         """Writes what an evaluated run amounts to. What cannot be found out is left empty: the run has not failed."""
         if not (self.trainer.is_global_zero and RunFolder(folder).last_is_evaluated):
             return
-        record, published = result.derive(RunFolder(folder)), self.task.published()
+        state = self.checkpoint.saved if self.finished and self.checkpoint else self._saves_state()
+        record, published = result.derive(RunFolder(folder), result.kept_scores(state)), self.task.published()
         record |= {"command": shlex.join(["linvit", "fit", *self._given])}
         record |= {"conditions": conditions(str(self.trainer.strategy.root_device))}
         if published is not None:
@@ -245,6 +246,11 @@ class Run:
             found = count_on_meta(network, image)
             record["costs"] |= {"parameters": found.parameters, "macs": found.matmul}
         result.write(folder / RESULT, record)
+
+    def _saves_state(self) -> dict[str, Any]:
+        """State of the callback that has saved the run's checkpoints; empty if there is none."""
+        saves = (one for one in self.trainer.checkpoint_callbacks if isinstance(one, SaveCheckpoints))
+        return next((one.state_dict() for one in saves), {})
 
     @property
     def _fits(self) -> bool:
@@ -337,6 +343,7 @@ class Run:
         step = 0 if self.checkpoint is None or self.checkpoint.run != self.folder else self.checkpoint.step
         if self._fits and options["logger"] is not False:
             options["logger"] = run_loggers(as_list(options["logger"]), *self._version(step))
+            callbacks += [RowCount(logger) for logger in options["logger"] if isinstance(logger, CsvLogger)]
         elif self.settings.trainer.logger is None:
             options["logger"] = False
         if not saves:

@@ -255,6 +255,27 @@ def test_a_row_is_compared_with_the_one_of_its_own_difficulty(tmp_path):
     assert set(alone.references.values()) == {"linear-pairs8"}
 
 
+def test_a_score_that_is_not_finite_makes_its_seed_incomplete(tmp_path):
+    scores = {
+        ("softmax", 0): (0.5, 0.6),
+        ("softmax", 1): (0.5, 0.7),
+        ("linear", 0): (0.6, "nan"),
+        ("linear", 1): (1, 0),
+    }
+    for (name, seed), values in scores.items():
+        write_run(tmp_path / f"{name}-seed{seed}/version_0", seed, values, attention=name)
+    table = tmp_path / "softmax-seed1/version_0/metrics.csv"  # whose last validation has no val/loss
+    table.write_text("step,epoch,val/score,val/loss\n9,0,0.5,0.1\n19,1,0.7,\n")
+    found = Results("x", group(find([tmp_path])), "softmax", None, ["model.attention"])
+    assert found.trouble == {("linear", 0): "its last val/score is nan"}
+    assert found.differences()["linear"].pairs == 1
+    assert found.best(found.variants[0]) == (1, 1)  # of seed 1, as the score
+    assert "| 1 (1 incomplete) |" in tables.markdown(found)
+    loss = replace(found, score="val/loss")
+    assert loss.trouble["softmax", 1] == "its last evaluation has no val/loss"
+    assert not any(variant.scores("val/loss") for variant in loss.variants)
+
+
 def test_a_name_cannot_break_a_table(tmp_path):
     names = ["[2pt] & 100% \\\\ $x_1$", "a|b\x1b]0;pwn\x07\u202e", os.fsdecode(b"no text \xff")]
     for number, name in enumerate(names):

@@ -194,7 +194,7 @@ def finish(results: Results, root: Path, args: argparse.Namespace, command: str)
     print("\n\n".join([f"\n{title}", table, *map(reflow, [*notes, written.controls(results)])]))
     for line in troubled:
         print(f"incomplete: {line}")
-    if troubled and command:
+    if command and any(variant.trouble for variant in results.variants):  # a score that is NaN would come again
         failed = " --retry" * any(text.startswith("it failed") for text in results.trouble.values())
         print(f"run what is incomplete with\n  {command.removesuffix(failed)}{failed}")
     rank_zero_info(f"the report is {shown(page)}; the curves: tensorboard --logdir {shown(root)}")

@@ -1,6 +1,5 @@
 """Image files, wherever they are stored: loaded, checked by their header, decoded; those that cannot be are counted."""
 
-import csv
 import math
 import re
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from torch.utils.data import get_worker_info
 from linvit.data.loading.sampler import sample_seed
 from linvit.data.transforms.decode import Bands, Kind, decode, header, stored_values
 from linvit.errors import UserError, check_choice
-from linvit.plain_text import cell_of, printable, write_csv
+from linvit.plain_text import cell_of, printable, read_csv, write_csv
 from linvit.reading import read_regular
 
 MAX_ASPECT = 200  # a strip that is thinner would fill the memory when its short side is resized
@@ -220,11 +219,9 @@ class BadImages:
             return
         self.report.parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(self.report.with_name(f".{self.report.name}.lock"))
-        with lock, self.report.open("a+", newline="", encoding="utf-8") as file:
-            file.seek(0)
-            known = {line[0] for line in csv.reader(file) if line}
-            if cell_of(bad.name) not in known:
-                write_csv(file, ([] if known else [("image", "reason")]) + [(bad.name, bad.reason)])
+        with lock, self.report.open("a", newline="", encoding="utf-8") as file:
+            if cell_of(bad.name) not in read_csv(self.report, "image", lambda row: row["image"]):
+                write_csv(file, ([] if file.tell() else [("image", "reason")]) + [(bad.name, bad.reason)])
 
 
 def _process() -> int:

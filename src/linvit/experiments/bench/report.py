@@ -8,7 +8,7 @@ from linvit.callbacks.report import write_table
 from linvit.experiments.bench.costs import PASSES, Cost, crossover, crossover_text, format_size, growth_exponent
 from linvit.experiments.measure import Timing
 from linvit.experiments.plots import Axis, Series, line_plot
-from linvit.plain_text import markdown_table
+from linvit.plain_text import markdown_table, markdown_text
 
 CROSSOVER = (
     "From which {0} on a module costs at most what {1} does, up to the largest that was measured ({2}). Between two "
@@ -134,7 +134,7 @@ class CostReport:
             picture = f"![{title}]({plot})" if plot else ""
             parts += filter(None, [f"## {title[0].upper()}{title[1:]}", picture, note, markdown_table(rows)])
         if self.notes():
-            parts += ["## Not measured", "\n".join(f"- {note}" for note in self.notes())]
+            parts += ["## Not measured", "\n".join(f"- {markdown_text(note)}" for note in self.notes())]
         return "\n\n".join(parts) + "\n"
 
     def plots(self) -> Iterator[tuple[str, str]]:

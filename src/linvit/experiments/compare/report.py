@@ -1,6 +1,5 @@
 """Writes what an experiment amounts to: tables, plots, one self-contained page, and a summary for TensorBoard."""
 
-import csv
 import math
 import shutil
 import statistics
@@ -20,6 +19,7 @@ from linvit.experiments.compare.statistics import spread as deviation
 from linvit.experiments.page import Page
 from linvit.experiments.plots import Axis, Series, bar_plot, heat_map, line_plot, small_multiples, svg
 from linvit.files import write_text
+from linvit.plain_text import read_csv
 from linvit.runs.conditions import conditions
 
 MOST_MAPS = 12  # pictures of a run
@@ -79,9 +79,9 @@ def difficulty_plots(results: Results, where: str) -> dict[str, str]:
             curves.setdefault(name, []).append((x, mean, spread))
         classes = runs[variant.name].folder / "val_classes.csv"
         if runs[variant.name].model.get("score") == "aAcc" and results.score is None and classes.is_file():
-            with classes.open(encoding="utf-8", newline="") as file:
-                counts = [int(row["pixels"]) for row in csv.DictReader(file)]
-            chance[x] = max(counts) / sum(counts)
+            counts = read_csv(classes, "pixels", lambda row: int(row["pixels"]))
+            if sum(counts):
+                chance[x] = max(counts) / sum(counts)
     if not curves:
         return {}
     series = [
@@ -158,7 +158,8 @@ def mean_curve(variant: Variant, results: Results, tag: str | None) -> tuple[tup
             if name == wanted or (tag == "rank" and is_rank(name)):
                 for step, value in curve:
                     values.setdefault(step, []).append(value)
-    means = [(float(step), statistics.fmean(found), deviation(found)) for step, found in sorted(values.items())]
+    finite = {step: found for step, found in sorted(values.items()) if all(map(math.isfinite, found))}
+    means = [(float(step), statistics.fmean(found), deviation(found)) for step, found in finite.items()]
     window = math.ceil(len(means) / MOST_POINTS)
     parts = [means[start : start + window] for start in range(0, len(means), window)] if means else []
     return tuple(

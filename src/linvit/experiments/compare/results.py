@@ -49,11 +49,19 @@ class Variant:
         return {seed: run for seed, run in self.runs.items() if seed not in self.trouble}
 
     def scores(self, tag: str | None) -> dict[int, Score]:
-        """The last score of each finished run, by seed, or what is known of a teacher."""
+        """The score of each finished run's last evaluation, by seed, where it is finite; or what a teacher scores."""
         if self.known:
             return self.known
         found = {seed: run.score(run.score_tag(tag)) for seed, run in self.finished.items()}
-        return {seed: score for seed, score in found.items() if score is not None}
+        return {seed: score for seed, score in found.items() if score is not None and math.isfinite(score.value)}
+
+    def without_score(self, tag: str | None) -> dict[int, str]:
+        """Why seeds have no score: their run has failed or is not finished, or its last evaluation gives none."""
+        found, names = dict(self.trouble), {seed: run.score_tag(tag) for seed, run in self.finished.items()}
+        for seed in names.keys() - self.scores(tag).keys():
+            last = self.runs[seed].last.get(name := names[seed])
+            found[seed] = f"its last evaluation has no {name}" if last is None else f"its last {name} is {last}"
+        return dict(sorted(found.items()))
 
     @cached_property
     def evaluations(self) -> dict[str, list[float]]:
@@ -69,9 +77,9 @@ class Variant:
         """What each finished run has measured last of its layers, under tags of the kind, a slash and the layer."""
         return [
             {
-                tag.rpartition("/")[2]: curve[-1][1]
-                for tag, curve in run.curves.items()
-                if tag.rpartition("/")[0] == kind
+                tag.rpartition("/")[2]: value
+                for tag, value in run.last.items()
+                if tag.rpartition("/")[0] == kind and math.isfinite(value)
             }
             for run in self.finished.values()
         ]
@@ -139,7 +147,7 @@ class Results:
     @property
     def trouble(self) -> dict[tuple[str, int], str]:
         """Why runs have no score, by variant and seed."""
-        return {(one.name, seed): text for one in self.variants for seed, text in sorted(one.trouble.items())}
+        return {(one.name, seed): text for one in self.variants for seed, text in one.without_score(self.score).items()}
 
     @property
     def matched(self) -> bool:
@@ -207,7 +215,8 @@ class Results:
 
     def best(self, variant: Variant) -> tuple[float, int] | None:
         """The best score of a run, mean over seeds, and the median of its epoch; None without scores."""
-        found = (run.best_score(run.score_tag(self.score), self.sign) for run in variant.finished.values())
+        runs = [] if variant.known else [variant.runs[seed] for seed in variant.scores(self.score)]
+        found = (run.best_score(run.score_tag(self.score), self.sign) for run in runs)
         best = [score for score in found if score is not None]
         if not best:
             return None
@@ -257,7 +266,7 @@ def with_teachers(results: Results) -> Results:
     found: dict[str, Variant] = {}
     for variant in results.variants:
         for seed, run in variant.finished.items():
-            for _, score in run.curves.get(f"{OF_TEACHER}score", []):
+            for score in run.finite(f"{OF_TEACHER}score"):
                 source = _teacher(run)
                 name = printable(f"{TEACHER} {source}", lines=False)
                 found.setdefault(source, Variant(name, source=source)).known[seed] = Score(score, 0, 0)

@@ -9,7 +9,7 @@ from linvit.experiments.bench.costs import crossover_text
 from linvit.experiments.compare.grid import BUDGETS
 from linvit.experiments.compare.results import AVERAGED, Results
 from linvit.experiments.compare.statistics import LEAST, Difference, spread
-from linvit.plain_text import markdown_table, printable
+from linvit.plain_text import markdown_table, markdown_text, printable
 from linvit.runs.folder import EVALUATED
 from linvit.tasks.teacher import START
 
@@ -125,8 +125,8 @@ def notes(results: Results) -> list[str]:
 
 def markdown(results: Results) -> str:
     """A table in GitHub's Markdown, its title above and the notes below it."""
-    parts = [f"**{printable(results.caption)}**", markdown_table(rows(results))]
-    return "\n\n".join([*parts, *map(printable, notes(results))]) + "\n"
+    parts = [f"**{markdown_text(results.caption)}**", markdown_table(rows(results))]
+    return "\n\n".join([*parts, *map(markdown_text, notes(results))]) + "\n"
 
 
 def latex(results: Results) -> str:
@@ -171,7 +171,8 @@ def _table(results: Results) -> list[dict[str, Cell]]:
         row["over images"] = _interval(own, "images")
         epochs = sorted({score.epoch for score in scores.values()} - {0})
         row["epoch"] = Cell(" to ".join(map(str, [*epochs[:1], *epochs[1:][-1:]])) or "-", {})
-        incomplete = f" ({len(variant.trouble)} incomplete)" * bool(variant.trouble)
+        without = variant.without_score(results.score)
+        incomplete = f" ({len(without)} incomplete)" * bool(without)
         row["seeds"] = Cell("-" if variant.known else f"{len(scores)}{incomplete}", {"seeds": len(scores)})
         row[apart] = _difference(results, variant.name, differences.get(variant.name))
         row["difference over images"] = _interval(of_difference, "difference_images")
@@ -198,7 +199,7 @@ def _table(results: Results) -> list[dict[str, Cell]]:
                 f"score_seed{seed}": score and score.value,
                 f"epoch_seed{seed}": (score and score.epoch) or None,
             }
-        trouble = (f"seed {seed}: {printable(text, lines=False)}" for seed, text in sorted(variant.trouble.items()))
+        trouble = (f"seed {seed}: {printable(text, lines=False)}" for seed, text in without.items())
         row["details"] = Cell("-", details | {"trouble": "; ".join(trouble)})
         table.append(row)
     return table
