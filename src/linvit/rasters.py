@@ -34,12 +34,22 @@ def load_rasterio(what: str) -> Any:
     return rasterio
 
 
-def read_values(data: bytes, kind: str, name: str) -> np.ndarray:
-    """Reads the values (bands, H, W) of a file of one of the formats in `DRIVERS`, as they are stored."""
+def read_values(data: bytes, kind: str, name: str, most: int, numbers: Sequence[int] | None = None) -> np.ndarray:
+    """Reads the values (bands, H, W) of a file of one of the formats in `DRIVERS`, as they are stored.
+
+    All bands, or those of some numbers, from 1 on. An `OSError` if they, or a block of the file, have more than `most`
+    bytes.
+    """
     rasterio = load_rasterio(f"'{name}', a {kind} of more than 8 bits or more than 3 bands,")
     try:
         with rasterio.MemoryFile(data) as file, file.open(driver=DRIVERS[kind]) as opened:
-            values: np.ndarray = opened.read()
+            bands = numbers or opened.indexes
+            width = max(np.dtype(dtype).itemsize for dtype in opened.dtypes)
+            together = opened.count if opened.profile.get("interleave") == "pixel" else 1
+            block = max(rows * columns for rows, columns in opened.block_shapes) * together
+            if max(opened.width * opened.height * len(bands), block) * width > most:
+                raise OSError(f"its values, or a block of it with its {together} bands, have more than {most:,} bytes")
+            values: np.ndarray = opened.read([*bands])
     except rasterio.errors.RasterioError as error:
         raise OSError(f"rasterio cannot read it: {error.__cause__ or error}") from error
     return values

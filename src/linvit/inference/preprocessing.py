@@ -9,14 +9,14 @@ from typing import Any, get_args
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor
 from torchvision.transforms import v2
 
 from linvit.data.sources.images import Sample
 from linvit.data.sources.read import MAX_PIXELS, BadImageError, ImageReader, reason_of
 from linvit.data.transforms import classification, segmentation
-from linvit.data.transforms.decode import Bands, Kind, to_rgb
+from linvit.data.transforms.decode import Bands, Kind, orientation_of, to_rgb, upright
 from linvit.data.transforms.geometry import CropMode
 from linvit.data.transforms.on_device import Normalisation
 from linvit.errors import UserError, check_choice, check_number
@@ -125,8 +125,9 @@ class Preprocessing:
 def _values(image: Any, exif_orientation: bool) -> np.ndarray:
     """The values (bands, H, W) of an image in memory."""
     if isinstance(image, Image.Image):
-        picture = ImageOps.exif_transpose(image) if exif_orientation else image
-        image = np.array(picture if picture.mode in DEEP else to_rgb(picture))
+        image.load()  # which reads what a PNG says behind its pixels, and turns a TIFF
+        planes = np.atleast_3d(np.array(image if image.mode in DEEP else to_rgb(image))).transpose(2, 0, 1)
+        return upright(planes, orientation_of(image) if exif_orientation else 1)
     if isinstance(image, Tensor):
         values: np.ndarray = image.detach().cpu().float().numpy() if image.is_floating_point() else image.cpu().numpy()
         return values[None] if values.ndim == 2 else values

@@ -9,6 +9,8 @@ from PIL import Image
 from linvit.data.sources.masks import MaskReader
 from linvit.data.sources.read import BadImageError, ImageReader
 from linvit.errors import UserError
+from tests.data import png
+from tests.data.tiff import tiff
 
 VALUES = np.array([[0, 1, 2], [3, 255, 0]], np.uint8)
 RED, GREEN, BLACK = (255, 0, 0), (0, 255, 0), (0, 0, 0)
@@ -46,12 +48,53 @@ KINDS = {
     "tiff": file(GREY, "TIFF"),
     "grey as RGB": file(GREY.convert("RGB")),
     "grey with alpha": file(GREY.convert("LA")),
+    "palette of which one is transparent": file(palette(VALUES), transparency=2),
+    "TIFF LZW": file(GREY, "TIFF", compression="tiff_lzw"),
+    "PGM": file(GREY, "PPM"),
+    "BMP": file(GREY, "BMP"),
+}
+FEW = np.array([[0, 1, 2, 1], [2, 0, 3, 1], [1, 1, 0, 2]], np.uint8)
+
+
+def tiff_of_bits(bits, white=255):
+    """A grey TIFF of few bits; `white` 0 has 0 be white."""
+    rows = b"".join(np.packbits(np.unpackbits(row[:, None], axis=1)[:, 8 - bits :].ravel()).tobytes() for row in FEW)
+    size = {256: 4, 257: 3, 258: bits, 277: 1}
+    return tiff(size | {259: 1, 262: int(white > 0), 273: 8, 278: 3, 279: len(rows)}, rows)
+
+
+FEW_BITS = {
+    **{f"PNG of {bits} bits": png.of_samples(FEW[..., None], bits, 0) for bits in (2, 4, 8)},
+    **{
+        f"PNG of {bits} bits, interlaced": png.of_samples(FEW[..., None], bits, 0, interlaced=True)
+        for bits in (2, 4, 8, 16)
+    },
+    **{
+        f"PNG palette of {bits} bits": png.of_samples(FEW[..., None], bits, 3, png.chunk(b"PLTE", bytes(12)))
+        for bits in (2, 4)
+    },
+    "PGM up to 3": b"P5 4 3 3\n" + FEW.tobytes(),
+    "PGM up to 3, as text": b"P2 4 3 3\n" + " ".join(map(str, FEW.ravel())).encode() + b"\n",
+    "PGM up to 300": b"P5 4 3 300\n" + FEW.astype(">u2").tobytes(),
+    "TIFF of 2 bits": tiff_of_bits(2),
+    "TIFF of 4 bits": tiff_of_bits(4),
 }
 
 
 @pytest.mark.parametrize("stored", KINDS.values(), ids=KINDS)
 def test_kinds_of_files(stored):
     assert read(stored, 4) == VALUES.tolist()
+
+
+@pytest.mark.parametrize("classes", [4, 150])
+@pytest.mark.parametrize("data", FEW_BITS.values(), ids=FEW_BITS)
+def test_numbers_are_those_of_the_file_whatever_viewers_stretch(data, classes):
+    assert read({"bytes": data, "path": None}, classes) == FEW.tolist()
+
+
+def test_large_numbers_of_pgm():
+    data = b"P5 2 1 1000\n" + np.array([999, 1000], ">u2").tobytes()
+    assert read({"bytes": data, "path": None}, 2, values=[999, 1000]) == [[0, 1]]
 
 
 def test_black_and_white():
@@ -92,6 +135,22 @@ class TestBad:
     @pytest.mark.parametrize("kind", ["JPEG", "WEBP"])
     def test_lossy(self, kind):
         assert f"saved as {kind}" in complaint(file(GREY, kind), 4)
+
+    def test_lossy_within_a_tiff(self):
+        assert "saved as TIFF with lossy compression" in complaint(file(GREY, "TIFF", compression="jpeg"), 4)
+
+    @pytest.mark.parametrize(("channels", "colour"), [(2, 4), (3, 2), (4, 6)])
+    def test_colours_of_16_bits(self, channels, colour):
+        """Pillow reads the upper 8 bits, so that the classes 0 to 255 would all be 0."""
+        data = png.of_samples(np.repeat(FEW[..., None], channels, -1), 16, colour)
+        assert "up to 65535 in place of 255" in complaint({"bytes": data, "path": None}, 4)
+
+    def test_colours_of_few_levels(self):
+        data = b"P6 4 3 3\n" + np.repeat(FEW[..., None], 3, -1).tobytes()
+        assert "up to 3 in place of 255" in complaint({"bytes": data, "path": None}, 4)
+
+    def test_a_tiff_whose_0_is_white(self):
+        assert "0 is white" in complaint({"bytes": tiff_of_bits(4, white=0), "path": None}, 4)
 
     def test_values_outside(self):
         reason = complaint(file(GREY), 3)

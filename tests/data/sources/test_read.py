@@ -3,6 +3,7 @@
 import io
 import os
 import socket
+import zlib
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,8 +12,10 @@ import torch
 from PIL import Image, ImageOps
 
 from linvit.data.sources.read import BadImageError, ImageReader, name_of
-from linvit.data.transforms.decode import FORMATS, decode
+from linvit.data.transforms.decode import FORMATS, Bands, decode
+from tests.data import png
 from tests.data.damaged import bomb, damaged, encoded, photo
+from tests.data.tiff import tiff
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +32,11 @@ def reason(stored, **options):
     with pytest.raises(BadImageError) as error:
         ImageReader(**options).read(stored, "x")
     return error.value.reason
+
+
+def bare_tiff(side, bands, tags):
+    """A TIFF of 16 bits without pixels."""
+    return tiff({256: side, 257: side, 258: [16] * bands, 259: 1, 262: 1, 277: bands, 284: 1} | tags)
 
 
 def test_every_image_is_good_or_bad_as_it_should_be(root, expected):
@@ -120,6 +128,35 @@ class TestSize:
         assert ImageReader().read({"bytes": whole, "path": None}, "x").shape == (3, 56, 48)
         monkeypatch.setattr("linvit.data.sources.read.decode", lambda *args: pytest.fail("decoded"))
         assert "a JPEG file of 3,000 scans" in reason({"bytes": head + 3000 * scan + b"\xff\xd9", "path": None})
+
+    def test_a_baseline_jpeg_of_very_many_scans_is_refused_too(self, monkeypatch):
+        buffer = io.BytesIO()
+        photo(0).convert("L").save(buffer, "JPEG")
+        head, scan = buffer.getvalue()[:-2].split(b"\xff\xda")
+        data = head + 101 * (b"\xff\xda" + scan) + b"\xff\xd9"
+        monkeypatch.setattr("linvit.data.sources.read.decode", lambda *args: pytest.fail("decoded"))
+        assert "a JPEG file of 101 scans" in reason({"bytes": data, "path": None})
+        assert ImageReader().size({"bytes": data, "path": None}) is None
+
+    def test_bands_that_nobody_asks_for_are_not_read(self):
+        """A TIFF of a few hundred bytes whose values would take 33 GiB."""
+        strips = {278: 1, 273: [0] * 9000, 279: [0] * 9000}  # of a row each; GDAL takes those that are missing for 0
+        for tags, bands, said in [
+            ({}, tuple(range(1, 201)), "9000 x 9000 pixels of 200 bands of uint16 are 32,400,000,000 bytes, more than"),
+            ({259: 8, 278: 9000, 273: 0, 279: 0}, (3,), "or a block of it with its 200 bands, have more than"),
+            ({322: 60_000, 323: 60_000, 324: 0, 325: 0}, (3,), "tiles of 60000 x 60000 pixels"),
+        ]:
+            data = bare_tiff(9000, 200, tags or strips)
+            assert said in reason({"bytes": data, "path": None}, bands=Bands(bands, ((0, 9000),)))
+        small = bare_tiff(90, 200, {278: 1, 273: [0] * 90, 279: [0] * 90})
+        reader = ImageReader(10_000, bands=Bands((3,), ((0, 9000),)))  # whose limit is 80,000 bytes: 4 bands
+        assert reader.read({"bytes": small, "path": None}, "x").shape == (1, 90, 90)
+
+    def test_text_of_a_png_has_a_limit(self):
+        bomb = png.chunk(b"zTXt", b"a\0\0" + zlib.compress(bytes(2**21)))
+        for data in (encoded(photo(0), "PNG"), png.of_samples(np.zeros((4, 4, 1)), 2, 0)):
+            for place in (png.before_pixels, png.behind_pixels):
+                assert "Decompressed data too large" in reason({"bytes": place(data, bomb), "path": None})
 
     @pytest.mark.parametrize(("width", "height"), [(401, 2), (2, 401)])
     def test_strips(self, width, height):

@@ -138,11 +138,24 @@ class TestRefused:
         assert refused({"bytes": given["bytes"][:100], "path": None}, bands=FOUR)
 
     @pytest.mark.parametrize(
-        ("bands", "value_range"), [([], None), ([0], None), (None, [1, 0]), ([1], [[0, 1], [0, 1]]), (None, [[1]])]
+        ("bands", "value_range"),
+        [
+            *[([], None), ([0], None), (None, [1, 0]), ([1], [[0, 1], [0, 1]]), (None, [[1]])],
+            *[(None, [low, high]) for low, high in [(-3e38, 3e38), (0, float("inf")), (0, 1e-40), (float("nan"), 1)]],
+        ],
     )
     def test_options(self, bands, value_range):
         with pytest.raises(UserError, match=r"^(bands|value_range) "):
             Bands.parse(bands, value_range)
+
+
+@pytest.mark.parametrize("nothing", [np.nan, np.inf, -np.inf])
+def test_an_image_without_a_number_is_bad(file, nothing):
+    array = np.full((4, 8, 9), nothing, np.float32)
+    assert "none of its values is a number" in refused(file(array), bands=Bands((1, 2), ((0, 1),)))
+    array[1, 0, 0] = 1
+    found = ImageReader(bands=Bands((1, 2), ((0, 1),))).read(file(array), "x")
+    assert found[1, 0, 0] == 255
 
 
 def test_the_size_is_that_of_the_header(file):

@@ -48,7 +48,7 @@ def _is_mask(reader: ImageReader, image: str, mask: str) -> bool:
             data = reader.load({"bytes": None, "path": path})
             kind = header(data)
             reader.check(kind)
-            values = stored_values(data, kind, False, path)
+            values = stored_values(data, kind, False, path, reader.most)
         except MemoryError:
             raise
         except Exception:  # a damaged file, which is met when it is used

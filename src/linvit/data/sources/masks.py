@@ -17,12 +17,13 @@ from linvit.data.sources.images import wrong_size
 from linvit.data.sources.labels import undecoded
 from linvit.data.sources.read import BadImageError, ImageReader, Stored, name_of, reason_of
 from linvit.data.sources.scan import ImageFinding, look_at
-from linvit.data.transforms.decode import open_image
+from linvit.data.transforms.decode import header, open_image, turn_after_pil, upright, white_of
 from linvit.errors import UserError, quote_first
 from linvit.ignore_index import IGNORE_INDEX
 
 UNKNOWN = 254  # stands for values that are not classes; so there are at most 254 classes
 LOSSY = ("JPEG", "JPEG2000", "WEBP", "AVIF")
+LOSSY_TIFF = ("jpeg", "tiff_jpeg", "webp")  # PIL's names of compressions
 NUMBER_VALUES = 2**16  # values of masks of numbers
 COLOUR_VALUES = 2**24
 Value = int | tuple[int, int, int]
@@ -86,16 +87,15 @@ class MaskReader:
     def raw(self, stored: Stored, label: str) -> np.ndarray:
         """The values of the pixels of a mask (h, w): numbers below 65,536, or colours as 24-bit numbers."""
         try:
-            with open_image(self.images.load(stored)) as picture:
-                if picture.format in LOSSY:
-                    raise MaskValueError(
-                        label,
-                        f"a mask saved as {picture.format} has other labels at edges than it had before; save masks "
-                        f"without loss, as PNG, from before they were compressed",
-                    )
-                if picture.width * picture.height > self.images.max_pixels:
-                    raise OSError(f"{picture.width} x {picture.height} pixels are more than {self.images.max_pixels}")
-                return self._colours(picture) if self.coloured else self._numbers(picture)
+            data = self.images.load(stored)
+            kind = header(data)
+            if kind.width * kind.height > self.images.max_pixels:
+                raise OSError(f"{kind.width} x {kind.height} pixels are more than {self.images.max_pixels}")
+            with open_image(data) as picture:
+                if reason := changed(picture, data):
+                    raise MaskValueError(label, reason)
+                values = self._colours(picture) if self.coloured else self._numbers(picture, data)
+            return np.ascontiguousarray(upright(values, turn_after_pil(kind, self.images.exif_orientation)))
         except (MemoryError, BadImageError):
             raise
         except Exception as error:  # decoders raise nearly anything on damaged files
@@ -114,18 +114,11 @@ class MaskReader:
             way += ", or --data.reduce_zero_label=true if classes count from 1 and 0 is for pixels without a class"
         return f"its {kind} {listed} are not classes ({self.num_classes} classes: {shown}{ignored}). {way}"
 
-    def _numbers(self, picture: Image.Image) -> np.ndarray:
-        if picture.mode in ("L", "P"):
-            return np.asarray(picture)
-        if picture.mode == "1":
-            return np.asarray(picture.convert("L")) // 255
-        if picture.mode.startswith("I"):
-            wide = np.asarray(picture)
-            if wide.min() < 0 or wide.max() >= NUMBER_VALUES:
-                raise OSError(
-                    f"its values go from {wide.min()} to {wide.max()}; classes lie between 0 and {NUMBER_VALUES - 1}"
-                )
-            return wide.astype(np.uint16)
+    def _numbers(self, picture: Image.Image, data: bytes) -> np.ndarray:
+        if picture.mode in ("1", "P"):
+            return np.asarray(picture).astype(np.uint8)
+        if picture.mode == "L" or picture.mode.startswith("I"):
+            return grey_numbers(picture, data)
         if picture.mode in ("RGB", "RGBA", "LA"):
             red, green, blue = np.asarray(picture.convert("RGB")).transpose(2, 0, 1)
             if np.array_equal(red, green) and np.array_equal(red, blue):
@@ -136,6 +129,35 @@ class MaskReader:
     def _colours(self, picture: Image.Image) -> np.ndarray:
         pixels = np.asarray(picture.convert("RGB")).astype(np.int32)
         return np.asarray(pixels[..., 0] << 16 | pixels[..., 1] << 8 | pixels[..., 2])
+
+
+def grey_numbers(picture: Image.Image, data: bytes) -> np.ndarray:
+    """Returns the numbers (h, w) of an opened grey mask as its file stores them, 8 or 16 bits."""
+    shown, stored = white_of(picture, data)
+    values = np.asarray(picture)
+    if values.min() < 0 or values.max() >= NUMBER_VALUES:
+        raise OSError(
+            f"its values go from {values.min()} to {values.max()}; classes lie between 0 and {NUMBER_VALUES - 1}"
+        )
+    if shown != stored and picture.mode in ("L", "I"):  # which PIL has stretched
+        values = (values.astype(np.uint32) * stored + shown // 2) // shown
+    return values.astype(np.uint8 if picture.mode == "L" else np.uint16, copy=False)
+
+
+def changed(picture: Image.Image, data: bytes) -> str:
+    """Says why the values of an opened mask are not those that were labelled; nothing if they are."""
+    kind = "JPEG" if picture.format == "MPO" else picture.format
+    if kind in LOSSY or picture.info.get("compression") in LOSSY_TIFF:
+        return (
+            f"a mask saved as {kind}{' with lossy compression' * (kind == 'TIFF')} has other labels at edges than it "
+            f"had before; save masks without loss, as PNG, from before they were compressed"
+        )
+    shown, stored = white_of(picture, data)
+    if shown != stored and picture.mode not in ("L", "I"):
+        return f"its colours have values up to {stored} in place of 255, which would be lost; save it as PNG of 8 bits"
+    if kind == "TIFF" and picture.mode == "L" and picture.tag_v2.get(262) == 0:  # type: ignore[attr-defined]
+        return "a TIFF whose 0 is white: programs differ in whether its values are inverted; save it as PNG"
+    return ""
 
 
 def as_value(value: Any) -> Value:
@@ -164,12 +186,17 @@ SHOWN_BY_CHECK = 20  # in a line of `linvit data check`
 
 
 class MaskFinding(NamedTuple):
-    """One mask by its path or row: why it is bad, whether it can be read, and the pixels of each class and of 255."""
+    """One mask by its path or row: why it is bad, whether it can be read, and the pixels of each class and of 255.
+
+    `turned` says that its image is turned by EXIF and the mask is not, or the other way round, and sizes do not tell
+    which of the two views was labelled.
+    """
 
     name: str
     reason: str = ""
     readable: bool = True
     pixels: Mapping[int, int] = {}
+    turned: bool = False
 
 
 class Masks(NamedTuple):
@@ -187,16 +214,20 @@ class Masks(NamedTuple):
             classes = self.reader(row[self.mask], image)
         except BadImageError as error:
             return MaskFinding(error.name, error.reason, isinstance(error, MaskValueError))
-        size, name = self.reader.images.size(row[self.image]), name_of(row[self.mask], f"the mask of {image}")
+        images, name = self.reader.images, name_of(row[self.mask], f"the mask of {image}")
+        size = images.size(row[self.image])
         if size not in (None, classes.shape):
             return MaskFinding(name, wrong_size("it has", classes.shape, size))
-        return MaskFinding(name, pixels=dict(zip(*map(Tensor.tolist, classes.unique(return_counts=True)), strict=True)))
+        pixels = dict(zip(*map(Tensor.tolist, classes.unique(return_counts=True)), strict=True))
+        turns = {images.turn(kind) for stored in (row[self.image], row[self.mask]) if (kind := images.kind(stored))}
+        told = size is not None and size[0] != size[1] and len({turn >= 5 for turn in turns}) > 1
+        return MaskFinding(name, pixels=pixels, turned=len(turns) > 1 and not told)
 
     def check(self, names: list[str] | None, split: str, source: str) -> None:
         """Holds masks to the classes and sizes of their images; leaves single files that cannot be read to training."""
         rows, reader = undecoded(self.rows, self.image, self.mask), self.reader
         chosen = np.linspace(0, len(rows) - 1, min(len(rows), LOOKED_AT)).astype(int).tolist()
-        pixels, bad = _sums(self.look(rows[number], number) for number in chosen)
+        pixels, bad, turned = _sums(self.look(rows[number], number) for number in chosen)
         for found in bad:
             if found.readable:
                 raise UserError(f"{found.name} in '{source}': {found.reason}")
@@ -215,6 +246,8 @@ class Masks(NamedTuple):
             )
         names = names or [str(index) for index in range(reader.num_classes)]
         where = f"{len(chosen)} of the {len(rows)} {split} masks of '{source}'"
+        if turned:
+            rank_zero_warn(f"{where}: {_turned(turned)}")
         rank_zero_info(f"{where}: {_shares(pixels, names, SHOWN)}")
         absent = [name for index, name in enumerate(names) if index not in pixels]
         if absent and split == "train" and len(chosen) == len(rows):
@@ -223,20 +256,31 @@ class Masks(NamedTuple):
     def describe(self, split: str, names: list[str], workers: int) -> tuple[list[str], list[ImageFinding]]:
         """Examines all masks in several processes: lines about the classes, and the bad masks."""
         found = look_at(undecoded(self.rows, self.image, self.mask), self.look, workers)
-        pixels, bad = _sums(tqdm(found, total=len(self.rows), unit=" masks"))
+        pixels, bad, turned = _sums(tqdm(found, total=len(self.rows), unit=" masks"))
         lines = [f"  {split:<10}{len(self.rows):>12,} masks: {_shares(pixels, names, SHOWN_BY_CHECK)}"]
         if absent := [name for index, name in enumerate(names) if index not in pixels]:
             lines.append(f"  {split:<10}WARNING: {len(absent)} classes have no pixel: {quote_first(absent)}")
+        lines += [f"  {split:<10}WARNING: {_turned(turned)}"] if turned else []
         return lines, [ImageFinding("mask", one.name, one.reason) for one in bad]
 
 
-def _sums(masks: Iterable[MaskFinding]) -> tuple[Counter[int], list[MaskFinding]]:
-    """The pixels of each class in all good masks, and the bad ones."""
-    pixels, bad = Counter[int](), []
+def _sums(masks: Iterable[MaskFinding]) -> tuple[Counter[int], list[MaskFinding], list[str]]:
+    """The pixels of each class in all good masks, the bad ones, and the names of those turned unlike their image."""
+    pixels, bad, turned = Counter[int](), [], []
     for found in masks:
         pixels.update(found.pixels)
         bad += [found] if found.reason else []
-    return pixels, bad
+        turned += [found.name] if found.turned else []
+    return pixels, bad, turned
+
+
+def _turned(names: Sequence[str]) -> str:
+    """Says that masks are turned unlike their images."""
+    return (
+        f"{len(names)} masks have another EXIF orientation than their image ({quote_first(names, 3)}). If these masks "
+        f"label the pixels as they are stored, set --data.exif_orientation=false, which turns neither; if they label "
+        f"what viewers show, ignore this"
+    )
 
 
 def _shares(pixels: Mapping[int, int], names: list[str], shown: int) -> str:

@@ -1,7 +1,6 @@
 """Image files, wherever they are stored: loaded, checked by their header, decoded; those that cannot be are counted."""
 
 import math
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +21,7 @@ from linvit.reading import read_regular
 MAX_ASPECT = 200  # a strip that is thinner would fill the memory when its short side is resized
 MAX_PIXELS = 89_478_485  # from here on PIL warns of decompression bombs: a quarter of a gigabyte as RGB
 HEAVY = {"WEBP", "JPEG2000"}  # formats whose decoders take twice the memory of others: half the pixels are allowed
-MAX_SCANS = 100  # of a progressive JPEG file: each takes as long as the image has pixels; libtiff has the same limit
-MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd7\xff])")  # of JPEG, with a length behind it
+PIXEL = 8  # bytes that a pixel of a large image may take, in the file and decoded
 OVERHEAD = 2**26  # bytes of a file that need not be pixels
 ARCHIVES = {"zip", "gzip", "tar"}  # on the hub, in which the images of a hub set may lie
 
@@ -57,13 +55,18 @@ class ImageReader:
                 f"max_pixels must lie between 1 and {2 * MAX_PIXELS}, where PIL refuses; got {self.max_pixels}"
             )
 
+    @property
+    def most(self) -> int:
+        """Bytes that the values of an image may have."""
+        return PIXEL * self.max_pixels
+
     def load(self, stored: Stored) -> bytes:
         """The file of an image. A path in data is a file of this machine, or of the hub if the data lie there."""
         data, path = _parts(stored)
         if data is None:
             if not path:
                 raise OSError("no image: the cell is empty")
-            data = _remote(path, self.on_hub) if "://" in path else read_regular(path, OVERHEAD + 8 * self.max_pixels)
+            data = _remote(path, self.on_hub) if "://" in path else read_regular(path, OVERHEAD + self.most)
         if not data:
             raise OSError("an empty file")
         return data
@@ -76,12 +79,11 @@ class ImageReader:
         try:
             data = self.load(stored)
             kind = header(data)
-            if kind.progressive and (scans := _scans(data)) > MAX_SCANS:
-                raise OSError(f"a JPEG file of {scans:,} scans, where encoders write about 10; save it again")
             self.check(kind)
             if self.bands == RGB:
-                return decode(data, self.exif_orientation)
-            return torch.from_numpy(self.bands.take(stored_values(data, kind, self.exif_orientation, name)))
+                return decode(data, self.exif_orientation, kind)
+            options = (self.exif_orientation, name, self.most, self.bands.numbers)
+            return torch.from_numpy(self.bands.scale(stored_values(data, kind, *options)))
         except (MemoryError, UserError):
             raise
         except Exception as error:  # decoders raise nearly anything on damaged files: SyntaxError, struct.error, ...
@@ -98,25 +100,25 @@ class ImageReader:
             raise OSError(f"{width} x {height} pixels: one side is more than {MAX_ASPECT} times the other")
         self.bands.check(kind)
 
-    def size(self, stored: Stored) -> tuple[int, int] | None:
-        """Height and width of an image as `read` would make it, by its header; None if that cannot be read."""
+    def kind(self, stored: Stored) -> Kind | None:
+        """Returns what the header of an image says; None if it cannot be read."""
         try:
-            kind = header(self.load(stored))
+            return header(self.load(stored))
         except MemoryError:
             raise
         except Exception:  # a bad image is met, and counted, when it is used
             return None
-        turned = self.exif_orientation and kind.orientation >= 5
-        return (kind.width, kind.height) if turned else (kind.height, kind.width)
 
+    def turn(self, kind: Kind) -> int:
+        """Returns the orientation by which an image is turned, 1 for none."""
+        return kind.orientation if self.exif_orientation else 1
 
-def _scans(data: bytes) -> int:
-    """The scans of a JPEG file, without those of thumbnails and of what follows its end."""
-    scans, at = 0, 2
-    while (found := MARKER.search(data, at)) and found[1] != b"\xd9":
-        scans += found[1] == b"\xda"
-        at = found.end() + int.from_bytes(data[found.end() : found.end() + 2])
-    return scans
+    def size(self, stored: Stored) -> tuple[int, int] | None:
+        """Height and width of an image as `read` would make it, by its header; None if that cannot be read."""
+        kind = self.kind(stored)
+        if kind is None:
+            return None
+        return (kind.width, kind.height) if self.turn(kind) >= 5 else (kind.height, kind.width)
 
 
 def _remote(path: str, on_hub: bool) -> bytes:

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from linvit.data.sources.labels import undecoded
 from linvit.data.sources.read import RGB, ImageReader, name_of, reason_of
-from linvit.data.transforms.decode import LEVELS, Bands, header, stored_values
+from linvit.data.transforms.decode import LEVELS, RANGE, Bands, header, stored_values
 from linvit.errors import UserError
 
 CHUNK = 32  # images that a process hands over at once
@@ -102,14 +102,24 @@ def examine(row: Mapping[str, Any], number: int, image: str, split: str, reader:
         digest = hashlib.blake2b(data, digest_size=16).digest()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # PIL's about large images and odd metadata
-            height, width = reader.read({"bytes": data, "path": None}, name).shape[1:]
-            kind = header(data)
+            pixels = reader.read({"bytes": data, "path": None}, name)
+            kind, unknown = header(data), False
+            if kind.dtype.startswith("float"):
+                unknown = bool(
+                    np.isnan(stored_values(data, kind, False, name, reader.most, reader.bands.numbers)).any()
+                )
     except MemoryError:
         raise
     except Exception as error:  # a damaged file makes PIL raise nearly anything
         return ImageFinding(split, name, reason_of(error), digest)
-    kinds = [f"{kind.format} of {kind.bands} x {kind.dtype}", *["turned by EXIF"] * (kind.orientation not in (0, 1))]
-    return ImageFinding(split, name, "", digest, tuple(kinds), (height, width))
+    noted = {
+        "turned by EXIF": reader.exif_orientation and kind.orientation != 1,
+        "transparent, put on white": kind.transparent and kind.plain,
+        "of one colour": bool((pixels == pixels[:, :1, :1]).all()),
+        "with pixels that are not a number, made black": unknown,
+    }
+    kinds = (f"{kind.format} of {kind.bands} x {kind.dtype}", *(what for what, so in noted.items() if so))
+    return ImageFinding(split, name, "", digest, kinds, (pixels.shape[1], pixels.shape[2]))
 
 
 IMAGES_SAMPLED = 200  # that are looked at, spread evenly over a set
@@ -130,11 +140,13 @@ def describe_bands(rows: datasets.Dataset, image: str, reader: ImageReader) -> l
             kind = header(data)
             if kind.width * kind.height > reader.max_pixels or (kind.plain and bands == RGB):
                 continue
-            values = stored_values(data, kind, False, f"of row {number}")
+            values = stored_values(data, kind, False, f"of row {number}", reader.most)
         except (MemoryError, UserError):
             raise
         except Exception:  # a damaged file, which is listed among the bad images
             continue
+        if not np.isfinite(values).any():
+            continue  # such an image is bad
         places = np.random.default_rng(number).integers(values[0].size, size=PIXELS_SAMPLED)
         found[len(values), kind.dtype].append(values.reshape(len(values), -1)[:, places])
     if not found:
@@ -149,7 +161,7 @@ def describe_bands(rows: datasets.Dataset, image: str, reader: ImageReader) -> l
     ranges, eight_bits = [], dtype == "uint8"
     for number in numbers:
         band = sampled[number - 1].astype(np.float64)
-        known = band[np.isfinite(band)]
+        known = band[np.abs(band) < RANGE[1]]  # without marks of missing data, too
         row = np.percentile(known if len(known) else [0.0, 1.0], [*PERCENTILES.values()])
         lines.append(f"  {number:>6}" + "".join(f"{value:>12.5g}" for value in row))
         ends = (0.0, LEVELS) if eight_bits else (row[1], row[3] if row[3] > row[1] else row[1] + 1)

@@ -7,11 +7,11 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from linvit.data.sources.masks import LOSSY, NUMBER_VALUES, UNKNOWN, MaskReader
+from linvit.data.sources.masks import UNKNOWN, MaskReader, changed, grey_numbers
 from linvit.data.sources.pairs import Folders, by_split, by_stem, pairs
 from linvit.data.sources.read import MAX_PIXELS, ImageReader
 from linvit.data.sources.splits import readable_source
-from linvit.data.transforms.decode import header, open_image, stored_values
+from linvit.data.transforms.decode import Kind, header, open_image, stored_values
 from linvit.errors import UserError, quote_first
 from linvit.ignore_index import IGNORE_INDEX
 from linvit.rasters import georeference, write_tiff
@@ -19,6 +19,7 @@ from linvit.rasters import georeference, write_tiff
 MODES = ("1", "L", "P", "RGB", "I;16")
 """PIL's modes of masks that a PNG has as they are."""
 LARGE = ImageReader(2 * MAX_PIXELS)
+MOST = 2**33  # bytes of the values of a picture
 
 
 class Area(NamedTuple):
@@ -60,19 +61,27 @@ def find_areas(images: Path, masks: Path, suffix: str, val: Collection[str], tes
 def read_mask(path: str) -> Image.Image:
     """A mask as it is stored: numbers of 8 or 16 bits, a palette, or colours."""
     with readable_source(path):
-        picture = open_image(LARGE.load({"bytes": None, "path": path}))
+        data = LARGE.load({"bytes": None, "path": path})
+        _ = upright_kind(data, path)
+        picture = open_image(data)
+        if reason := changed(picture, data):
+            raise UserError(f"'{path}' cannot be cut: {reason}")
         picture.load()
-    if picture.format in LOSSY:
-        raise UserError(
-            f"'{path}' is a {picture.format}, which changes labels at edges; give masks saved as PNG or TIFF"
-        )
-    if picture.mode == "I" and picture.getextrema()[0] >= 0 and picture.getextrema()[1] < NUMBER_VALUES:  # type: ignore[operator]
-        return Image.fromarray(np.asarray(picture).astype(np.uint16))
+        if picture.mode in ("L", "I"):
+            return Image.fromarray(grey_numbers(picture, data))
     if picture.mode not in MODES:
         raise UserError(
             f"'{path}' is not a mask: its pixels are of the kind {picture.mode}; known are {', '.join(MODES)}"
         )
     return picture
+
+
+def upright_kind(data: bytes, path: str) -> Kind:
+    """Returns what a file holds; a `UserError` if viewers turn it, since tiles would be as it is stored."""
+    kind = header(data)
+    if kind.orientation != 1:
+        raise UserError(f"'{path}' is turned by its EXIF tag ({kind.orientation}); save it upright, without the tag")
+    return kind
 
 
 def cut(area: Area, mask: Image.Image, size: int, stride: int, output: Path) -> int:
@@ -83,8 +92,8 @@ def cut(area: Area, mask: Image.Image, size: int, stride: int, output: Path) -> 
     """
     with readable_source(area.image):
         data = LARGE.load({"bytes": None, "path": area.image})
-        kind, place = header(data), georeference(area.image)
-        values = stored_values(data, kind, False, area.image)
+        kind, place = upright_kind(data, area.image), georeference(area.image)
+        values = stored_values(data, kind, False, area.image, MOST)
     if mask.size != (values.shape[2], values.shape[1]):
         raise UserError(
             f"'{area.mask}' has {mask.width} x {mask.height} pixels, but '{area.image}' "
