@@ -1,5 +1,7 @@
 """Segmentation data from folders and tables: what is read, what samples and batches are, and what is refused."""
 
+import json
+import re
 import shutil
 
 import datasets
@@ -47,6 +49,9 @@ LAYOUTS = {
     "ADE20K": ("images/training", "annotations/training", "images/validation", "annotations/validation"),
     "splits first": ("train/images", "train/masks", "val/images", "val/masks"),
     "MACU-Net": ("train/src", "train/lab", "val/src", "val/lab"),
+    "CamVid": ("train", "trainannot", "val", "valannot"),
+    "CamVid by names": ("train", "train_labels", "val", "val_labels"),
+    "names of splits before": ("train_images", "train_masks", "valid_images", "valid_masks"),
     "mmsegmentation": ("img_dir/train", "ann_dir/train", "img_dir/val", "ann_dir/val"),
 }
 
@@ -289,6 +294,49 @@ class TestRefused:
 
     def test_classes_that_nothing_says(self, folder):
         assert "--data.num_classes" in refused(folder, num_classes=None)
+
+    def test_hints_are_options_that_work(self, folder):
+        """Each message is followed as it stands, until nothing is refused."""
+        colours = np.array([[0, 0, 0], [255, 0, 0], [0, 9, 255]], np.uint8)
+        for path in folder.glob("annotations/*/*.png"):
+            Image.fromarray(colours[np.array(Image.open(path))]).save(path.with_stem(f"{path.stem}_L"))
+            path.unlink()
+        given, options = {"num_classes": None, "reduce_zero_label": False}, []
+        for option in ("mask_suffix", "mask_values"):
+            hint = re.search(r"--data\.(mask_suffix|mask_values)=(\S+)", refused(folder, **given))
+            assert hint[1] == option
+            given[hint[1]] = yaml.safe_load(hint[2])
+            options.append(hint[0])
+        made = data(folder, **given)
+        made.setup("fit")
+        assert made.num_classes == 3
+        assert main(["check", str(folder), "--workers", "0", *options]) == 0
+
+    @pytest.mark.parametrize(
+        ("values", "hint"),
+        [
+            ([0, 1, 2], {"num_classes": 3}),
+            ([0, 1, 255], {"num_classes": 2}),
+            ([0, 255, 255], {"mask_values": [0, 255]}),
+        ],
+    )
+    def test_values_of_masks_say_how_many_classes_there_may_be(self, folder, values, hint):
+        for path in folder.glob("annotations/*/*.png"):
+            Image.fromarray(np.array(values, np.uint8)[np.array(Image.open(path))]).save(path)
+        ((option, value),) = hint.items()
+        said = json.dumps(value, separators=(",", ":"))
+        assert (
+            f"--data.{option}={said}"
+            in refused(folder, num_classes=None, reduce_zero_label=False).partition("; the")[2]
+        )
+        data(folder, **{"num_classes": None, "reduce_zero_label": False} | hint).setup("fit")
+
+    def test_values_that_are_no_classes_have_two_ways_out(self, folder):
+        message = refused(folder, num_classes=2, reduce_zero_label=False)
+        assert "--data.ignored_values=[2]" in message
+        assert "--data.num_classes=3" in message
+        for given in ({"num_classes": 2, "ignored_values": [2]}, {"num_classes": 3}):
+            data(folder, reduce_zero_label=False, **given).setup("fit")
 
     def test_masks_for_a_classification(self, folder):
         with pytest.raises(UserError, match="images and masks, a class for each pixel"):

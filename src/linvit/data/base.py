@@ -77,7 +77,7 @@ class ImageData(LightningDataModule):
         mean: Mean of each channel, subtracted from images in [0, 1].
         std: Standard deviation of each channel.
         image_column: Column of the images; null finds it.
-        exif_orientation: Turn photos as the camera's EXIF entry says; the papers' programs did not.
+        exif_orientation: Turn photos, and masks that have the entry, as EXIF or XMP says; the papers' programs did not.
         streaming: Read parquet, arrow or tar files or a hub set from one end to the other instead of at random.
         streaming_rows: Training rows of a stream whose files do not contain their number; parquet and arrow files do.
         shuffle_buffer: Undecoded images that each loader process of a stream holds, to choose from at random.

@@ -10,8 +10,8 @@ import datasets
 from linvit.data.base import ImageData, TargetReport
 from linvit.data.sources.data_source import Splits
 from linvit.data.sources.images import Target
-from linvit.data.sources.labels import as_images, features_of, find_column, read_names
-from linvit.data.sources.masks import MaskReader, Masks, as_value
+from linvit.data.sources.labels import as_images, features_of, find_column, read_names, undecoded
+from linvit.data.sources.masks import MaskReader, Masks, as_value, propose_classes
 from linvit.data.sources.pairs import has_masks, load_pairs
 from linvit.data.sources.scan import ScanResult
 from linvit.data.sources.scenes import CLASSES, Scenes, SceneSource
@@ -43,10 +43,11 @@ class SegmentationData(ImageData):
 
     Args:
         source: "digit_scenes", scenes of the size `img_size` made of real handwritten digits; a folder of images and
-            masks: `images/training` and `annotations/training` (ADE20K), `train/images` and `train/masks`, or `images`
-            and `masks`; parquet, arrow or `hub:owner/name` with a column of images and one of masks. See `ImageData`.
+            masks: `images/training` and `annotations/training` (ADE20K), `train/images` and `train/masks`, `train` and
+            `trainannot` or `train_labels` (CamVid), or `images` and `masks`; parquet, arrow or `hub:owner/name` with a
+            column of images and one of masks. See `ImageData`.
         img_size: Side, or [H, W], of the training crops.
-        num_classes: How many classes there are; null takes the number of `class_names`.
+        num_classes: How many classes there are; null takes the number of `class_names`, or else of `mask_values`.
         class_names: A list, a file with a name per line, or "ade20k"; null where the names are unknown.
         reduce_zero_label: Whether masks count the classes from 1, and 0 is for pixels without a class, as in ADE20K: 0
             becomes 255, which is ignored, and all others one less. It is applied once, to all splits.
@@ -129,7 +130,9 @@ class SegmentationData(ImageData):
     @property
     def num_classes(self) -> int | None:
         """Number of classes, or None if nothing says it."""
-        return self.given_classes if self.class_names is None else len(self.class_names)
+        if self.class_names is not None:
+            return len(self.class_names)
+        return self.given_classes if self.mask_values is None else self.given_classes or len(self.mask_values)
 
     @cached_property
     def mask_column(self) -> str | None:
@@ -172,7 +175,12 @@ class SegmentationData(ImageData):
     def mask_reader(self) -> MaskReader:
         """Masks as classes."""
         if self.num_classes is None:
-            raise UserError(f"data source '{self.source}' does not say how many classes it has; {self.how_to_count}")
+            mask, rows = self.mask_column or "", next(iter(self.splits.values()))
+            known = not self.data_source.streaming and mask in rows.features
+            found = propose_classes(undecoded(rows, mask), mask, self.images) if known else ""
+            raise UserError(
+                f"data source '{self.source}' does not say how many classes it has; {self.how_to_count}{found}"
+            )
         values = None if self.mask_values is None else [as_value(value) for value in self.mask_values]
         ignored = [as_value(value) for value in self.ignored_values]
         return MaskReader(self.num_classes, self.reduce_zero_label, values, ignored, self.data_source.images)

@@ -11,6 +11,7 @@ from linvit.cli.data import main
 from linvit.errors import UserError
 from linvit.rasters import georeference
 from linvit.tasks import SegmentationTask
+from tests.data import png
 from tests.data.test_bands import FOUR, segmentation
 from tests.rasters import CRS, ORIGIN, values, write
 from tests.training import trainer
@@ -62,6 +63,27 @@ def test_masks_stay_as_they_are(tmp_path, kind, capsys):
         assert np.array_equal(np.asarray(mask), array[4:20, :16])
         assert mask.mode == {"palette": "P", "16 bits": "I;16", "colours": "RGB"}.get(kind, "L")
     assert np.array_equal(np.asarray(Image.open(tmp_path / "out/train/images/a_4_0.png"))[..., 0], numbers[4:20, :16])
+
+
+def test_masks_of_few_bits_keep_their_numbers(tmp_path):
+    """Pillow stretches 2 bits to 0, 85, 170 and 255."""
+    numbers = np.random.default_rng(0).integers(0, 4, (8, 8))
+    save(tmp_path / "images" / "a.png", np.zeros((8, 8, 3), np.uint8))
+    (tmp_path / "masks").mkdir()
+    (tmp_path / "masks" / "a.png").write_bytes(png.of_samples(numbers[..., None], 2, 0))
+    assert tile(tmp_path, "--size", "8") == 0
+    assert np.array_equal(np.asarray(Image.open(tmp_path / "out" / "train" / "masks" / "a_0_0.png")), numbers)
+
+
+@pytest.mark.parametrize("turned", ["images", "masks"])
+def test_a_picture_that_viewers_turn_is_refused(tmp_path, turned):
+    exif = Image.Exif()
+    exif[274] = 3
+    for kind in ("images", "masks"):
+        save(tmp_path / kind / "a.png", np.zeros((8, 8), np.uint8))
+    Image.new("L", (8, 8)).save(tmp_path / turned / "a.png", exif=exif)
+    with pytest.raises(UserError, match=rf"{turned}/a\.png' is turned by its EXIF tag \(3\); save it upright"):
+        tile(tmp_path, "--size", "8")
 
 
 def test_folders_of_splits_are_kept(tmp_path):

@@ -1,5 +1,6 @@
 """Masks: how their values become classes, and a look at them before the first step: their values and their sizes."""
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
@@ -109,7 +110,11 @@ class MaskReader:
         first, *_, last = 2 * [*self.classes]
         shown = ", ".join(map(str, self.classes)) if self.given else f"{first} to {last}"
         ignored = f"; ignored: {', '.join(map(str, self.without))}" if self.without else ""
-        way = "Repair the mask, or set --data.num_classes, --data.mask_values or --data.ignored_values"
+        way = f"If they stand for no class, set --data.ignored_values={_plain(values)}"
+        if not self.given and (count := unknown[-1] + 1 - self.reduce_zero_label) <= UNKNOWN:
+            way += (
+                f"; if they are classes, --data.num_classes={count}, or --data.mask_values with the value of each class"
+            )
         if unknown == [self.num_classes] and not self.given:
             way += ", or --data.reduce_zero_label=true if classes count from 1 and 0 is for pixels without a class"
         return f"its {kind} {listed} are not classes ({self.num_classes} classes: {shown}{ignored}). {way}"
@@ -123,7 +128,8 @@ class MaskReader:
             red, green, blue = np.asarray(picture.convert("RGB")).transpose(2, 0, 1)
             if np.array_equal(red, green) and np.array_equal(red, blue):
                 return np.ascontiguousarray(red)
-            raise OSError("its pixels are colours; say the colour of each class with --data.mask_values")
+            found = found_colours(picture)
+            raise OSError(f"its pixels are colours; say the colour of each class, as in --data.mask_values={found}")
         raise OSError(f"its pixels are of the kind {picture.mode}, which are not classes")
 
     def _colours(self, picture: Image.Image) -> np.ndarray:
@@ -158,6 +164,33 @@ def changed(picture: Image.Image, data: bytes) -> str:
     if kind == "TIFF" and picture.mode == "L" and picture.tag_v2.get(262) == 0:  # type: ignore[attr-defined]
         return "a TIFF whose 0 is white: programs differ in whether its values are inverted; save it as PNG"
     return ""
+
+
+def _plain(values: Iterable[Any]) -> str:
+    """A list as the command line takes it."""
+    return json.dumps([*values], separators=(",", ":"))
+
+
+def found_colours(picture: Image.Image) -> str:
+    """The colours of an opened mask, as the command line takes them."""
+    found = np.unique(np.asarray(picture.convert("RGB")).reshape(-1, 3), axis=0)
+    return _plain(found[:SHOWN_BY_CHECK].tolist())
+
+
+def propose_classes(rows: datasets.Dataset, mask: str, images: ImageReader) -> str:
+    """Says which options would fit the values of some masks of a split; nothing if they cannot be read."""
+    reader, found = MaskReader(UNKNOWN, images=images), set[int]()
+    for number in np.linspace(0, len(rows) - 1, min(len(rows), SHOWN_BY_CHECK)).astype(int).tolist():
+        try:
+            found.update(np.unique(reader.raw(rows[number][mask], "")).tolist())
+        except BadImageError as error:
+            return f"; of one mask, {error.reason}"
+    if found == {0, 255}:
+        return "; the masks hold 0 and 255, so two classes are --data.mask_values=[0,255]"
+    classes = found - {IGNORE_INDEX}
+    if not classes or max(classes) >= UNKNOWN:
+        return f"; the masks hold {_plain(sorted(found))}"
+    return f"; the masks hold {_plain(sorted(found))}, which --data.num_classes={max(classes) + 1} takes"
 
 
 def as_value(value: Any) -> Value:
@@ -257,8 +290,9 @@ class Masks(NamedTuple):
         """Examines all masks in several processes: lines about the classes, and the bad masks."""
         found = look_at(undecoded(self.rows, self.image, self.mask), self.look, workers)
         pixels, bad, turned = _sums(tqdm(found, total=len(self.rows), unit=" masks"))
-        lines = [f"  {split:<10}{len(self.rows):>12,} masks: {_shares(pixels, names, SHOWN_BY_CHECK)}"]
-        if absent := [name for index, name in enumerate(names) if index not in pixels]:
+        shares = _shares(pixels, names, SHOWN_BY_CHECK) if pixels else "none of them can be used"
+        lines = [f"  {split:<10}{len(self.rows):>12,} masks: {shares}"]
+        if pixels and (absent := [name for index, name in enumerate(names) if index not in pixels]):
             lines.append(f"  {split:<10}WARNING: {len(absent)} classes have no pixel: {quote_first(absent)}")
         lines += [f"  {split:<10}WARNING: {_turned(turned)}"] if turned else []
         return lines, [ImageFinding("mask", one.name, one.reason) for one in bad]

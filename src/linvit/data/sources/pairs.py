@@ -1,6 +1,7 @@
 """Folders of images and folders of masks, paired by the names of their files."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -8,7 +9,7 @@ import datasets
 from lightning.pytorch.utilities import rank_zero_warn
 
 from linvit.data.sources.folder import files_below, path_table
-from linvit.data.sources.splits import HUB, SPLITS, load_splits
+from linvit.data.sources.splits import HUB, SPLITS, load_splits, source_kind
 from linvit.errors import UserError, quote_first
 from linvit.reading import read_text
 
@@ -16,6 +17,8 @@ IMAGE_FOLDERS = ("images", "image", "imgs", "img", "img_dir", "src", "leftImg8bi
 """What folders of images are called; MACU-Net's program has `src`, Cityscapes `leftImg8bit`."""
 MASK_FOLDERS = ("annotations", "masks", "mask", "labels", "label", "ann_dir", "gt", "lab", "gtFine")
 """What folders of masks are called; MACU-Net's program has `lab`, Cityscapes `gtFine`."""
+BESIDE = (*MASK_FOLDERS, "annot")
+"""What folders of masks are called after the name of their split: CamVid's are `trainannot` or `train_labels`."""
 IMAGE_SUFFIX = "_leftImg8bit"
 """What names of Cityscapes' images have that their masks have not."""
 VOC_LISTS, VOC_FOLDERS = Path("ImageSets", "Segmentation"), ("JPEGImages", "SegmentationClass")
@@ -33,7 +36,7 @@ def load_pairs(source: str, mask_suffix: str = "") -> dict[str, datasets.Dataset
     """The splits of a folder of images and masks, or of anything that `load_splits` knows."""
     path = Path(source).expanduser()
     found = {} if source.startswith(HUB) or not path.is_dir() else split_folders(path)
-    if not any(folders.masks for folders in found.values()):
+    if not any(folders.masks for folders in found.values()) and (not found or source_kind(path) is not None):
         return load_splits(source, classes=False)
     return {name: pairs(folders, mask_suffix, name) for name, folders in found.items()}
 
@@ -48,14 +51,18 @@ def split_folders(path: Path) -> dict[str, Folders]:
     """Where the images and masks of each split lie, by the names of the folders; nothing if they have other names.
 
     Known are `images/SPLIT` with `masks/SPLIT`, `SPLIT/images` with `SPLIT/masks`, and without splits, which is train;
-    and Pascal VOC's `JPEGImages` and `SegmentationClass` with `ImageSets/Segmentation/SPLIT.txt`.
+    `SPLIT` with `SPLITannot` or `SPLIT_labels`, as of CamVid; and Pascal VOC's `JPEGImages` and `SegmentationClass`
+    with `ImageSets/Segmentation/SPLIT.txt`.
     """
     if (lists := path / VOC_LISTS).is_dir():
         files = [file for name in ("train", "val") if (file := lists / f"{name}.txt").is_file()]
         return {file.stem: Folders(path / VOC_FOLDERS[0], path / VOC_FOLDERS[1], file) for file in files}
-    images, masks_beside = child(path, IMAGE_FOLDERS), child(path, MASK_FOLDERS)
-    if images is not None and masks_beside is not None:
-        return by_split(images, masks_beside) or {"train": Folders(images, masks_beside)}
+    images, masks = child(path, IMAGE_FOLDERS), child(path, MASK_FOLDERS)
+    if images is not None:
+        return by_split(images, masks) or {"train": Folders(images, masks)}
+    found = by_name(path)
+    if any(folders.masks for folders in found.values()):
+        return found
     found = {}
     for name, folder in children(path).items():
         images = child(folder, IMAGE_FOLDERS)
@@ -64,9 +71,21 @@ def split_folders(path: Path) -> dict[str, Folders]:
     return found
 
 
-def by_split(images: Path, masks: Path) -> dict[str, Folders]:
+def by_name(path: Path) -> dict[str, Folders]:
+    """The folders of the splits that lie beside each other: `train` or `train_images`, and `trainannot` or the like."""
+    found: dict[str, Folders] = {}
+    for name, aliases in SPLITS.items():
+        for alias in aliases:
+            images = child(path, (alias, *(f"{alias}_{kind}" for kind in IMAGE_FOLDERS)))
+            if images is not None:
+                masks = child(path, tuple(f"{alias}{between}{kind}" for kind in BESIDE for between in ("", "_", "-")))
+                found.setdefault(name, Folders(images, masks))
+    return found
+
+
+def by_split(images: Path, masks: Path | None) -> dict[str, Folders]:
     """The folders of the splits within one folder of images and one of masks."""
-    labelled = children(masks)
+    labelled = {} if masks is None else children(masks)
     return {name: Folders(folder, labelled.get(name)) for name, folder in children(images).items()}
 
 
@@ -99,10 +118,21 @@ def pairs(folders: Folders, suffix: str, split: str) -> datasets.Dataset:
         raise UserError(
             f"images in '{folders.images}' and masks in '{folders.masks}', of the {split} split, do not belong "
             f"together: {len(images.keys() - masks.keys())} of {len(images)} images have no mask of the same name, and "
-            f"{len(masks.keys() - images.keys())} of {len(masks)} masks no image, such as {quote_first(alone, 3)}. If "
-            f"names of masks have an ending more than those of images, it is --data.mask_suffix"
+            f"{len(masks.keys() - images.keys())} of {len(masks)} masks no image, such as {quote_first(alone, 3)}. "
+            f"{_ending(images, masks)}"
         )
     return path_table({"image": [*images.values()], "mask": [masks[stem] for stem in images]})
+
+
+def _ending(images: Mapping[str, str], masks: Mapping[str, str]) -> str:
+    """Says what names of masks have after those of their images, if all have the same."""
+    for stem in masks:
+        for length in range(len(stem), 0, -1):
+            suffix = stem[length:]
+            if stem[:length] in images and images.keys() <= {own.removesuffix(suffix) for own in masks}:
+                return f"Names of masks end with '{suffix}': set --data.mask_suffix={suffix}"
+        break
+    return "If names of masks have an ending more than those of images, set it, as in --data.mask_suffix=_mask"
 
 
 def by_stem(folder: Path, suffix: str = "", pattern: str = "(.*)") -> dict[str, str]:
