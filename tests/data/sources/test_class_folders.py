@@ -130,6 +130,22 @@ class TestSplits:
         images(tmp_path, [f"{split}/{name}/{split}.png" for split in (train, val) for name in "ab"])
         assert {split: len(own) for split, own in listed(tmp_path).items()} == {"train": 2, "val": 2}
 
+    @pytest.mark.parametrize(
+        "names", [("training_set", "test_set"), ("train2017", "val2017"), ("My-Train", "My-Valid")]
+    )
+    def test_names_that_are_like_those_of_splits(self, tmp_path, names):
+        """All images were of train, those of the test set too."""
+        images(tmp_path, [f"{name}/{label}/{name}{label}.png" for name in names for label in "ab"])
+        with pytest.raises(linvit.UserError, match="look like splits; rename them to train, val and test"):
+            load_splits(str(tmp_path))
+
+    @pytest.mark.parametrize(
+        "names", [("test tube", "beaker"), ("test_a", "test_b"), ("trainer", "tester"), ("a", "b")]
+    )
+    def test_names_that_are_not(self, tmp_path, names):
+        images(tmp_path, [f"{name}/0.png" for name in names])
+        assert {*listed(tmp_path)["train"].values()} == {*names}
+
     def test_one_level_too_high(self, tmp_path):
         images(tmp_path, ["set/train/a/0.png", "set/train/b/0.png", "set/val/a/1.png"])
         with pytest.raises(
