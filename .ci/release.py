@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
 PAPER = re.compile(r'(\w[\w-]+)(?: and (\w[\w-]+)|( et al\.))? ((?:19|20)\d\d), "([^"]+)"')
 SMOKE = (  # commands that an installed linvit must carry out, in an empty folder
-    "linvit doctor",
+    "linvit --version",
     "linvit list",
     "linvit fit --config quickstart --trainer.fast_dev_run=true --data.num_workers=0",
 )

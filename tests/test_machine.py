@@ -53,10 +53,6 @@ def test_another_system(groups, monkeypatch, tmp_path):
     assert machine.cpus() == machine.os.cpu_count()
 
 
-def test_the_disk_of_a_folder_that_is_not_there_yet(tmp_path):
-    assert machine.free_disk(tmp_path / "a" / "b") > 0
-
-
 def test_loader_processes_need_more_files_than_may_be_open():
     """In a process of its own, which may open 64, or raise that to 128."""
     code = (

@@ -4,7 +4,6 @@ import ctypes
 import os
 import platform
 import re
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -67,12 +66,6 @@ def memory_limit(share: float = 0.8) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, (before, most))
-
-
-def free_disk(folder: Path) -> int:
-    """Bytes that are free where a folder lies, or would be made."""
-    existing = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
-    return shutil.disk_usage(existing).free
 
 
 def _groups() -> Iterator[Path]:

@@ -4,7 +4,7 @@ import pytest
 
 from linvit import UserError, entries
 from linvit.cli.check import main
-from linvit.cli.doctor import check_import
+from linvit.cli.import_check import check_import
 from linvit.registry import attentions
 from tests.plugin.distributions import write_distribution
 

@@ -118,3 +118,10 @@ linvit.cli.main(["fit", "--help"])
     environment = {name: value for name, value in os.environ.items() if name not in WAITING}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
     assert done.stdout == "PASSIVE\n", done.stderr
+
+
+def test_a_verb_that_meets_a_broken_package_says_how_to_find_it(tmp_path):
+    (tmp_path / "torch.py").write_text("raise ImportError('broken')", encoding="utf-8")
+    done = python("-m", "linvit", "fit", "--config", "quickstart", path=tmp_path, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "pip check names packages that do not fit" in done.stderr

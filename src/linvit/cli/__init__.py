@@ -36,7 +36,6 @@ usage: linvit VERB [options]
   evaluate   a classifier on ImageNet-V2, A, R, C, ReaL ..., and its calibration
   export     write a trained network as ONNX or by torch.export, and check it
   push       a trained network to the hub, or to a folder
-  doctor     what is installed, what the machine has, and what is wrong with it
 
 A configuration is a file, or one that comes with linvit: linvit list configs.
 Runs are kept in checkpoints/CONFIG_NAME/version_N. Watch them with
@@ -69,7 +68,7 @@ def main(argv: list[str] | None = None) -> int:
         mistake = find_user_error(error)
         if mistake is None:
             if isinstance(error, ImportError):
-                print("linvit: a package cannot be imported; linvit doctor says how to fix it", file=sys.stderr)
+                print("linvit: a package cannot be imported; pip check names packages that do not fit", file=sys.stderr)
             raise
         message = str(mistake).rpartition("UserError: ")[2]  # a loader process sends its traceback along
         print(f"linvit: error: {message}", file=sys.stderr)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from linvit.cli.doctor import TIMEOUT, check_import
+from linvit.cli.import_check import TIMEOUT, check_import
 from linvit.cli.spec import read_spec, read_value
 from linvit.errors import UserError, check_number
 from linvit.registry import Registry, attentions, backbones, heads

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from linvit.errors import UserError
 
 REMOVED = {
+    "doctor": "Use pip check, which names packages that do not fit, and python -m torch.utils.collect_env",
     "leaderboard": "Use linvit compare --report FOLDER..., which makes one table of the runs in all folders",
     "verify-resume": "Use linvit fit --resume=auto: a run resumes exactly (docs/guides/train.md)",
 }
