@@ -6,17 +6,16 @@ import subprocess
 import sys
 import threading
 import time
-from importlib.metadata import version
 from types import SimpleNamespace
 
 import pytest
 
 from linvit import UserError
-from linvit.experiments.compare import engines, process, tables
+from linvit.experiments.compare import process, tables
 from linvit.experiments.compare.engines import run_here, run_on_ray, run_on_slurm, say_how_it_ended, slots
 from linvit.experiments.compare.experiment import Experiment, SweepRun
 from linvit.experiments.compare.grid import Sweep
-from linvit.experiments.compare.process import ForkServer, ProcessJob
+from linvit.experiments.compare.process import ProcessJob
 from linvit.runs.folder import TUNING, read_yaml
 from linvit.signals import STOP
 from tests.experiments.compare.runs import write_run
@@ -74,22 +73,6 @@ def test_all_cells_are_run_and_none_again(experiment, program):
     assert run(experiment) == (True, {})
     assert [run.name for run in experiment.runs[:2]] == ["softmax-seed0", "linear-seed0"]
     assert all((run.folder / "starts").read_text() == "x" for run in experiment.runs)
-
-
-def test_cells_are_forks_of_one_process_that_has_torch(experiment, monkeypatch):
-    verbs = {"softmax": ["--version"], "linear": ["learn"]}
-    command = property(lambda self: [sys.executable, "-m", "linvit", *verbs[self.variant]])
-    monkeypatch.setattr(SweepRun, "command", command)
-    servers = []
-    monkeypatch.setattr(engines, "ForkServer", lambda given: servers.append(ForkServer(given)) or servers[-1])
-    assert run(experiment, jobs=1) == (
-        True,
-        {"softmax-seed0": "finished", "linear-seed0": "failed", "softmax-seed1": "finished", "linear-seed1": "failed"},
-    )
-    logs = [run.log.read_text() for run in experiment.runs]
-    assert logs[0] == logs[2] == f"linvit {version('linvit')}\n"
-    assert "error: linvit has no verb 'learn'" in logs[1]
-    assert len(servers) == 1
 
 
 def test_a_cell_that_dies_keeps_its_log_and_stops_no_other(experiment, program):

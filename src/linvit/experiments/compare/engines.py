@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 from linvit import machine
 from linvit.errors import UserError
 from linvit.experiments.compare.experiment import SweepRun
-from linvit.experiments.compare.process import ForkServer, ProcessJob, start, stop
+from linvit.experiments.compare.process import ProcessJob, start, stop
 from linvit.signals import STOP
 
 POLL = 0.2  # seconds
@@ -72,36 +71,12 @@ def run_jobs(jobs: Mapping[SweepRun, Job]) -> Iterator[SweepRun]:
         time.sleep(POLL if running else 0)
 
 
-class _Slot:
-    """Room for one run at a time, with the variables of its processes."""
-
-    def __init__(self, environment: Environment) -> None:
-        self._environment = environment
-        self._server: ForkServer | None = None
-
-    def start(self, run: SweepRun) -> "subprocess.Popen[bytes] | ForkServer":
-        """Starts a run, on a CPU under Linux as a fork: a process that has imported torch forks nowhere else safely."""
-        forks = sys.platform == "linux" and "CUDA_VISIBLE_DEVICES" not in self._environment
-        if not forks or run.command[1:3] != ["-m", "linvit"]:
-            process = start(run.command, str(run.log), self._environment)
-            STOP.children.append(process)
-            return process
-        if self._server is None or not self._server.lives:
-            self._server = ForkServer(self._environment)
-        return self._server.run(run.command[3:], str(run.log))
-
-    def close(self) -> None:
-        """Ends what it has started, but for runs, of which each is given time to save."""
-        if self._server is not None:
-            self._server.close()
-
-
 class _LocalJob:
     """A process of this machine, which starts when one of the slots is free."""
 
-    def __init__(self, run: SweepRun, slots: list[_Slot]) -> None:
+    def __init__(self, run: SweepRun, slots: list[Environment]) -> None:
         self._run, self._slots, self._cancelled, self._told = run, slots, False, False
-        self._process: subprocess.Popen[bytes] | ForkServer | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._outcome: tuple[int, float] | None = None
 
     def done(self) -> bool:
@@ -112,7 +87,8 @@ class _LocalJob:
                 print(f"{self._run.name} waits for the process that a killed command has left", flush=True)
             if self._slots and not self._cancelled and not busy:
                 self._slot, self._begun = self._slots.pop(0), time.monotonic()
-                self._process = self._slot.start(self._run)
+                self._process = start(self._run.command, str(self._run.log), self._slot)
+                STOP.children.append(self._process)
             return self._cancelled
         code = self._process.poll()
         if code is None:
@@ -122,27 +98,20 @@ class _LocalJob:
         return True
 
     def result(self) -> tuple[int, float] | None:
-        if isinstance(self._process, subprocess.Popen):
+        if self._process is not None:
             self._process.communicate()  # closes its pipe
         return self._outcome
 
     def cancel(self) -> None:
         self._cancelled = True
-        if isinstance(self._process, ForkServer):
-            self._process.terminate()
-        elif self._process is not None:
+        if self._process is not None:
             stop(self._process)
 
 
 def run_here(runs: Sequence[SweepRun], slots: Sequence[Environment]) -> Iterator[SweepRun]:
     """Starts runs on this machine, in their order, as many at a time as there are slots; see `run_jobs`."""
-    all_slots = [_Slot(environment) for environment in slots]
-    free = [*all_slots]
-    try:
-        yield from run_jobs({run: _LocalJob(run, free) for run in runs})
-    finally:
-        for slot in all_slots:
-            slot.close()
+    free = [*slots]
+    return run_jobs({run: _LocalJob(run, free) for run in runs})
 
 
 def slots(jobs: int, devices: Sequence[str], per_run: int) -> list[Environment]:
