@@ -43,10 +43,9 @@ def test_nothing_goes_around_the_doors(calls):
 
 READERS = {  # of files by their paths, and what may call them besides `linvit.reading`: the files are checked before
     "read_bytes": {"source.py", "inference/quantize.py"},  # of modules that are installed, and what it has written
-    "read_text": {"machine.py", "runs/conditions.py", "runs/configs.py", "experiments/leaderboard.py"}
+    "read_text": {"machine.py", "runs/conditions.py", "runs/configs.py"}
     | {"attention/kernels/choice.py", "cli/compare/run.py"},  # the system's files, and linvit's
-    "open": {"model_info.py", "checksum.py", "weights/torch_file.py"}  # linvit's tables; `torch_file.load` checks
-    | {"runs/folder.py", "runs/loggers.py", "experiments/keep.py", "experiments/compare/report.py"},
+    "open": {"model_info.py", "checksum.py", "weights/torch_file.py"},  # linvit's tables; `torch_file.load` checks
     "zipfile.ZipFile": {"checksum.py", "weights/torch_file.py"},
     "zipfile.is_zipfile": {"weights/torch_file.py"},
     "safe_open": {"inference/description.py", "weights/read.py"},

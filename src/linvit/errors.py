@@ -1,11 +1,30 @@
 """The error for mistakes that the user can correct. It says what was given, what is allowed, and a way out."""
 
 import difflib
+import errno
 import math
 from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
 
 from linvit.plain_text import printable
+
+_SPACE = "Free some space there, or choose another folder; what lay there before is as it was"
+_ELSEWHERE = "Choose another file or folder, or have its permissions changed"
+WAYS: dict[int | None, str] = {
+    errno.ENOSPC: _SPACE,
+    errno.EDQUOT: _SPACE,
+    errno.EFBIG: _SPACE,
+    errno.EIO: f"The disk or its file system refuses. {_SPACE}",
+    errno.EROFS: _ELSEWHERE,
+    errno.EACCES: _ELSEWHERE,
+    errno.EPERM: _ELSEWHERE,
+    errno.EISDIR: "A file is expected",
+    errno.ENOTDIR: "A folder is expected",
+    errno.EINVAL: "Name a regular file",
+    errno.EMFILE: "Raise the limit of open files (ulimit -n), or take fewer loader processes",
+    errno.ENFILE: "The machine has too many files open",
+}
+"""What to do where the system refuses a file, by the number of its error."""
 
 
 class UserError(Exception):
@@ -21,10 +40,16 @@ class UserError(Exception):
 
 
 def find_user_error(error: BaseException | None) -> UserError | None:
-    """The user's mistake behind an exception that a library may have wrapped."""
-    while error is not None and not isinstance(error, UserError):
+    """Returns the user's mistake behind an exception that a library may have wrapped, or what the system refused."""
+    found = error
+    while found is not None and not isinstance(found, UserError):
+        found = found.__cause__
+    while found is None and error is not None:
+        if isinstance(error, OSError) and error.errno in WAYS:
+            name = f"'{error.filename}': " if error.filename is not None else ""
+            found = UserError(f"{name}{error.strerror}. {WAYS[error.errno]}")
         error = error.__cause__
-    return error
+    return found
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:

@@ -37,13 +37,13 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     """A file to write, which takes the place of `path` when the block ends, and leaves nothing if the block fails."""
     prepared = temporary(path)
     try:
-        with prepared.open("w+b") as file:
+        with naming(path), prepared.open("w+b") as file:
             yield file
             size = file.seek(0, os.SEEK_END)
             file.flush()
             os.fsync(file.fileno())
         if prepared.stat().st_size != size:  # some network file systems say so only here
-            raise OSError(errno.EIO, f"only {prepared.stat().st_size} of {size} bytes were written")
+            raise OSError(errno.EIO, f"only {prepared.stat().st_size} of {size} bytes were written", str(path))
         publish(prepared, path)
     finally:
         prepared.unlink(missing_ok=True)
@@ -56,12 +56,53 @@ def write_text(path: Path, text: str) -> None:
 
 
 @contextmanager
-def rewriting(path: Path) -> Iterator[Path]:
-    """Where to write what will replace `path` when the block ends. It has one name, so what a kill leaves is reused."""
-    part = path.with_name(f"{path.name}.part")
-    yield part
-    sync(part)
-    os.replace(part, path)
+def rewriting(path: Path, durable: bool = True) -> Iterator[Path]:
+    """Path to write what replaces `path` when the block ends, of the same suffix; nothing is left if the block fails.
+
+    It is the same for all processes, so that what a kill leaves is reused. `durable` waits until the disk has it.
+    """
+    part = path.with_name(f".{path.stem}.part{path.suffix}")
+    try:
+        with naming(path):
+            yield part
+            if durable:
+                sync(part)
+            os.replace(part, path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """Folder to fill, which gets the name of a `folder` that is empty or missing when the block ends.
+
+    Nothing is left if the block fails; a kill leaves a hidden folder `.NAME.PROCESS.tmp` beside it.
+    """
+    prepared = temporary(folder.absolute())
+    try:
+        with naming(folder):
+            prepared.mkdir(parents=True)
+            yield prepared
+            if folder.exists():
+                folder.rmdir()
+            os.replace(prepared, folder)
+    except BaseException:
+        shutil.rmtree(prepared, ignore_errors=True)
+        raise
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Gives an `OSError` of writing the path and a number, which errors of an open file and of encoders do not have."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:
+            raise OSError(errno.EIO, str(error), str(path)) from error
+        if error.filename is None or TEMPORARY in str(error.filename):
+            error.filename = str(path)
+        raise
 
 
 def publish(prepared: Path, path: Path) -> None:

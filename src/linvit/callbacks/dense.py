@@ -13,6 +13,7 @@ from PIL import Image, ImageDraw, ImageFont
 from linvit import coco_masks
 from linvit.callbacks.common import LIGHT, Paper, add_picture, class_names, pixels
 from linvit.callbacks.report import rendered, training_on, write_picture
+from linvit.files import rewriting
 from linvit.rasters import georeference, write_tiff
 
 OPACITY = 0.6  # of the colours over a picture
@@ -147,9 +148,10 @@ def write_mask(target: Path, classes: np.ndarray, colours: np.ndarray, image: st
     place, saved = georeference(image), classes.astype(kind)
     path = target.with_name(f"{target.name}.{'png' if place is None else 'tif'}")
     if place is None:
-        Image.fromarray(saved).save(path)
+        write_picture(path, Image.fromarray(saved), durable=False)
     else:
-        write_tiff(path, saved[None], place, colours.tolist() if kind is np.uint8 else ())
+        with rewriting(path, durable=False) as part:
+            write_tiff(part, saved[None], place, colours.tolist() if kind is np.uint8 else ())
     return path
 
 

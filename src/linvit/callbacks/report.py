@@ -101,10 +101,10 @@ def write_table(path: Path, rows: Iterable[Sequence[Any]]) -> None:
         write_csv(file, rows)
 
 
-def write_picture(path: Path, picture: Image.Image) -> None:
-    """Writes a picture as PNG."""
-    with rewriting(path) as part:
-        picture.save(part, "PNG")
+def write_picture(path: Path, picture: Image.Image, durable: bool = True, **options: Any) -> None:
+    """Writes a picture in the format of the path's suffix, with PIL's options; see `rewriting`."""
+    with rewriting(path, durable) as part:
+        picture.save(part, **options)
 
 
 def rendered(figure: Any) -> np.ndarray:

@@ -22,6 +22,7 @@ from linvit.data.sources.splits import HUB, source_kind
 from linvit.data.sources.tiles import SETS, cut, find_areas, isprs_areas, read_classes, read_mask
 from linvit.data.transforms.decode import Bands
 from linvit.errors import UserError, check_number
+from linvit.files import new_folder
 from linvit.runs.parser import Parser, options_of, readable
 from linvit.terminal import RAW
 
@@ -260,11 +261,12 @@ def _tile(args: argparse.Namespace) -> int:
         else isprs_areas(SETS[args.set], args.images, args.masks, args.eval_masks)
     )
     tiles: Counter[str] = Counter()
-    for area in tqdm(chosen, unit=" pictures"):
-        mask, strays = (read_mask(area.mask), 0) if of_folder else read_classes(area.mask)
-        tiles[area.split] += cut(area, mask, args.size, stride, args.output)
-        if strays:
-            tqdm.write(f"{area.mask}: {strays:,} pixels have a colour of no class, and are ignored")
+    with new_folder(args.output) as prepared:
+        for area in tqdm(chosen, unit=" pictures"):
+            mask, strays = (read_mask(area.mask), 0) if of_folder else read_classes(area.mask)
+            tiles[area.split] += cut(area, mask, args.size, stride, prepared)
+            if strays:
+                tqdm.write(f"{area.mask}: {strays:,} pixels have a colour of no class, and are ignored")
     counted = ", ".join(f"{split} {tiles[split]:,}" for split in ("train", "val", "test"))
     classes = "" if of_folder else f" of the classes {', '.join(read_names('isprs'))}"
     print(f"wrote {tiles.total():,} tiles to {args.output} ({counted}){classes}")

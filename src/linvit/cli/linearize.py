@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from linvit.cli.spec import timm_images
 from linvit.errors import UserError
-from linvit.files import LAST, lock
+from linvit.files import LAST, lock, rewriting
 from linvit.runs.configs import split_configs
 from linvit.signals import END_WITH_STDIN, STOP
 from linvit.terminal import argument_parser, reflow
@@ -112,7 +112,8 @@ def main(argv: list[str]) -> int:
         saved = run.trainer.loggers and not run.trainer.fast_dev_run  # type: ignore[attr-defined]
         if run.trainer.is_global_zero and saved:
             if table is not None:
-                shutil.copyfile(table, folders[-1] / TABLE)
+                with rewriting(folders[-1] / TABLE) as part:
+                    shutil.copyfile(table, part)
             page = folders[-1] / PAGE
             if not args.no_page:
                 if args.resume is None or not page.exists():  # else all was finished

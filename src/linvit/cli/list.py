@@ -14,7 +14,7 @@ import yaml
 from linvit import source, yaml_text
 from linvit.entries import Entry
 from linvit.errors import UserError, check_choice
-from linvit.files import check_new_file
+from linvit.files import check_new_file, write_text
 from linvit.model_info import CONFIGS, model_info
 from linvit.registry import attentions, backbones, heads
 from linvit.runs import configs
@@ -175,7 +175,7 @@ def _configuration(name: str, output: Path | None) -> str:
     if output is None:
         return "\n".join(lines)
     check_new_file(output)
-    output.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_text(output, "\n".join(lines) + "\n")
     verb = "compare" if "linvit compare" in heading(text).get("Command", "") else "fit --config"
     return f"wrote {output}: change it, then train with\n  linvit {verb} {shlex.quote(output.as_posix())}"
 

@@ -19,11 +19,12 @@ from linvit.analysis.recorder import observe
 from linvit.callbacks.attention.maps import KINDS, Maps, attention_maps, gallery
 from linvit.callbacks.common import DARK, LIGHT, Paper, pixels
 from linvit.callbacks.dense import legend, overlay
-from linvit.callbacks.report import write_table
+from linvit.callbacks.report import write_picture, write_table
 from linvit.data.base import ImageData
 from linvit.data.sources.images import collate
 from linvit.experiments.page import Page
 from linvit.experiments.plots import heat_map, svg
+from linvit.files import write_text
 from linvit.plain_text import printable
 from linvit.tasks.base import Description
 
@@ -203,14 +204,14 @@ def write(found: Sequence[Analysis], photos: Sequence[Photo], folder: Path, comm
         page.heading("Ranks")
         page.pictures([(picture, name.replace("_", " ")) for name, picture in pictures.items()])
         for name, picture in pictures.items():
-            (folder / f"{name}.svg").write_text(picture, encoding="utf-8")
+            write_text(folder / f"{name}.svg", picture)
     if any(image.predicted for one in found for image in one.described):
         page.heading("Predictions")
         page.table(predictions[0], predictions[1:])
     for number, one in enumerate(found):
         page.heading(one.subject.name)
         for pair, kind in galleries(one):
-            pair[0].save(folder / f"maps_{number}_{kind}.png")
+            write_picture(folder / f"maps_{number}_{kind}.png", pair[0])
             page.pictures([(pair, f"{kind}: {EXPLAINED[kind]} Negative values are drawn as 0.")])
         _statistics(page, one)
         if one.left_out:

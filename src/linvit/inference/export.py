@@ -160,6 +160,8 @@ class Export:
         except Exception as error:  # of torch's exporter, of any kind
             while error.__cause__ is not None:
                 error = cast("Exception", error.__cause__)
+            if isinstance(error, OSError):  # of the disk
+                raise error from None
             reason = f"{type(error).__name__}: {error}".partition("\n")[0]
             raise UserError(f"torch cannot export this network: {reason}") from error
         for name, value in self.metadata.items():

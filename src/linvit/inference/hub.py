@@ -16,6 +16,7 @@ from torch import nn
 
 from linvit import source
 from linvit.errors import UserError
+from linvit.files import new_folder, write_text
 from linvit.inference.description import ModelDescription, build_task, read_trained, write_trained
 from linvit.plain_text import markdown_code, markdown_text
 from linvit.registry import Registry, attentions, backbones, heads
@@ -192,12 +193,13 @@ def write_folder(run: RunFolder, folder: Path, licence: str, place: Mapping[str,
         raise UserError(f"'{folder}' exists and is not an empty folder: name another one, or empty it first")
     description, state = read_trained(run.folder)
     network = build_task(description, state, run.folder).network
-    folder.mkdir(parents=True, exist_ok=True)
-    write_trained(folder / WEIGHTS, network, description)
     for_timm = timm_config(network, description, licence)
     config = {**for_timm, "linvit": asdict(description)}
-    (folder / CONFIG).write_text(json.dumps(config, indent=2), encoding="utf-8")
-    (folder / CARD).write_text(write_card(description, run, licence, place, bool(for_timm)), encoding="utf-8")
+    card = write_card(description, run, licence, place, bool(for_timm))
+    with new_folder(folder) as prepared:
+        write_trained(prepared / WEIGHTS, network, description)
+        write_text(prepared / CONFIG, json.dumps(config, indent=2))
+        write_text(prepared / CARD, card)
 
 
 def timm_config(network: nn.Module, description: ModelDescription, licence: str) -> dict[str, Any]:

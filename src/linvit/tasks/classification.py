@@ -18,6 +18,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from linvit.callbacks.common import class_names
 from linvit.callbacks.report import ClassReport, write_table
 from linvit.errors import UserError, check_number
+from linvit.files import write_text
 from linvit.plain_text import printable
 from linvit.tasks.base import Description, Task
 from linvit.tasks.published import PublishedScores, published_top1
@@ -57,7 +58,7 @@ class ClassificationResult(Result):
 
     def save(self, path: str | Path) -> Path:
         """Writes `path` as JSON: `labels` and `scores`."""
-        Path(path).write_text(json.dumps({"labels": self.labels, "scores": self.scores}), encoding="utf-8")
+        write_text(Path(path), json.dumps({"labels": self.labels, "scores": self.scores}))
         return Path(path)
 
     def write(self, target: Path, number: int) -> tuple[str, str, str]:

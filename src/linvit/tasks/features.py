@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torchmetrics import MeanMetric, Metric
 
 from linvit.errors import UserError
+from linvit.files import rewriting
 from linvit.tasks.base import Task
 from linvit.tasks.results import Result
 from linvit.tasks.teacher import teacher_network
@@ -28,7 +29,8 @@ class FeatureResult(Result):
     def save(self, path: str | Path) -> Path:
         """Writes `path` with the ending .npy, for `numpy.load`."""
         path = Path(f"{str(path).removesuffix('.npy')}.npy")
-        np.save(path, self.features)
+        with rewriting(path, durable=False) as part:
+            np.save(part, self.features)
         return path
 
 

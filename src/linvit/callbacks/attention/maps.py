@@ -17,6 +17,7 @@ from linvit.analysis.maps import Query, query_map, rollout
 from linvit.analysis.recorder import Call
 from linvit.callbacks.attention.measurement import Measurement
 from linvit.callbacks.common import LIGHT, Paper, add_picture, pixels, rgb
+from linvit.callbacks.report import write_picture
 from linvit.errors import UserError, check_number
 
 FOLDER = "attention_maps"
@@ -70,7 +71,7 @@ class AttentionMaps(Measurement):
             if self.folder is not None:
                 path = self.folder / FOLDER / f"{step:07}_{kind}.png"
                 path.parent.mkdir(parents=True, exist_ok=True)
-                picture.save(path)
+                write_picture(path, picture)
             add_picture(trainer, f"attention/{kind}", picture)
 
     def _pictures(self, trainer: Trainer) -> list[np.ndarray]:

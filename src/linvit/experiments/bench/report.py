@@ -8,6 +8,7 @@ from linvit.callbacks.report import write_table
 from linvit.experiments.bench.costs import PASSES, Cost, crossover, crossover_text, format_size, growth_exponent
 from linvit.experiments.measure import Timing
 from linvit.experiments.plots import Axis, Series, line_plot
+from linvit.files import write_text
 from linvit.plain_text import markdown_table, markdown_text
 
 CROSSOVER = (
@@ -157,7 +158,7 @@ class CostReport:
         rows = [_row(cost, int(self.conditions["batch"])) | also for cost in self.costs]
         write_table(folder / "costs.csv", [[*rows[0]], *([*row.values()] for row in rows)])
         for name, text in (("costs.md", self.markdown()), *self.plots(), *plots.items()):
-            (folder / name).write_text(text, encoding="utf-8")
+            write_text(folder / name, text)
 
 
 def _row(cost: Cost, batch: int) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from linvit.experiments.compare.results import Results, Variant, is_rank
 from linvit.experiments.compare.statistics import spread as deviation
 from linvit.experiments.page import Page
 from linvit.experiments.plots import Axis, Series, bar_plot, heat_map, line_plot, small_multiples, svg
-from linvit.files import write_text
+from linvit.files import rewriting, write_text
 from linvit.plain_text import read_csv
 from linvit.runs.conditions import conditions
 
@@ -201,7 +201,8 @@ def _ranks(page: Page, results: Results, folder: Path, where: str) -> None:
         return
     values = np.array([[ranks.get(layer, np.nan) for layer in layers] for ranks in last.values()])
     figure = heat_map("rank of each layer's attention, mean over heads and seeds", values, list(last), layers, where)
-    figure.savefig(folder / RANKS)
+    with rewriting(folder / RANKS) as part:
+        figure.savefig(part)
     page.heading("Ranks")
     page.pictures([(svg(figure), "The rank of each layer's attention when it was last measured.")])
 

@@ -16,8 +16,9 @@ from torchmetrics import Metric
 
 from linvit import coco_masks
 from linvit.callbacks.dense import DetectionPictures, curves_picture, draw, enlarged
-from linvit.callbacks.report import Findings, Report
+from linvit.callbacks.report import Findings, Report, write_picture
 from linvit.errors import UserError, check_number
+from linvit.files import write_text
 from linvit.heads.detection.detector import create_detector
 from linvit.tasks.base import Task
 from linvit.tasks.detection.evaluation import FIGURES, DetectionResults, Kind, Objects, image_size, tools
@@ -70,7 +71,7 @@ class DetectionResult(Result):
     def save(self, path: str | Path) -> Path:
         """Writes `path` as JSON, a list in COCO's format of results; see `save_all`."""
         ids = range(1, len(self.class_names) + 1)
-        Path(path).write_text(json.dumps(self.objects.annotations(1, ids)), encoding="utf-8")
+        write_text(Path(path), json.dumps(self.objects.annotations(1, ids)))
         return Path(path)
 
     def write(self, target: Path, number: int) -> tuple[int, str, Objects]:
@@ -78,7 +79,7 @@ class DetectionResult(Result):
         target.parent.mkdir(parents=True, exist_ok=True)
         picture = enlarged(self.image, *WIDTH)
         draw(picture, self.objects, self.palette, self.class_names, DRAWN)
-        picture.save(target.with_name(f"{target.name}.jpg"), quality=92)
+        write_picture(target.with_name(f"{target.name}.jpg"), picture, durable=False, quality=92)
         return number, self.name, self.objects
 
     @classmethod
@@ -100,7 +101,7 @@ class DetectionResult(Result):
         results = [one for number, _, objects in rows for one in objects.annotations(number, ids)]
         content = {"results": results, "images": {"images": images, "annotations": [], "categories": categories}}
         for name, value in content.items():
-            (path / f"{name}.json").write_text(json.dumps(value), encoding="utf-8")
+            write_text(path / f"{name}.json", json.dumps(value))
         return path
 
 

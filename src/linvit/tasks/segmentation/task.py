@@ -18,7 +18,7 @@ from torchmetrics import Metric
 
 from linvit.callbacks.common import class_names
 from linvit.callbacks.dense import SegmentationPictures, legend, overlay, palette, write_mask
-from linvit.callbacks.report import Findings, Report, confusion_picture
+from linvit.callbacks.report import Findings, Report, confusion_picture, write_picture
 from linvit.errors import UserError, check_choice, check_number
 from linvit.heads.layers import resize
 from linvit.heads.segmentation.inference import bands, starts
@@ -70,14 +70,14 @@ class SegmentationResult(Result):
     def write(self, target: Path, number: int) -> None:
         """Writes `NAME.png`, of a GeoTIFF `NAME.tif` with its georeference, and `NAME_overlay.jpg`."""
         super().write(target, number)
-        self.plot().save(target.with_name(f"{target.name}_overlay.jpg"), quality=92)
+        write_picture(target.with_name(f"{target.name}_overlay.jpg"), self.plot(), durable=False, quality=92)
 
     @classmethod
     def write_set(
         cls, rows: Sequence[Any], path: Path, class_names: Sequence[str], ids: Sequence[int] | None = None
     ) -> Path:
         """Writes `legend.png`, with the names of the colours."""
-        legend(palette(len(class_names)), class_names, 600).save(path / "legend.png")
+        write_picture(path / "legend.png", legend(palette(len(class_names)), class_names, 600))
         return path
 
 
