@@ -1,5 +1,6 @@
 """What the reports of all tasks share: when they are written, and where; their pictures; and that of classification."""
 
+import io
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -103,8 +104,10 @@ def write_table(path: Path, rows: Iterable[Sequence[Any]]) -> None:
 
 def write_picture(path: Path, picture: Image.Image, durable: bool = True, **options: Any) -> None:
     """Writes a picture in the format of the path's suffix, with PIL's options; see `rewriting`."""
+    content = io.BytesIO()  # PIL does not notice that a full disk has taken a part of a JPEG file
+    picture.save(content, Image.registered_extensions()[path.suffix.lower()], **options)
     with rewriting(path, durable) as part:
-        picture.save(part, **options)
+        part.write_bytes(content.getvalue())
 
 
 def rendered(figure: Any) -> np.ndarray:
