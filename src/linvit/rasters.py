@@ -38,7 +38,7 @@ def read_values(data: bytes, kind: str, name: str, most: int, numbers: Sequence[
     """Reads the values (bands, H, W) of a file of one of the formats in `DRIVERS`, as they are stored.
 
     All bands, or those of some numbers, from 1 on. An `OSError` if they, or a block of the file, have more than `most`
-    bytes.
+    bytes, or all bands more than four times as many where a block holds all of them, which are decoded then.
     """
     rasterio = load_rasterio(f"'{name}', a {kind} of more than 8 bits or more than 3 bands,")
     try:
@@ -47,7 +47,8 @@ def read_values(data: bytes, kind: str, name: str, most: int, numbers: Sequence[
             width = max(np.dtype(dtype).itemsize for dtype in opened.dtypes)
             together = opened.count if opened.profile.get("interleave") == "pixel" else 1
             block = max(rows * columns for rows, columns in opened.block_shapes) * together
-            if max(opened.width * opened.height * len(bands), block) * width > most:
+            pixels = opened.width * opened.height
+            if max(pixels * len(bands), block, pixels * together / 4) * width > most:
                 raise OSError(f"its values, or a block of it with its {together} bands, have more than {most:,} bytes")
             values: np.ndarray = opened.read([*bands])
     except rasterio.errors.RasterioError as error:

@@ -143,14 +143,16 @@ class TestSize:
         strips = {278: 1, 273: [0] * 9000, 279: [0] * 9000}  # of a row each; GDAL takes those that are missing for 0
         for tags, bands, said in [
             ({}, tuple(range(1, 201)), "9000 x 9000 pixels of 200 bands of uint16 are 32,400,000,000 bytes, more than"),
+            (strips, (3,), "or a block of it with its 200 bands, have more than"),  # all of which are decoded
             ({259: 8, 278: 9000, 273: 0, 279: 0}, (3,), "or a block of it with its 200 bands, have more than"),
             ({322: 60_000, 323: 60_000, 324: 0, 325: 0}, (3,), "tiles of 60000 x 60000 pixels"),
         ]:
             data = bare_tiff(9000, 200, tags or strips)
             assert said in reason({"bytes": data, "path": None}, bands=Bands(bands, ((0, 9000),)))
         small = bare_tiff(90, 200, {278: 1, 273: [0] * 90, 279: [0] * 90})
-        reader = ImageReader(10_000, bands=Bands((3,), ((0, 9000),)))  # whose limit is 80,000 bytes: 4 bands
-        assert reader.read({"bytes": small, "path": None}, "x").shape == (1, 90, 90)
+        limit, stored = 200_000, {"bytes": small, "path": None}  # of pixels, and so of 1.6 MB
+        assert ImageReader(limit, bands=Bands((3,), ((0, 9000),))).read(stored, "x").shape == (1, 90, 90)
+        assert "3,240,000 bytes" in reason(stored, max_pixels=limit, bands=Bands((*range(1, 201),), ((0, 9000),)))
 
     def test_text_of_a_png_has_a_limit(self):
         bomb = png.chunk(b"zTXt", b"a\0\0" + zlib.compress(bytes(2**21)))

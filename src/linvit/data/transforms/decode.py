@@ -238,15 +238,18 @@ class Bands:
 
         Uint8 without a value range, else float32 from 0 to 255; what is not a number is 0.
         """
-        if not np.isfinite(values).any():
+        if values.dtype.kind == "f" and not np.isfinite(values).any():
             raise OSError("none of its values is a number: all are NaN or infinite")
         if self.numbers is None and len(values) == 1:
             values = np.repeat(values, 3, 0)
         if self.ranges is None:
             return np.ascontiguousarray(values, np.uint8)
         low, high = np.array(self.ranges, np.float64).T.reshape(2, -1, 1, 1)
-        scaled = (values.astype(np.float32) - low.astype(np.float32)) * (LEVELS / (high - low)).astype(np.float32)
-        return np.nan_to_num(scaled, copy=False, nan=0.0).clip(0, LEVELS)
+        scaled = values.astype(np.float32)  # the one copy of a large image
+        scaled -= low.astype(np.float32)
+        scaled *= (LEVELS / (high - low)).astype(np.float32)
+        np.nan_to_num(scaled, copy=False, nan=0.0)
+        return scaled.clip(0, LEVELS, out=scaled)
 
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
