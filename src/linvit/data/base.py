@@ -70,8 +70,8 @@ class ImageData(LightningDataModule):
         repeated_aug: How often each image of an epoch is used, augmented differently each time. Epochs keep their
             length, so each has 1 / repeated_aug of the images (DeiT: 3).
         bands: Numbers of the bands of an image that become its channels, in this order; the first is 1. null is for
-            images of one or three bands, as RGB. A model has as many input channels, and pretrained weights of three
-            are repeated and scaled for it.
+            images of one or three bands, as RGB, and puts transparent ones of 8 bits on white. A model has as many
+            input channels, and pretrained weights of three are repeated and scaled for it.
         value_range: The values that become 0 and 1, [low, high] or a pair for each band; what lies beyond is clipped.
             null is for values of 8 bits. `linvit data check` prints the percentiles.
         mean: Mean of each channel, subtracted from images in [0, 1].
