@@ -114,7 +114,6 @@ def _within(*arguments: str) -> Door:
 FAST = ("--trainer.fast_dev_run=1", "--trainer.enable_progress_bar=false")
 DOORS: dict[str, Door] = {
     "linvit evaluate": _within("evaluate", ".", "--num_workers=0", "--output=../out"),
-    "linvit export": _within("export", "checkpoints/best.ckpt", "../out.pt2", "--skip_latency"),
     "linvit predict --model": _within("predict", "--model", ".", "image.png", "--output=../out"),
     "linvit push": _within("push", ".", "--to", "../out", "--license=mit"),
     "linvit analyze RUN": _within("analyze", "--ckpt_path", ".", "--count=1", "--output=../out"),
