@@ -233,7 +233,7 @@ def files(run: Path) -> dict[str, Any]:
 
 def _measured(tag: str) -> bool:
     """Whether the values of a tag are times or memory, which no two runs share."""
-    return tag.removeprefix("watch/").startswith(("images/s", "data_wait", "memory/"))
+    return tag.startswith(("images/s", "data_wait", "memory/"))
 
 
 def differences(one: Any, other: Any, name: str = "") -> list[str]:

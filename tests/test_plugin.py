@@ -144,7 +144,7 @@ def test_the_plugin_trains_through_the_command_line_with_rank_logging(cosine, tm
     for file in events:
         log = EventAccumulator(str(file)).Reload()
         for tag in log.Tags()["scalars"]:
-            if tag.startswith("watch/rank/"):
+            if tag.startswith("rank/"):
                 ranks[tag] = [event.value for event in log.Scalars(tag)]
     assert ranks, "no rank was logged"
     assert all(0 < value <= HEAD_WIDTH for values in ranks.values() for value in values), ranks

@@ -75,10 +75,10 @@ class TestFit:
         curves = events(run.folder)
         assert [step for step, _ in curves["train/loss"]] == list(range(20))
         assert [step for step, _ in curves["val/score"]] == [9, 19]
-        assert {"val/loss", "val/top1", "val/top5", "watch/images/s", "watch/epoch"} <= set(curves)
-        assert {len(values) for tag, values in curves.items() if tag.startswith("watch/lr-")} == {20}
-        ranks = {"watch/rank/blocks.0.attn" + part for part in ("", "/kernel", "/convolution")}
-        assert {tag for tag in curves if tag.startswith("watch/rank/")} == ranks
+        assert {"val/loss", "val/top1", "val/top5", "images/s", "epoch"} <= set(curves)
+        assert [step for step, _ in curves["lr"]] == list(range(20))
+        ranks = {"rank/blocks.0.attn" + part for part in ("", "/kernel", "/convolution")}
+        assert {tag for tag in curves if tag.startswith("rank/")} == ranks
 
     def test_the_checkpoints(self, run):
         score = dict(events(run.folder)["val/score"])
@@ -289,8 +289,7 @@ class TestGoingOn:
         assert [step for step, _ in curves["val/score"]] == [9, 19, 29]
         assert run.config.read_text() == before
         assert yaml.safe_load((run.folder / "config_from_step_10.yaml").read_text())["trainer"]["max_epochs"] == 3
-        rates = [dict(values)[15] for tag, values in curves.items() if tag.startswith("watch/lr-")]
-        assert rates == pytest.approx([(2e-3 + 1e-5) / 2] * 2)  # half of the longer cosine, in both groups
+        assert dict(curves["lr"])[15] == pytest.approx((2e-3 + 1e-5) / 2)  # half of the longer cosine
         (paths,) = re.findall(r"linvit test --config (\S+) --ckpt_path (\S+)", done.log)
         assert all((tmp_path / path).is_file() for path in paths)
         assert paths[0].endswith("config_from_step_10.yaml")  # whose max_epochs is that of this run

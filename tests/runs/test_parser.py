@@ -3,8 +3,10 @@
 import pytest
 from lightning.pytorch.loggers import CSVLogger
 
+from linvit.callbacks import AttentionRank
 from linvit.data import ClassificationData  # noqa: F401  # its options are known once it is imported
 from linvit.runs.parser import readable
+from linvit.runs.run import Run
 from tests.cli.runs import QUICKSTART, linvit
 
 
@@ -144,3 +146,22 @@ def test_a_package_that_is_not_installed_is_named(tmp_path):
     done = linvit("fit", f"--config={QUICKSTART}", logger, "--trainer.fast_dev_run=true", cwd=tmp_path)
     assert (done.code, done.err.count("Traceback")) == (2, 0)
     assert "pip install tracker" in done.err
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ([], 1),
+        (["--attention_rank=false"], 0),
+        (["--trainer.logger=false"], 0),
+        (["--trainer.callbacks=linvit.callbacks.AttentionRank", "--trainer.callbacks.every_n_steps=7"], 1),
+    ],
+    ids=str,
+)
+def test_every_run_logs_the_rank_unless_it_is_told_not_to(tmp_path, monkeypatch, options, found):
+    monkeypatch.chdir(tmp_path)
+    first = [] if "callbacks" in str(options) else ["--trainer.callbacks=[]"]
+    run = Run.read(["fit", f"--config={QUICKSTART}", *first, *options])
+    own = [callback for callback in run.trainer.callbacks if isinstance(callback, AttentionRank)]
+    assert len(own) == found
+    assert all(callback.every_n_steps == (7 if "every_n_steps" in str(options) else None) for callback in own)

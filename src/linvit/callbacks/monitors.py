@@ -126,18 +126,19 @@ class Memory(Callback):
 
 
 class LearningRates(Callback):
-    """Logs the learning rate of each group of parameters, as `lr-AdamW/pg1`, in steps that are logged.
+    """Logs the learning rate as `lr`, in steps that are logged.
 
-    Lightning's `LearningRateMonitor` gives them these names, but moves them to the device, for which the host waits.
+    Where groups of parameters have learning rates of their own, `lr` is the largest, and `lr/x0.1` that of the groups
+    that begin at a tenth of it. Lightning's `LearningRateMonitor` moves them to the device, for which the host waits.
     """
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         """Logs those with which the step will be taken."""
         for optimizer in trainer.optimizers if is_logged(trainer) else []:
-            groups = optimizer.param_groups
-            for i, group in enumerate(groups, 1):
-                name = f"lr-{type(optimizer).__name__}" + f"/pg{i}" * (len(groups) > 1)
-                pl_module.log(name, float(group["lr"]))
+            peaks = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
+            rates = {peak: float(group["lr"]) for peak, group in zip(peaks, optimizer.param_groups, strict=True)}
+            for peak, rate in rates.items():
+                pl_module.log("lr" if peak == max(peaks) else f"lr/x{peak / max(peaks):.3g}", rate)
 
 
 def is_logged(trainer: Trainer) -> bool:

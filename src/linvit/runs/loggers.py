@@ -124,16 +124,11 @@ class RowCount(Callback):
             )
 
 
-SCORES = ("train/", "val/", "test/")
 RETRY = 60.0  # seconds
 
 
 class RunTensorBoardLogger(TensorBoardLogger):
-    """Lightning's, with loss and score first, and with the hyper-parameters of a resumed run in hparams.yaml.
-
-    TensorBoard sorts its groups by name, a group being what stands before the first slash. So all that is neither loss
-    nor score goes to one group behind them: `watch/rank/...`, `watch/images/s`, `watch/memory/host`.
-    """
+    """Lightning's, with the hyper-parameters of a resumed run in hparams.yaml. Curves are named as in metrics.csv."""
 
     _silent_until = 0.0
     _writer: SummaryWriter | None = None
@@ -161,12 +156,11 @@ class RunTensorBoardLogger(TensorBoardLogger):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Writes curves, those that are neither loss nor score in the last group."""
+        """Writes curves."""
         if self._written == (step, metrics):  # a step that was logged before its checkpoint, and is logged at its end
             return
         self._written = step, dict(metrics)
-        shown = {tag if tag.startswith(SCORES) else f"watch/{tag}": value for tag, value in metrics.items()}
-        self._unless_refused(super().log_metrics, shown, step)
+        self._unless_refused(super().log_metrics, metrics, step)
 
     @rank_zero_only
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:

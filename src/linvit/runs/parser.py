@@ -124,6 +124,12 @@ class CommandLine(LightningCLI):
             default=STOP.requeue_exit_code,
             help="Exit code of a run under SLURM that a signal other than Ctrl-C has ended, for it to be queued again.",
         )
+        parser.add_argument(
+            "--attention_rank",
+            type=bool,
+            default=True,
+            help="Of fit: log the rank of each attention layer, in about 1 %% of the time at most.",
+        )
         parser.add_lightning_class_args(SaveCheckpoints, "checkpoint")
         parser.add_lightning_class_args(NonFiniteGuard, "non_finite")
         for name in SET_BY_DATA:  # no options of the model: see `Run.task`
@@ -285,7 +291,18 @@ NOISE = re.compile(
     r"Subclass types expect|a class path \(str\)|a dict with|"
     r"Expected a <class 'NoneType'>|See .*--help)"
 )
-TOP = ("config", "base", "resume", "seed_everything", "ckpt_path", "requeue_exit_code", "print_config", "model", "data")
+TOP = (
+    "config",
+    "base",
+    "resume",
+    "seed_everything",
+    "ckpt_path",
+    "requeue_exit_code",
+    "attention_rank",
+    "print_config",
+    "model",
+    "data",
+)
 CLOSE = 0.7  # of two names, as difflib counts
 OTHER_NAMES = {  # what other programs call our options
     "seed": "seed_everything",

@@ -35,7 +35,14 @@ FIELDS: dict[Any, str] = {
     float | None: "score.final score.best costs.images_per_second",
 }
 """Entries of a record by their types; one with a dot is an entry of an entry, and is there unless that is null."""
-PLACES = ("data.source.", "data.predict_path.", "data.num_workers.", "trainer.logger.", "requeue_exit_code.")
+PLACES = (
+    "data.source.",
+    "data.predict_path.",
+    "data.num_workers.",
+    "trainer.logger.",
+    "requeue_exit_code.",
+    "attention_rank.",
+)
 """How options begin that say where something lies or how a run is started, and do not make another configuration."""
 DIAGNOSTICS = ("rank", "effective_rank", "entropy", "start", "teacher", "distance")
 SAMPLE = 16  # rows of each split that the fingerprint of the data is made of

@@ -17,6 +17,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from linvit import yaml_text
 from linvit.analysis.operations import count_on_meta
+from linvit.callbacks.attention.measurement import AttentionRank
 from linvit.callbacks.common import class_names
 from linvit.callbacks.monitors import ImageCount
 from linvit.callbacks.non_finite import NonFiniteGuard
@@ -339,7 +340,9 @@ class Run:
         bar, summary = (options[f"enable_{name}"] is not False for name in ("progress_bar", "model_summary"))
         options["enable_model_summary"] = False  # Lightning would say that there is one
         add_displays(callbacks, bar=bar, summary=summary)
-        callbacks += [built.checkpoint, built.non_finite, *default_callbacks()]
+        rank = self._fits and options["logger"] is not False and not options["fast_dev_run"]
+        rank &= self.settings.attention_rank and not any(isinstance(one, AttentionRank) for one in callbacks)
+        callbacks += [built.checkpoint, built.non_finite, *default_callbacks(rank=rank)]
         step = 0 if self.checkpoint is None or self.checkpoint.run != self.folder else self.checkpoint.step
         if self._fits and options["logger"] is not False:
             options["logger"] = run_loggers(as_list(options["logger"]), *self._version(step))

@@ -15,6 +15,7 @@ from timm.layers import convert_sync_batchnorm
 from torch import nn
 
 from linvit import yaml_text
+from linvit.callbacks.attention.measurement import AttentionRank
 from linvit.callbacks.monitors import (
     BadImageCount,
     GradientNorm,
@@ -30,10 +31,10 @@ from linvit.files import replacing
 from linvit.runs.folder import run_config, run_configs
 
 
-def default_callbacks() -> list[Callback]:
-    """What every run logs, and what saves it at a signal."""
+def default_callbacks(*, rank: bool) -> list[Callback]:
+    """Returns what every run logs, with the rank of attention or without, and what saves it at a signal."""
     logging = [LearningRates(), GradientNorm(), Throughput(), Memory(), BadImageCount(), ImageCount()]
-    return [*logging, StopOnSignal()]
+    return [*logging, *([AttentionRank()] if rank else []), StopOnSignal()]
 
 
 def as_list(given: Any) -> list[Any]:

@@ -297,3 +297,28 @@ class TestBudget:
         ranks = {tag: found for tag, found in memory.values.items() if tag.startswith("rank/")}
         assert list(ranks) == [f"rank/{LAYER}"]
         assert [step for step, _ in ranks[f"rank/{LAYER}"]] == [0]
+
+    def steps(self, folder, monkeypatch, share, **options):
+        """The steps at which every layer is measured, of eight, if the speed of the first two decides."""
+        monkeypatch.setattr(measurement, "TRIAL", 2)
+        monkeypatch.setattr(measurement, "INTERVALS", [2, 4, 1000])
+        memory, task = Memory(), tiny_task(backbone={**TINY, "depth": 3})
+        callback = AttentionRank(max_share=share)
+        runner = fit(task, folder, 64, logger=memory, callbacks=[callback], **options)
+        found = {tag: [step for step, _ in values] for tag, values in memory.values.items() if is_rank(tag)}
+        assert len(found) == 3
+        assert len({*map(tuple, found.values())}) == 1
+        return found[f"rank/{LAYER}"], runner
+
+    def test_without_a_cadence_the_speed_decides_and_the_first_step_is_always_measured(self, tmp_path, monkeypatch):
+        assert self.steps(tmp_path, monkeypatch, 1e6)[0] == [0, 2, 4, 6]
+        assert self.steps(tmp_path, monkeypatch, 1e-9)[0] == [0]
+
+    def test_a_resumed_run_measures_at_the_steps_that_were_chosen(self, tmp_path, monkeypatch):
+        _, runner = self.steps(tmp_path, monkeypatch, 1e6, max_steps=3)
+        runner.save_checkpoint(tmp_path / "x.ckpt")
+        memory, callback = Memory(), AttentionRank(max_share=1e-9)
+        again = trainer(tmp_path, max_epochs=2, logger=memory, callbacks=[callback])
+        again.fit(tiny_task(backbone={**TINY, "depth": 3}), batches(64), ckpt_path=tmp_path / "x.ckpt")
+        assert callback.interval == 2
+        assert [step for step, _ in memory.values[f"rank/{LAYER}"]] == [4, 6, 8, 10]

@@ -2,12 +2,13 @@
 
 import time
 from pathlib import Path
+from statistics import median
 from typing import Any, Literal, cast
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 
@@ -17,6 +18,8 @@ from linvit.analysis.recorder import Call, observable, observe
 from linvit.errors import UserError, check_number
 
 SECONDS = 10.0  # after which a measurement ends
+TRIAL = 100  # steps whose speed says how many come between two measurements, if nobody does
+INTERVALS = [100, 300, 1000, 3000, 10_000, 30_000, 100_000, 300_000, 1_000_000]
 
 
 class Measurement(Callback):
@@ -26,8 +29,9 @@ class Measurement(Callback):
     cannot be measured is told in a warning.
     """
 
-    def __init__(self, every_n_steps: int, images: int, max_share: float | None) -> None:
-        check_number("every_n_steps", every_n_steps, at_least=1, whole=True)
+    def __init__(self, every_n_steps: int | None, images: int, max_share: float | None) -> None:
+        if every_n_steps is not None:
+            check_number("every_n_steps", every_n_steps, at_least=1, whole=True)
         check_number("images", images, at_least=1, whole=True)
         if max_share is not None:
             check_number("max_share", max_share, above=0, note=", such as 0.01 for 1 %, or null for no limit")
@@ -36,7 +40,9 @@ class Measurement(Callback):
         self.max_share = max_share
         self.folder: Path | None = None
         self.seconds = 0.0
-        self._begun = 0.0
+        self.cost: float | None = None  # seconds of one measurement of all layers
+        self.interval: int | None = None  # steps between two measurements, where `every_n_steps` does not say
+        self._begun, self._first_step = 0.0, 0
         self._last_step = -1
         self._supported = False
         self._samples: Tensor | None = None
@@ -48,6 +54,7 @@ class Measurement(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Says by name what cannot be measured; chooses the images."""
         self._begun, self.seconds, self._last_step, self._samples = time.monotonic(), 0.0, -1, None
+        self._first_step = trainer.global_step
         folder = trainer.log_dir  # all ranks ask for it, since it is that of rank 0
         self.folder = None if folder is None else Path(folder)
         self._supported = False
@@ -59,16 +66,18 @@ class Measurement(Callback):
             observable(cast("Any", pl_module).network, getattr(getattr(trainer, "datamodule", None), "size", 224))
             self._supported = True
         except (UserError, AttributeError) as error:  # also of a task without a `network`
-            rank_zero_warn(f"{type(self).__name__}: the model has no attention that can be measured: {error}")
+            self.say(f"{type(self).__name__}: the model has no attention that can be measured: {error}")
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Measures if it is time to."""
         step = trainer.global_step
-        if not self._supported or step % self.every_n_steps or step == self._last_step:
+        if not self._supported or step == self._last_step or not self._is_due(step):
             return
         self._last_step = step
         started = time.monotonic()
-        share = SECONDS if self.max_share is None else self.max_share * (started - self._begun) - self.seconds
+        share = SECONDS
+        if self.every_n_steps is not None and self.max_share is not None:
+            share = self.max_share * (started - self._begun) - self.seconds
         if share < 0:  # those before have taken more than theirs
             return
         try:
@@ -76,6 +85,33 @@ class Measurement(Callback):
         except Exception as error:  # a measurement must never end a run
             rank_zero_warn(f"{type(self).__name__}: step {step} cannot be measured: {type(error).__name__}: {error}")
         self.seconds += time.monotonic() - started
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the cost and the interval that were found, so that a resumed run measures at the same steps."""
+        return {} if self.every_n_steps is not None else {"cost": self.cost, "interval": self.interval}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores both."""
+        self.cost, self.interval = state_dict.get("cost"), state_dict.get("interval")
+
+    def say(self, text: str) -> None:
+        """Warns of what cannot be measured; only informs of it where nobody has asked for a measurement."""
+        (rank_zero_info if self.every_n_steps is None else rank_zero_warn)(text)
+
+    def _is_due(self, step: int) -> bool:
+        """Returns whether to measure before a step: the first one, and then as often as `max_share` allows."""
+        if self.every_n_steps is not None:
+            return step % self.every_n_steps == 0
+        if step % TRIAL:
+            return False
+        if self.cost is None:
+            return True
+        if self.interval is None and step > self._first_step:
+            speed = (time.monotonic() - self._begun - self.seconds) / (step - self._first_step)  # seconds per step
+            steps = self.cost / (speed * (self.max_share or 1))
+            # Few values, so that two runs of one configuration measure at the same steps.
+            self.interval = next((n for n in INTERVALS if n >= steps), INTERVALS[-1])
+        return self.interval is not None and step % self.interval == 0
 
     def _calls(self, trainer: Trainer, task: Any, batch: Any) -> list[dict[str, Call]]:
         """What the layers receive for each of the images, which are of the first batch if the data shows none."""
@@ -111,21 +147,25 @@ class AttentionRank(Measurement):
 
     The attention of timm models is measured, too, of those in which it can be replaced.
 
+    Every run of `linvit fit` has it (`--attention_rank=false` leaves it out); one in `trainer.callbacks` takes its
+    place.
+
     Args:
-        every_n_steps: Optimiser steps between two measurements.
+        every_n_steps: Optimiser steps between two measurements. null measures before the first step, and then every
+            100, 300, 1000, ... steps, as often as `max_share` allows by the speed of the first 100.
         channel: For mechanisms whose map differs per channel: the index of one (0 is the paper's figure), or "mean"
             (the map averaged over channels).
         max_tokens: Of layers with more queries or keys and without thin factors nothing is measured: the singular value
             decomposition of their matrix takes seconds per head at 3,136 tokens.
         images: Images, spread evenly over the validation set, over which the values are averaged.
-        max_share: Fraction of the training time that measurements may take: each ends when it is used up, but not
-            before one layer is done, and while they have taken more, the next ones are left out; the layers that are
-            left come first in the next one. null for no limit.
+        max_share: Fraction of the training time that measurements may take. With `every_n_steps` each ends when it is
+            used up, but not before one layer is done, and while they have taken more, the next ones are left out; the
+            layers that are left come first in the next one. null for no limit.
     """
 
     def __init__(
         self,
-        every_n_steps: int = 100,
+        every_n_steps: int | None = None,
         channel: int | Literal["mean"] = 0,
         max_tokens: int = 1024,
         images: int = 1,
@@ -135,16 +175,19 @@ class AttentionRank(Measurement):
         self.channel = channel
         self.max_tokens = max_tokens
         self._next = 0
+        self._left_out: dict[str, int] = {}  # tokens of layers that have too many
 
     def measure(self, trainer: Trainer, calls: list[dict[str, Call]], until: float) -> None:
         """Measures the layers in turn, the first one where the last measurement ended."""
         layers = list(calls[0])
         curves: dict[str, float] = {}
+        known, times = len(self._left_out), []
         begin = self._next % len(layers)
         for count, layer in enumerate([*layers[begin:], *layers[:begin]]):
             if count and time.monotonic() > until:
                 break
             self._next = begin + count + 1
+            started = time.monotonic()
             try:
                 found = self._layer(layer, [of_image[layer] for of_image in calls])
             except Exception as error:
@@ -152,6 +195,12 @@ class AttentionRank(Measurement):
                 continue
             for part, numbers in found.items():
                 curves |= self._curves(layer, part, numbers)
+            times.append(time.monotonic() - started)
+        self.cost = min(SECONDS, len(layers) * median(times or [0.0]))  # without what only the first call takes
+        if new := [*self._left_out.items()][known:]:
+            more = f", and {len(new) - 1} more layers" if len(new) > 1 else ""
+            (layer, tokens), limit = new[0], self.max_tokens
+            self.say(f"AttentionRank: {layer} has {tokens} tokens, over max_tokens={limit}; left out{more}")
         for logger in trainer.loggers:
             logger.log_metrics(curves, step=trainer.global_step)
 
@@ -159,8 +208,7 @@ class AttentionRank(Measurement):
         """The statistics of a layer's parts, (images, h) each."""
         found = layer_statistics(calls, channel=self.channel, max_tokens=self.max_tokens)
         if not found.keys() & {"", CHANNELS}:
-            tokens = max(calls[0].grid.num_queries, calls[0].grid.num_keys)
-            rank_zero_warn(f"AttentionRank: {layer} has {tokens} tokens, over max_tokens={self.max_tokens}; left out")
+            self._left_out[layer] = max(calls[0].grid.num_queries, calls[0].grid.num_keys)
         return found
 
     def _curves(self, layer: str, part: str, numbers: dict[str, Tensor]) -> dict[str, float]:
