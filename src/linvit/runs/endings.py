@@ -19,6 +19,7 @@ from pathlib import Path
 from shlex import quote
 
 import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies.launchers import subprocess_script
 from lightning.pytorch.utilities import rank_zero_info
@@ -32,6 +33,7 @@ from linvit.tasks.published import PublishedScores
 
 LAUNCHER = "LINVIT_LAUNCHER"  # variable with the process that has started the others on this machine
 GRACE = 10.0  # seconds in which a rank can end by itself after another has ended
+NO_METRIC = "Early stopping conditioned on metric"  # Lightning's RuntimeError
 LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "gloo", "NCCL")
 
 
@@ -148,6 +150,8 @@ def in_words(trainer: Trainer, ranks: Ranks) -> Iterator[None]:
             # the cluster's signal has reached all processes, and these loaders are not linvit's
             STOP.exit_now(STOP.exit_code(STOP.received), f"ended by {name(STOP.received)}")
         mistake = find_user_error(error)
+        if isinstance(error, MisconfigurationException) or str(error).startswith(NO_METRIC):
+            mistake = mistake or UserError(str(error))
         if isinstance(error, OSError) and error.errno in REFUSALS:  # by the disk
             mistake = UserError(unsaved(trainer) or f"a file could not be written: {error}")
         if trainer.world_size == 1 and loader is None:

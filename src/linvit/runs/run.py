@@ -52,10 +52,13 @@ from linvit.runs.trainer import (
     SyncBatchNorm,
     add_displays,
     as_list,
+    check_monitors,
     check_nccl,
+    check_processes,
     check_strategy,
     default_callbacks,
     default_precision,
+    launcher_hint,
     usable_accelerator,
 )
 from linvit.signals import STOP
@@ -361,7 +364,15 @@ class Run:
         try:
             trainer = Trainer(**{**options, "callbacks": callbacks})
         except (ValueError, TypeError, MisconfigurationException) as error:
-            raise UserError(f"these --trainer options do not go together or do not exist: {error}") from error
+            hint = f". {launcher_hint()}" if launcher_hint() else ""
+            raise UserError(f"these --trainer options do not go together or do not exist: {error}{hint}") from error
+        except (RuntimeError, KeyError) as error:  # of a scheduler's variables
+            if not launcher_hint():
+                raise
+            raise UserError(f"the processes of this run cannot be counted: {error}. {launcher_hint()}") from error
+        check_processes(trainer)
+        if self._fits:
+            check_monitors(callbacks, task, trainer)
         if options["sync_batchnorm"] and trainer.world_size > 1 and isinstance(trainer.accelerator, CPUAccelerator):
             raise UserError("torch normalises batches over ranks on GPUs only: leave out --trainer.sync_batchnorm")
         check_nccl(trainer)

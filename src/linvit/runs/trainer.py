@@ -1,5 +1,6 @@
 """What the trainer of a run is given: its callbacks, its precision, BatchNorm over all ranks."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -7,10 +8,10 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.accelerators import CUDAAccelerator
-from lightning.pytorch.callbacks import ModelSummary, RichModelSummary, RichProgressBar
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, ModelSummary, RichModelSummary, RichProgressBar
 from lightning.pytorch.callbacks import ProgressBar as AnyProgressBar
 from lightning.pytorch.plugins.layer_sync import TorchSyncBatchNorm
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from timm.layers import convert_sync_batchnorm
 from torch import nn
 
@@ -25,16 +26,35 @@ from linvit.callbacks.monitors import (
     ProgressBar,
     Throughput,
 )
+from linvit.callbacks.save_checkpoints import SaveCheckpoints
 from linvit.callbacks.stop_on_signal import StopOnSignal
 from linvit.errors import UserError
 from linvit.files import replacing
 from linvit.runs.folder import run_config, run_configs
+from linvit.tasks.base import Task
 
 
 def default_callbacks(*, rank: bool) -> list[Callback]:
     """Returns what every run logs, with the rank of attention or without, and what saves it at a signal."""
     logging = [LearningRates(), GradientNorm(), Throughput(), Memory(), BadImageCount(), ImageCount()]
     return [*logging, *([AttentionRank()] if rank else []), StopOnSignal()]
+
+
+LAUNCHERS = ("SLURM_NTASKS", "TORCHELASTIC_RUN_ID", "LSB_DJOB_RANKFILE", "JSM_NAMESPACE_SIZE", "WORLD_SIZE")
+"""Variables by which Lightning finds out that another program starts its processes."""
+
+
+def launcher_hint() -> str:
+    """Returns how to start a run where a scheduler has set variables; empty where none has."""
+    names = [name for name in LAUNCHERS if name in os.environ]
+    without = " ".join(f"-u {name}" for name in names)
+    if not names:
+        return ""
+    return (
+        f"The variables {', '.join(names)} say that a scheduler starts the processes: start one per device (srun "
+        f"--ntasks-per-node=N linvit ..., torchrun --nproc-per-node=N -m linvit ...), or let linvit start them itself: "
+        f"env {without} linvit ..."
+    )
 
 
 def as_list(given: Any) -> list[Any]:
@@ -53,6 +73,49 @@ def add_displays(callbacks: list[Any], *, bar: bool = True, summary: bool = True
         callbacks.append(ProgressBar())
     if summary and not any(isinstance(callback, ModelSummary) for callback in callbacks):
         callbacks.append(ModelSummary())
+
+
+def check_monitors(callbacks: list[Any], task: Task, trainer: Trainer) -> None:
+    """Corrects the mode of callbacks that take the worst value of a metric for its best, with a warning.
+
+    Raises a `UserError` for early stopping by a score of validation in a run without validation.
+    """
+    for callback in callbacks:
+        parts = callback.best if isinstance(callback, SaveCheckpoints) else [callback]
+        known = isinstance(callback, SaveCheckpoints | EarlyStopping | ModelCheckpoint)
+        for part in parts if known else []:
+            name, monitor = type(callback).__name__, part.monitor
+            if monitor is None:
+                continue
+            if isinstance(callback, EarlyStopping) and monitor.startswith("val/") and trainer.limit_val_batches == 0:
+                raise UserError(
+                    f"EarlyStopping watches {monitor}, and --trainer.limit_val_batches=0 leaves validation out: "
+                    f"remove one of the two, or set its monitor to train/loss"
+                )
+            higher = task.higher_is_better(monitor)
+            if higher is None or part.mode == (mode := "max" if higher else "min"):
+                continue
+            rank_zero_warn(
+                f"{name}: {monitor} is the better the {'higher' if higher else 'lower'} it is, so mode={mode} takes "
+                f"the place of mode={part.mode}. Set mode: {mode} to avoid this warning"
+            )
+            part.mode = mode
+            if isinstance(part, EarlyStopping):
+                part.min_delta, part.best_score = -part.min_delta, -part.best_score
+            elif isinstance(part, ModelCheckpoint):
+                part.kth_value = -part.kth_value
+
+
+def check_processes(trainer: Trainer) -> None:
+    """Raises a `UserError` if fewer processes train than devices were asked for, or more were started."""
+    asked, runs = trainer.num_devices * trainer.num_nodes, trainer.world_size
+    started = int(os.environ.get("WORLD_SIZE", 1)) if "TORCHELASTIC_RUN_ID" in os.environ else runs
+    if asked <= runs and started <= runs:
+        return
+    raise UserError(
+        f"--trainer.devices={trainer.num_devices} and num_nodes={trainer.num_nodes} ask for {asked} processes, "
+        f"{started} are started, and {runs} would train together. {launcher_hint()}"
+    )
 
 
 def check_strategy(strategy: Any) -> None:

@@ -247,6 +247,15 @@ class Task(SavedTask):
         """What predicts: the network, or its moving average; see `average`."""
         return self.network if self.average is None else self.average.network
 
+    def higher_is_better(self, curve: str) -> bool | None:
+        """Returns whether a curve such as "val/score" is the better the higher it is; None if that is not known."""
+        tag, _, name = curve.replace("/ema_", "/ema_/", 1).rpartition("/")
+        tag = tag if tag.endswith("ema_") else f"{tag}/"
+        if name == "loss":
+            return False
+        metrics = cast("Mapping[str, Metric]", dict(self.metrics.items()).get(tag, {}))
+        return True if name == "score" else metrics[name].higher_is_better if name in metrics else None
+
     def forward(self, images: Tensor) -> Tensor:
         """Images (B, C, H, W) to what the network predicts.
 

@@ -101,6 +101,7 @@ class SharedScore(Metric):
     """One of the `figures()` of a state, such as a confusion matrix; who updates that calls `update` of each score."""
 
     full_state_update = False
+    higher_is_better = True
 
     def __init__(self, state: Any, name: str) -> None:
         super().__init__()

@@ -131,7 +131,8 @@ def run_schedule(settings: Optimisation, trainer: Trainer) -> Schedule:
         per_epoch = steps  # the run as one epoch
     per_epoch = max(math.ceil(per_epoch), 1)
     epochs = steps / per_epoch
-    cooldown = 0 if trainer.fast_dev_run else settings.cooldown_epochs  # type: ignore[attr-defined]
+    short = trainer.fast_dev_run or not batches  # type: ignore[attr-defined]  # nothing that a schedule could fit
+    cooldown = 0 if short else settings.cooldown_epochs
     if cooldown and cooldown >= epochs:
         raise UserError(
             f"cooldown_epochs ({cooldown}) must be less than the run's {epochs:.4g} epochs; "
@@ -140,7 +141,7 @@ def run_schedule(settings: Optimisation, trainer: Trainer) -> Schedule:
     total = epochs - cooldown
     wanted = settings.warmup_epochs if settings.warmup_steps is None else settings.warmup_steps / per_epoch
     warmup = min(wanted, total)
-    if warmup and warmup == total and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+    if warmup and warmup == total and not short:
         rank_zero_warn(
             f"the warm-up of {wanted:.6g} epochs leaves no time for the decay in a run of {epochs:.6g} epochs, "
             f"{cooldown:g} of them cool-down. Lower --model.warmup_epochs or warmup_steps, or train for longer"
