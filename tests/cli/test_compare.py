@@ -1,7 +1,6 @@
 """`linvit compare`: both forms of a grid, its checks before the first cell, and reports of runs that exist."""
 
 import csv
-import math
 import signal
 
 import pytest
@@ -224,25 +223,13 @@ def test_tuning_is_resumed_and_the_best_value_is_run_with_the_seeds(tuned):
     assert started == [*tuning[:3], "stopped", *tuning[3:], *found]
 
 
-def test_a_study_is_resumed_and_its_best_value_is_run_with_the_seeds(tuned, tmp_path):
-    optuna = pytest.importorskip("optuna")
-    given = ("--tune", "model.lr=1e-4..1e-1", "--search=optuna", "--trials=4", "--jobs=2")
-    out, started = tuned(lambda attention, lr: 1 - abs(math.log10(lr) + 2.5), *given)
-    folder = tmp_path / "checkpoints/compare/quickstart-attention-tuned"
-    tuning = [f"{name}-trial{number}-seed1000" for number in range(4) for name in ("softmax", "linear")]
-    assert started[:9] == [*tuning[:3], "stopped", *tuning[3:]]  # no trial is lost, and none is run again
-    assert "Optuna has tried 4 values" in " ".join(out.split())
-    storage = optuna.storages.JournalStorage(
-        optuna.storages.journal.JournalFileBackend(str(folder / "tuning/optuna.log"))
-    )
-    for name in ("softmax", "linear"):
-        trials = optuna.load_study(study_name=name, storage=storage).trials
-        assert [trial.state.name for trial in trials] == ["COMPLETE"] * 4
-        values = [trial.params["model.lr"] for trial in trials]
-        assert len({*values}) == 4  # nor are values drawn again
-        best = float(f"{max(trials, key=lambda trial: trial.value).params['model.lr']:.3g}")
-        assert f"| {name} | {best} |" in out
-        assert {f"{name}-lr{best}-seed{seed}" for seed in (0, 1)} <= {*started}
+def test_a_grid_of_0_2_says_what_is_removed(tmp_path):
+    path, before = tmp_path / "grid.yaml", "config: quickstart\nvary: {model.lr: [1, 2]}\nsearch: grid\ntrials: 20\n"
+    path.write_text(before + "budget: epochs\n")
+    assert linvit("compare", path, "--dry_run", cwd=tmp_path).code == 0
+    path.write_text(before + "budget: macs\n")
+    done = linvit("compare", path, "--dry_run", cwd=tmp_path)
+    assert (done.code, "linvit compare --budget was removed. Use equal epochs" in done.err) == (2, True)
 
 
 def test_a_report_of_a_run_that_exists(run, tmp_path):

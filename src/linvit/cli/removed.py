@@ -8,6 +8,10 @@ from collections.abc import Iterator, Sequence
 from linvit.errors import UserError
 
 REMOVED = {
+    "compare --budget": "Use equal epochs, --trainer.max_epochs=N, or a grid of variants with epochs of their own",
+    "compare --level": "Use the curves in TensorBoard or metrics.csv, which say when a score is reached",
+    "compare --search": "Use --tune OPTION=VALUE,VALUE, or a loop of Optuna around linvit fit (docs/guides/search.md)",
+    "compare --trials": "Use --tune OPTION=VALUE,VALUE, or a loop of Optuna around linvit fit (docs/guides/search.md)",
     "doctor": "Use pip check, which names packages that do not fit, and python -m torch.utils.collect_env",
     "leaderboard": "Use linvit compare --report FOLDER..., which makes one table of the runs in all folders",
     "verify-resume": "Use linvit fit --resume=auto: a run resumes exactly (docs/guides/train.md)",

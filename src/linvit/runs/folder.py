@@ -4,7 +4,6 @@ import json
 import math
 import re
 import shlex
-import statistics
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -192,13 +191,6 @@ class RunFolder:
         """All values of a curve."""
         epochs = self.epoch_at
         return [Score(value, step, epochs.get(step, -1) + 1) for step, value in self.curves.get(tag, [])]
-
-    def seconds(self, score: Score) -> float | None:
-        """Seconds of training up to a score, by the median of `images/s`; None if the run does not say so much."""
-        speeds, batch = self.finite("images/s"), self.hparams.get("total_batch")
-        if not speeds or not isinstance(batch, int):
-            return None
-        return (score.step + 1) * batch / statistics.median(speeds)
 
     @property
     def progress(self) -> str:

@@ -70,28 +70,6 @@ def test_each_variant_takes_its_best_values_and_is_tuned_with_a_seed_of_its_own(
         found.tuned({name: score for name, score in scores.items() if "softmax" in name})
 
 
-def test_a_budget_sets_how_long_variants_train():
-    found = grid(variants={"a": {}, "b": {}, "c": {}}, set={"trainer.max_epochs": 20}, budget="macs")
-    configs = {name: {"trainer": {"max_epochs": 20, "max_steps": -1}} for name in "abc"}
-    costs = {"a": 2.0, "b": 3.0, "c": 100.0}
-    budgeted = found.budgeted(configs, costs, {"b": "a", "c": "a"})
-    assert {name: given["trainer.max_epochs"] for name, given in budgeted.variants.items()} == {
-        "a": 20,
-        "b": 13,
-        "c": 1,
-    }
-    assert (budgeted.keys, budgeted.grid()) == ([], budgeted)
-    configs["a"] = {"trainer": {"max_epochs": 20, "max_steps": 900}}
-    assert found.budgeted(configs, costs, {"b": "a"}).variants["b"] == {"trainer.max_steps": 600}
-    for name, images in {"a": 8, "b": 16}.items():
-        configs[name]["data"] = {"init_args": {"batch_size": images}}
-    configs["b"]["trainer"]["accumulate_grad_batches"] = 3
-    assert found.budgeted(configs, costs, {"b": "a"}).variants["b"] == {"trainer.max_steps": 100}
-    configs["a"] = {"trainer": {"max_epochs": None, "max_time": "00:01:00:00"}}
-    with pytest.raises(UserError, match=r"--budget=macs changes trainer\.max_epochs of the variants"):
-        found.budgeted(configs, costs, {})
-
-
 def test_names_are_those_of_folders_and_differ():
     found = grid(vary={"model.attention": ["package.module:Class/..", "package.module:Class ..", "x" * 100, "x" * 101]})
     assert len(found.variants) == 4
@@ -111,12 +89,7 @@ def test_names_are_those_of_folders_and_differ():
         ({"vary": {"model.attention": ["softmax", "softmax"]}}, "the variant 'softmax' is there twice"),
         ({"vary": {"model.lr": [1, 2]}, "set": {"model.lr": 3}}, "'model.lr' differs between the variants"),
         ({"vary": {"model.lr": [1, 2]}, "baseline": "lr3"}, "baseline must be one of lr1, lr2, teacher; got 'lr3'"),
-        ({"budget": "time"}, "budget must be one of epochs, cpu_time, macs; got 'time'"),
-        ({"level": "high"}, r"\"level\":(.|\n)*Given value: high"),
         ({"tune": {"model.lr": 1}}, r"\"tune\":\s+Expected a <class 'list'>. Got value: 1"),
-        ({"tune": {"model.lr": ["1e-4..1e-2"]}}, "'model.lr' has a range, 1e-4..1e-2, in which --search=optuna"),
-        ({"tune": {"model.lr": ["2..1"]}, "search": "optuna"}, "the smaller one first.*got 2..1"),
-        ({"search": "optuna"}, "needs options to tune"),
         (
             {"vary": {"model.lr": [1, 2]}, "tune": {"model.lr": [1]}},
             "'model.lr' is tuned for each variant, so it cannot",

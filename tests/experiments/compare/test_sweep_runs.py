@@ -9,10 +9,11 @@ import time
 from types import SimpleNamespace
 
 import pytest
+import yaml
 
 from linvit import UserError
 from linvit.experiments.compare import process, tables
-from linvit.experiments.compare.engines import run_here, run_on_ray, run_on_slurm, say_how_it_ended, slots
+from linvit.experiments.compare.engines import run_here, run_on_ray, run_on_slurm, slots
 from linvit.experiments.compare.experiment import Experiment, SweepRun
 from linvit.experiments.compare.grid import Sweep
 from linvit.experiments.compare.process import ProcessJob
@@ -215,15 +216,6 @@ def test_a_run_that_ended_well_without_its_last_evaluation_is_run_again(experime
     assert experiment.results().variants[0].scores(None) == {0: (0.75, 29, 3)}
 
 
-def test_a_run_that_tunes_and_ends_before_its_last_epoch_was_pruned(tmp_path, capsys):
-    run = SweepRun(tmp_path / TUNING / "a-trial0-seed1000", "a-trial0", 1000)
-    write_run(run.folder / "version_0", scores=(0.5,), epochs=3)
-    run.ended(0, 4.0)
-    say_how_it_ended([run], run)
-    said = "a-trial0-seed1000 pruned after 0:00:04, val/score 0.5000 of epoch 1; 1 of 1 runs\n"
-    assert capsys.readouterr().out == said
-
-
 def test_devices_and_threads_are_shared_out(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr("linvit.machine.cpus", lambda: 8.5)  # as a container may grant
@@ -371,3 +363,9 @@ def test_values_whose_tuning_run_has_failed_are_named(tmp_path):
     found = Experiment(tmp_path, draft.tuned({tuning.runs[0].variant: 0.75})).results()
     assert found.unscored == [tuning.runs[1].variant]
     assert f"as these runs have no score: {tuning.runs[1].variant}." in tables.markdown(found)
+
+
+def test_a_comparison_of_0_2_is_read(tmp_path):
+    before = {"config": ["quickstart"], "variants": {"a": {}}, "search": "grid", "trials": 20, "budget": "cpu_time"}
+    (tmp_path / "compare.yaml").write_text(yaml.safe_dump(before))
+    assert list(Experiment.of(tmp_path).grid.variants) == ["a"]

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from linvit import yaml_text
+from linvit.cli.removed import check_removed
 from linvit.errors import UserError, check_choice, check_number
-from linvit.experiments.compare.grid import UNSAFE, Sweep, expand_names, split, without_convolution
+from linvit.experiments.compare.grid import GONE, UNSAFE, Sweep, expand_names, split, without_convolution
 from linvit.model_info import CONFIGS
 from linvit.runs.configs import config_file, find, text
 from linvit.terminal import argument_parser
@@ -28,8 +29,6 @@ examples:
   linvit compare linearize/quickstart --seeds 3 --model.attention='*'
   linvit compare diagnostics/recall --model.attention='*' --data.pairs=8,32 \\
     --tune model.lr=1e-3,2e-3,4e-3 --seeds 3
-  linvit compare quickstart --model.attention=softmax,linear --seeds 3 \\
-    --tune model.lr=1e-4..1e-2 --search optuna --trials 30
   linvit compare ablations/flatten_table_4 --engine ray --address auto
   linvit compare ablations/flatten_table_4 --engine slurm --partition gpu
   linvit compare --report checkpoints/compare/flatten_table_4
@@ -40,7 +39,6 @@ The same grid as a file, with keys that a command line may override:
   set: {trainer.max_epochs: 20} options of all runs
   vary: {model.attention: [softmax, linear, focused]}
   tune: {model.lr: [0.001, 0.002, 0.004]}
-  budget: cpu_time
   variants:                     or options by the name of a variant; together
     plain: {model.lr: 1.0e-3}   with vary all combinations are run
   seeds: 3                      seeds 0, 1, 2, or a list
@@ -51,7 +49,7 @@ The same grid as a file, with keys that a command line may override:
 Each run is a linvit fit in checkpoints/compare/NAME/VARIANT-seedN, with its
 configuration, its log and its run. The same command again runs what is
 missing; a run that was interrupted resumes from its checkpoint. Tables
-(Markdown, CSV, LaTeX), plots and report.html are written beside the runs.
+(Markdown, CSV), plots and report.html are written beside the runs.
 
 The score of a run is that of its last epoch, and not of its best. A run whose
 last evaluation is not on disk has no score, and the exit code is 1. A star
@@ -68,10 +66,6 @@ OPTIONS: dict[str, tuple[str, str, Any]] = {
     "baseline": ("VARIANT", "what the others are compared with (default: the runs' teacher, or the first)", {}),
     "score": ("TAG", "a column of metrics.csv, whose last is compared (default: of the weights that predict)", {}),
     "tune": ("OPTION=VALUE,VALUE", "each variant takes the value that is best in a run with another seed", TIMES),
-    "search": ("HOW", "of the tuned values: grid is all, optuna a study that takes ranges: 1e-4..1e-2", {}),
-    "trials": ("N", "of each study (default: 20); --jobs of them at a time", {"type": int}),
-    "budget": ("WHAT", "equal of all variants: epochs (default), cpu_time or macs of training, which set epochs", {}),
-    "level": ("SCORE", "say after how many epochs and seconds it is reached", {"type": float}),
     "without_convolution": ("", "of the attentions of --model.attention; linear_angular keeps its own", FLAG),
     "name": ("NAME", "of the folder in checkpoints/compare (default: that of the file)", {}),
     "jobs": ("N", "runs at a time (default: one per GPU; on a CPU 1)", {"type": int}),
@@ -96,7 +90,7 @@ OPTIONS: dict[str, tuple[str, str, Any]] = {
 def main(argv: list[str]) -> int:
     """Runs `linvit compare`; returns 0, or 1 if runs are incomplete, or the exit code of the signal that ended it."""
     args, options = parse(argv)
-    for name in ("jobs", "gpus_per_run", "cpus_per_run", "minutes", "trials"):
+    for name in ("jobs", "gpus_per_run", "cpus_per_run", "minutes"):
         if getattr(args, name) is not None:
             check_number(f"--{name}", getattr(args, name), at_least=1, whole=True)
     check_choice("--engine", args.engine, ("local", "ray", "slurm"))
@@ -150,6 +144,11 @@ def grid_of(args: argparse.Namespace, options: Sequence[str]) -> tuple[Sweep, st
         if isinstance(content, dict) and content.keys() & {"base", "model", "data", "trainer"}:  # which no grid has
             args.config, args.grid = [args.grid, *args.config], None
         else:
+            if isinstance(content, dict):
+                check_removed(
+                    ["compare", *(f"--{key}" for key in content if content[key] != GONE.get(key, content[key]))]
+                )
+                content = {key: value for key, value in content.items() if key not in GONE}
             spec = Sweep.read(content, f"'{path}'")
         spec.config = [str(find(config, path.parent) or config) for config in spec.config]
     parts = [config for config in args.config if (config_file(config)).resolve().is_relative_to(CONFIGS / "base")]
@@ -174,10 +173,7 @@ def grid_of(args: argparse.Namespace, options: Sequence[str]) -> tuple[Sweep, st
         spec.seeds = _seeds(args.seeds)
     spec.baseline = args.baseline or spec.baseline
     spec.score = args.score or spec.score
-    spec.budget, spec.level = args.budget or spec.budget, args.level or spec.level
-    spec.search, spec.trials = args.search or spec.search, args.trials or spec.trials
     plain = "-without_convolution" * args.without_convolution + "-tuned" * bool(spec.tune)
-    plain += f"-{spec.budget}" * (spec.budget != "epochs")
     if args.grid is not None:
         return spec, Path(args.grid).stem + plain
     last = next(config for config in reversed(spec.config) if config not in parts or len(parts) == len(spec.config))

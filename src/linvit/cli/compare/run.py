@@ -2,7 +2,6 @@
 
 import argparse
 import copy
-import json
 import math
 import os
 import shlex
@@ -24,7 +23,7 @@ from linvit.experiments.compare import report as written
 from linvit.experiments.compare.engines import run_here, run_on_ray, run_on_slurm, say_how_it_ended, slots
 from linvit.experiments.compare.experiment import FILE, Experiment, SweepRun
 from linvit.experiments.compare.grid import TUNING_SEED, Sweep, place
-from linvit.experiments.compare.options import differing, references
+from linvit.experiments.compare.options import differing
 from linvit.experiments.compare.results import (
     Results,
     check_comparable,
@@ -32,10 +31,8 @@ from linvit.experiments.compare.results import (
     with_published,
     with_teachers,
 )
-from linvit.experiments.compare.search import Search
-from linvit.files import write_text
 from linvit.runs import result
-from linvit.runs.folder import TUNING, check_writable, find, flat, shown
+from linvit.runs.folder import TUNING, check_writable, find, shown
 from linvit.runs.parser import build_task
 from linvit.runs.run import Run
 from linvit.signals import STOP
@@ -62,9 +59,7 @@ def run(spec: Sweep, title: str, args: argparse.Namespace, command: str) -> int:
     check_writable(root)
     root = root.absolute()
     if args.dry_run:
-        if grid.search == "optuna":
-            print(f"{grid.trials} trials of each variant, {_words(grid.tune)}, and then with the best:")
-        parts = [grid.all_trials(), grid] if grid.tune and grid.search == "grid" else [grid]
+        parts = [grid.all_trials(), grid] if grid.tune else [grid]
         runs = [(run, part.variants[run.variant]) for part in parts for run in Experiment(root, part).runs]
         print("\n".join(table([("run", "what differs"), *((f"  {run.name}", _words(given)) for run, given in runs)])))
         return 0
@@ -73,9 +68,6 @@ def run(spec: Sweep, title: str, args: argparse.Namespace, command: str) -> int:
         trained = [train_teacher(Teacher.of(teacher)) for teacher in teachers if teacher is not None]
         if any(trained):
             configs = resolve(grid)  # which names its checkpoint
-        if grid.budget != "epochs":
-            grid = _budgeted(grid, configs, root)
-            configs = resolve(grid)
         if grid.tune:
             tuned = _tuned(grid, root / TUNING, args)
             if isinstance(tuned, Experiment):
@@ -87,35 +79,15 @@ def run(spec: Sweep, title: str, args: argparse.Namespace, command: str) -> int:
         return finish(experiment.results(), root, args, command)
 
 
-def _budgeted(grid: Sweep, configs: dict[str, Config], root: Path) -> Sweep:
-    """The grid whose variants have the epochs of their budget; what their steps cost is measured once, and written."""
-    path, kind = root / "budget.json", grid.budget
-    known: dict[str, float] = json.loads(path.read_text(encoding="utf-8")).get(kind, {}) if path.exists() else {}
-    if missing := {name: _read(config) for name, config in configs.items() if name not in known}:
-        gpu = torch.cuda.is_available() and any(one["trainer"]["accelerator"] in GPU for one in configs.values())
-        known |= costs.of_a_step(missing, kind, BUDGET * len(missing), "cuda" if gpu else "cpu")
-        root.mkdir(parents=True, exist_ok=True)
-        write_text(path, json.dumps({kind: known}))
-    options = {name: flat(config) for name, config in configs.items()}
-    baseline = grid.baseline if grid.baseline in options else next(iter(options))
-    return grid.budgeted(configs, known, references(options, options, baseline, grid.keys))
-
-
 def _tuned(grid: Sweep, folder: Path, args: argparse.Namespace) -> Sweep | Experiment:
     """The grid with the best values of the options that are tuned; of tuning that a signal has ended the runs."""
-    search = Search(folder, grid) if grid.search == "optuna" else None
-    at_a_time = max(1, (args.jobs or 1) // len(grid.variants))
-    while (trials := grid.all_trials() if search is None else search.ask(at_a_time)).variants:
-        tuning = Experiment(folder, trials)
-        if not _complete(tuning, _with_other_samples(resolve(trials)), args):
-            return tuning
-        results = tuning.results()
-        if search is None:
-            scores = {variant.name: results.sign * results.summary(variant)[0] for variant in results.variants}
-            return grid.tuned({name: score for name, score in scores.items() if not math.isnan(score)})
-        search.tell(results)
-    assert search is not None
-    return search.best()
+    trials = grid.all_trials()
+    tuning = Experiment(folder, trials)
+    if not _complete(tuning, _with_other_samples(resolve(trials)), args):
+        return tuning
+    results = tuning.results()
+    scores = {variant.name: results.sign * results.summary(variant)[0] for variant in results.variants}
+    return grid.tuned({name: score for name, score in scores.items() if not math.isnan(score)})
 
 
 def _with_other_samples(configs: dict[str, Config]) -> dict[str, Config]:
@@ -166,7 +138,7 @@ def report(folders: Sequence[Path], args: argparse.Namespace) -> int:
     names = [variant.name for variant in results.variants]
     baseline = args.baseline or results.baseline
     check_choice("--baseline", baseline, names)
-    results = replace(results, baseline=baseline, score=args.score or results.score, level=args.level or results.level)
+    results = replace(results, baseline=baseline, score=args.score or results.score)
     folder = shlex.quote((root / FILE).as_posix())
     return finish(results, root, args, f"linvit compare {folder} --name {shlex.quote(root.name)}" if experiment else "")
 

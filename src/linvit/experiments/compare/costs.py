@@ -2,7 +2,6 @@
 
 import importlib
 import sys
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from types import MappingProxyType
@@ -18,8 +17,6 @@ from linvit.experiments.bench.costs import Cost, costs_by_size, crossover, measu
 from linvit.experiments.bench.runner import Settings
 from linvit.image_size import image_size
 from linvit.runs.folder import RunFolder
-from linvit.runs.parser import build_task
-from linvit.runs.run import Run
 from linvit.tasks import Task
 from linvit.tasks.base import SET_BY_DATA
 from linvit.tasks.pretrained import skip_pretrained
@@ -72,27 +69,6 @@ def measure(
             pair = {one: built[one][0] for one in (teacher, name)}
             costs = costs_by_size(pair, torch.randn(built[name][1]), torch.device(device), budget / len(runs))
             found[name] = own._replace(crossover=crossover(times_of(costs, name), times_of(costs, teacher)))
-    return found
-
-
-def of_a_step(runs: Mapping[str, Run], kind: str, budget: float, device: str) -> dict[str, float]:
-    """What forward and backward pass of a batch cost per image: time (of a GPU by the clock), or MACs of forward."""
-    costs, batch = [], 1
-    for name, run in runs.items():
-        with torch.random.fork_rng(devices=[]), skip_pretrained():
-            network = build_task(run.settings.model, **run.facts).measurable_network()
-        batch, size = run.data.batch_size, image_size(run.facts["img_size"])
-        images = torch.randn(batch, run.facts.get("in_chans", 3), *size, device=device)
-        costs.append(of_images(name, network, images))
-    clock = time.process_time if kind == "cpu_time" and device == "cpu" else time.perf_counter
-    measure_costs(costs, Settings(device=device, batch=batch), budget=budget * (kind == "cpu_time"), clock=clock)
-    found: dict[str, float] = {}
-    for cost in costs:
-        seconds = cost.seconds.get("forward_backward")
-        step = (cost.macs or 0) * batch if kind == "macs" else seconds.median if seconds else 0
-        if not step:
-            raise UserError(f"what a training step of '{cost.name}' costs could not be measured: {cost.note}")
-        found[cost.name] = step / runs[cost.name].data.batch_size
     return found
 
 

@@ -44,9 +44,7 @@ def say_how_it_ended(runs: Sequence[SweepRun], run: SweepRun) -> None:
         how += f": {run.last_words()} ({run.log})"
     elif begun is not None and score is not None:
         how += f", {begun.score_tag()} {score.value:.4f} of epoch {score.epoch}"
-    print(
-        f"{run.name} {how}; {sum(one.state in ('finished', 'pruned') for one in runs)} of {len(runs)} runs", flush=True
-    )
+    print(f"{run.name} {how}; {sum(one.state == 'finished' for one in runs)} of {len(runs)} runs", flush=True)
 
 
 def run_jobs(jobs: Mapping[SweepRun, Job]) -> Iterator[SweepRun]:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import yaml
 
 from linvit.errors import UserError
-from linvit.experiments.compare.grid import UNSAFE, Sweep, value_label
+from linvit.experiments.compare.grid import GONE, UNSAFE, Sweep, value_label
 from linvit.experiments.compare.options import differing
 from linvit.experiments.compare.results import Results, Variant, with_teachers
 from linvit.files import is_locked, lock, write_text
@@ -21,7 +21,7 @@ from linvit.signals import STOP
 
 FILE = "compare.yaml"  # the grid, in the folder of an experiment
 
-State = Literal["waiting", "stopped", "failed", "pruned", "finished"]
+State = Literal["waiting", "stopped", "failed", "finished"]
 
 
 class SweepRun:
@@ -48,13 +48,10 @@ class SweepRun:
 
     @property
     def state(self) -> State:
-        """How its last process ended; "waiting" if none has, "stopped" if the last evaluation is not on disk.
-
-        "pruned" is a run that tunes and has ended by itself before its last epoch.
-        """
+        """How its last process ended; "waiting" if none has, "stopped" if the last evaluation is not on disk."""
         state: State = self._outcome().get("state", "waiting")
         if state == "finished" and (begun := self.newest) is not None and not begun.complete:
-            return "pruned" if self.folder.parent.name == TUNING else "stopped"
+            return "stopped"
         return state
 
     @property
@@ -121,7 +118,10 @@ class Experiment:
     def of(cls, root: Path) -> "Experiment | None":
         """The experiment whose folder this is, if it is one."""
         file = root / FILE
-        return cls(root, Sweep.read(read_yaml(file), f"'{file}'").grid()) if file.exists() else None
+        if not file.exists():
+            return None
+        content = {key: value for key, value in read_yaml(file).items() if key not in GONE}
+        return cls(root, Sweep.read(content, f"'{file}'").grid())
 
     @property
     def runs(self) -> list[SweepRun]:
@@ -163,7 +163,7 @@ class Experiment:
                     variant.trouble[seed] = f"it failed: {run.last_words()} ({run.log})"
                 elif state != "finished":
                     variant.trouble[seed] = "it has not begun" if begun is None else begun.progress
-        tuning = self.of(self.root / TUNING) if grid.tune and grid.search == "grid" else None
+        tuning = self.of(self.root / TUNING) if grid.tune else None
         tuned = [] if tuning is None else tuning.results().variants
         results = Results(
             self.root.name,
@@ -174,8 +174,5 @@ class Experiment:
             source=str(grid.published.get("source", "")),
             tuned=grid.tune,
             unscored=[one.name for one in tuned if not one.scores(grid.score)],
-            trials=grid.trials if grid.search == "optuna" else None,
-            budget=grid.budget,
-            level=grid.level,
         )
         return with_teachers(results)

@@ -11,7 +11,6 @@ from jsonargparse import ArgumentParser
 
 from linvit.errors import UserError, check_choice, check_number
 from linvit.registry import attentions, backbones, heads
-from linvit.runs.folder import flat
 from linvit.signatures import parameters_of
 
 Settings = Mapping[str, Any]
@@ -23,10 +22,8 @@ CONVOLUTIONS = {"dwc": False, "dwc_kernel": 0, "lepe_kernel": 0, "residual_kerne
 """Options of mechanisms that have a convolution, and the values that leave it out."""
 TEACHER = "teacher"  # the name of a row of the table: the teacher of the runs, whose score they have logged
 TUNING_SEED = 1000
-BUDGETS = {"epochs": "equal epochs", "cpu_time": "equal processor time", "macs": "equal multiply-accumulates"}
-"""What is equal of all variants that are compared, in words."""
-SEARCHES = ("grid", "optuna")
-LENGTHS = ("trainer.max_epochs", "trainer.max_steps")  # by which a budget sets how long a variant is trained
+GONE = {"search": "grid", "trials": 20, "budget": "epochs", "level": None}
+"""Keys of grids that linvit 0.2 wrote, with the values that change nothing."""
 LONGEST = 80  # characters of a variant's name, which names folders
 
 
@@ -42,17 +39,13 @@ class Sweep:
     baseline: str | None = None  # a variant or "teacher"; None: the teacher of the runs, or else the first variant
     score: str | None = None  # the curve that is compared; None: of the weights that the task predicts with
     tune: dict[str, list[Any]] = field(default_factory=dict)  # options of which each variant has the best values
-    search: str = "grid"  # of all values of `tune`, or "optuna", which takes ranges, too: ["1e-4..1e-2"]
-    trials: int = 20  # of each variant, by Optuna
-    budget: str = "epochs"  # one of `BUDGETS`
-    level: float | None = None  # a score; the table says when it is reached
     published: dict[str, Any] = field(default_factory=dict)  # of a paper: `source`, and `scores` by variant
 
     @property
     def keys(self) -> list[str]:
-        """The options that differ between variants, but for those that are tuned or follow from the budget."""
+        """The options that differ between variants, but for those that are tuned."""
         keys = dict.fromkeys(key for settings in self.variants.values() for key in settings)
-        return [key for key in keys if key not in self.tune and (self.budget == "epochs" or key not in LENGTHS)]
+        return [key for key in keys if key not in self.tune]
 
     @property
     def all_seeds(self) -> list[int]:
@@ -85,16 +78,6 @@ class Sweep:
             raise UserError(f"seeds must be a number of seeds, or a list in which each is once; got {self.seeds!r}")
         if twice := [key for key in self.tune if key in self.vary]:
             raise UserError(f"'{twice[0]}' is tuned for each variant, so it cannot be varied as well")
-        check_choice("budget", self.budget, BUDGETS)
-        check_choice("search", self.search, SEARCHES)
-        check_number("trials", self.trials, at_least=1, whole=True)
-        if self.search == "optuna" and not self.tune:
-            raise UserError("--search=optuna needs options to tune, such as --tune model.lr=1e-4..1e-2")
-        for key, values in self.tune.items():
-            if range_of(values) and self.search == "grid":
-                raise UserError(
-                    f"'{key}' has a range, {values[0]}, in which --search=optuna finds a value; or name some"
-                )
         variants = self._variants()
         if fixed := [key for key in self.set if any(key in settings for settings in variants.values())]:
             raise UserError(f"'{fixed[0]}' differs between the variants, so it cannot be set for all of them")
@@ -107,30 +90,11 @@ class Sweep:
             check_choice("a variant of 'published'", name, variants)
         return replace(self, vary={}, variants=variants, seeds=seeds)
 
-    def budgeted(
-        self, configs: Mapping[str, Mapping[str, Any]], costs: Mapping[str, float], references: Mapping[str, str]
-    ) -> "Sweep":
-        """The same whose variants train as long as their references, by what an image costs each in training."""
-        found: dict[str, Settings] = {}
-        for name, settings in self.variants.items():
-            reference = references.get(name, name)
-            trainer = configs[reference]["trainer"]
-            key = LENGTHS[(trainer.get("max_steps") or -1) > 0]
-            length = trainer.get(key.partition(".")[2]) or -1
-            if length < 1:
-                raise UserError(f"--budget={self.budget} changes trainer.max_epochs of the variants, so it must be set")
-            ratio = costs[reference] / costs[name]
-            if key == "trainer.max_steps":
-                ratio *= _images_per_step(configs[reference]) / _images_per_step(configs[name])
-            found[name] = {**settings, key: max(1, round(length * ratio))}
-        common = {key: value for key, value in self.set.items() if key not in LENGTHS}
-        return replace(self, set=common, variants=found)
-
     def tuning(self) -> "Sweep":
         """The grid of the runs that tune, without the values that they try: with a seed that no other run has."""
         seed = next(seed for seed in itertools.count(TUNING_SEED) if seed not in self.all_seeds)
         common = {key: value for key, value in self.set.items() if key not in self.tune}
-        return replace(self, set=common, tune={}, search="grid", seeds=[seed], baseline=None, published={})
+        return replace(self, set=common, tune={}, seeds=[seed], baseline=None, published={})
 
     def all_trials(self) -> "Sweep":
         """The runs that tune: each variant with all values of `tune`."""
@@ -166,13 +130,6 @@ class Sweep:
                     whole = f"{whole}+"
                 found[whole] = settings
         return found
-
-
-def _images_per_step(config: Mapping[str, Any]) -> int:
-    """Of an optimiser step, on each device."""
-    options = flat(config)
-    images: int = options.get("data.batch_size", 1) * options.get("trainer.accumulate_grad_batches", 1)
-    return images
 
 
 def place(config: dict[str, Any], key: str, value: Any) -> None:
@@ -241,20 +198,6 @@ def value_label(key: str, value: Any) -> str:
             return "-".join(f"{count}{name}" if count > 1 else name for name, count in runs)
         case _:
             return f"{key.rpartition('.')[2]}{_plain(value)}"
-
-
-def range_of(values: Sequence[Any]) -> tuple[float, float] | None:
-    """The ends of a range, `1e-4..1e-2`, where that is the only value of an option; whole numbers as such."""
-    match = re.fullmatch(r"(.+?)\.\.(.+)", values[0]) if [*map(type, values)] == [str] else None
-    if match is None:
-        return None
-    try:
-        low, high = (int(end) if end.isdigit() else float(end) for end in match.groups())
-    except ValueError:
-        low = high = 0
-    if not low < high:
-        raise UserError(f"a range must be two numbers, the smaller one first, such as 1e-4..1e-2; got {values[0]}")
-    return low, high
 
 
 def split(text: str) -> list[str]:

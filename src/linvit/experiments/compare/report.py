@@ -30,12 +30,12 @@ GROUP = "compare"  # TensorBoard sorts groups by name, and runs have none before
 
 
 def write(results: Results, folder: Path, device: str) -> Path:
-    """Writes tables (`table.md`, `.csv`, `.tex`), plots, and `report.html`, whose path it returns."""
+    """Writes tables (`table.md`, `.csv`), plots, and `report.html`, whose path it returns."""
     folder.mkdir(parents=True, exist_ok=True)
     known = conditions(device)
     where = "{machine}; {date}".format(**known)
     plots = difficulty_plots(results, where) | costs_plots(results, where) | curve_plots(results, where)
-    texts = {"table.md": tables.markdown(results), "table.tex": tables.latex(results)}
+    texts = {"table.md": tables.markdown(results)}
     texts |= {f"{name}.svg": plot for name, plot in plots.items()}
     for name, text in texts.items():
         write_text(folder / name, text)
@@ -43,7 +43,7 @@ def write(results: Results, folder: Path, device: str) -> Path:
     page = Page(results.title)
     page.paragraph("; ".join(f"{name}: {value}" for name, value in known.items()))
     _controls(page, results)
-    page.heading(f"Scores and costs: {results.caption}")
+    page.heading(f"Scores and costs: {results.title}")
     titles, *rows = tables.rows(results)
     page.table(titles, rows)
     for note in tables.notes(results):

@@ -16,7 +16,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 from linvit.errors import UserError
 from linvit.experiments.compare.costs import Costs
-from linvit.experiments.compare.grid import BUDGETS, LENGTHS, TEACHER
+from linvit.experiments.compare.grid import TEACHER
 from linvit.experiments.compare.options import covered, differing, option_text, outermost, references
 from linvit.experiments.compare.statistics import Difference, bootstrap, paired_differences, spread, wilson
 from linvit.plain_text import printable
@@ -111,9 +111,6 @@ class Results:
     source: str = ""  # of the published scores
     tuned: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # options, with the values that were tried
     unscored: Sequence[str] = ()  # runs that tune, without a score
-    trials: int | None = None  # of each variant, by Optuna
-    budget: str = ""  # one of `BUDGETS`, where it is known
-    level: float | None = None  # a score; the table says when it is reached
 
     @property
     def tag(self) -> str:
@@ -207,12 +204,6 @@ class Results:
         mean = statistics.fmean(scores) if scores else math.nan
         return mean, math.nan if variant.known else spread(scores), len(scores)
 
-    @property
-    def caption(self) -> str:
-        """The title, with what is equal of all variants."""
-        same = self.budget and not any(covered(length, self.keys) for length in LENGTHS)
-        return f"{self.title}, at {BUDGETS[self.budget]}" if same else self.title
-
     def best(self, variant: Variant) -> tuple[float, int] | None:
         """The best score of a run, mean over seeds, and the median of its epoch; None without scores."""
         runs = [] if variant.known else [variant.runs[seed] for seed in variant.scores(self.score)]
@@ -221,17 +212,6 @@ class Results:
         if not best:
             return None
         return statistics.fmean(one.value for one in best), statistics.median_low(one.epoch for one in best)
-
-    def reached(self, variant: Variant) -> tuple[list[float], list[float]]:
-        """Epochs, and seconds where they are known, after which finished runs reached the level, of those that have."""
-        epochs, seconds, level = [], [], math.inf if self.level is None else self.sign * self.level
-        for run in variant.finished.values():
-            curve = run.scores(run.score_tag(self.score))
-            first = next((score for score in curve if self.sign * score.value >= level), None)
-            if first is not None:
-                epochs.append(float(first.epoch))
-                seconds += [] if (taken := run.seconds(first)) is None else [taken]
-        return epochs, seconds
 
     def best_value(self, variant: Variant, key: str) -> tuple[str, bool]:
         """The value of an option that was tuned, and whether it is the least or largest number of those tried."""
@@ -245,8 +225,8 @@ class Results:
     def controls(self) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
         """The options that differ between runs, with all values: the experiment's; others, without which it is fair."""
         options = [run.options() for variant in self.variants for run in variant.runs.values()]
-        values, lengths = differing(options), LENGTHS if self.budget in ("cpu_time", "macs") else ()
-        own = {name: found for name, found in values.items() if covered(name, [*self.keys, *self.tuned, *lengths])}
+        values = differing(options)
+        own = {name: found for name, found in values.items() if covered(name, [*self.keys, *self.tuned])}
         return own, {name: found for name, found in values.items() if name not in own}
 
 

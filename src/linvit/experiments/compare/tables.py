@@ -1,4 +1,4 @@
-"""The table of an experiment as Markdown, CSV, LaTeX, and cells of a page."""
+"""The table of an experiment as Markdown, CSV, and cells of a page."""
 
 import math
 import statistics
@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from linvit.experiments.bench.costs import crossover_text
-from linvit.experiments.compare.grid import BUDGETS
 from linvit.experiments.compare.results import AVERAGED, Results
 from linvit.experiments.compare.statistics import LEAST, Difference, spread
 from linvit.plain_text import markdown_table, markdown_text, printable
@@ -66,23 +65,10 @@ def notes(results: Results) -> list[str]:
             "Top-1 on a set: of each run's best checkpoint, by linvit evaluate, mean over the runs that have it."
         )
     found.append("Best: the best score of each run, mean over seeds, and the median of its epoch.")
-    if results.level is not None:
-        found[-1] += (
-            f" Epochs and seconds to {results.level:g}: until a run's score first was as high, mean over the runs that "
-            f"reached it; seconds of training alone, by each run's own images per second."
-        )
-    if results.budget in ("cpu_time", "macs"):
-        what = {"cpu_time": "time", "macs": "number of multiply-accumulates"}[results.budget]
-        found.append(
-            f"Budget: {BUDGETS[results.budget]}. How many epochs (or steps) a variant is trained, as a whole number, "
-            f"follows from the {what} of its training step relative to that of the row that it is compared with."
-        )
     for key, values in results.tuned.items():
         found.append(
             f"{key} was tuned: of {', '.join(map(str, values))} each variant has the value with the best {results.tag} "
             f"in one run with a seed, and of generated data with images, that are not those of the table."
-            + f" Optuna has tried {results.trials} values, and pruned runs that were poor."
-            * bool(results.trials)
         )
         if results.unscored:
             found[-1] += f" Not chosen from, as these runs have no score: {', '.join(results.unscored)}."
@@ -125,19 +111,8 @@ def notes(results: Results) -> list[str]:
 
 def markdown(results: Results) -> str:
     """A table in GitHub's Markdown, its title above and the notes below it."""
-    parts = [f"**{markdown_text(results.caption)}**", markdown_table(rows(results))]
+    parts = [f"**{markdown_text(results.title)}**", markdown_table(rows(results))]
     return "\n\n".join([*parts, *map(markdown_text, notes(results))]) + "\n"
-
-
-def latex(results: Results) -> str:
-    """A `tabular` for the package booktabs, and the notes below it."""
-    table = rows(results)
-    lines = [" & ".join(map(_tex, line)) + r" \\" for line in table]
-    columns = "l" + "r" * (len(table[0]) - 1)
-    body = "\n".join(["\\toprule", lines[0], "\\midrule", *lines[1:], "\\bottomrule"])
-    below = "\n".join(f"\\par\\smallskip{{\\footnotesize {_tex(note)}\\par}}" for note in notes(results))
-    note = f"% {printable(results.caption, lines=False)}; needs \\usepackage{{booktabs}}"
-    return f"{note}\n\\begin{{tabular}}{{{columns}}}\n{body}\n\\end{{tabular}}\n{below}\n"
 
 
 def count(number: float) -> str:
@@ -177,12 +152,6 @@ def _table(results: Results) -> list[dict[str, Cell]]:
         row[apart] = _difference(results, variant.name, differences.get(variant.name))
         row["difference over images"] = _interval(of_difference, "difference_images")
         row["best (epoch)"] = Cell(f"{best[0]:.4f} ({best[1]})" if best else "-", {"best_mean": best and best[0]})
-        if results.level is not None:
-            for name, values in zip(("epochs", "seconds"), results.reached(variant), strict=True):
-                some = f" ({len(values)} of {len(variant.finished)})" * (len(values) < len(variant.finished))
-                average = statistics.fmean(values) if values else None
-                text = "-" if average is None else f"{average:.1f}{some}"
-                row[f"{name} to {results.level:g}"] = Cell(text, {f"{name}_to_level": average})
         for name in sets:
             row[f"top-1 on {name}"] = _mean(variant.evaluations.get(name, []), f"top1_{name}")
         for title, start in (("distance before", START), ("distance", "")):
@@ -240,20 +209,3 @@ def _difference(results: Results, name: str, difference: Difference | None) -> C
     numbers = dict(zip(names, difference or [None] * len(names), strict=True))
     star = None if difference is None else int(difference.significant)
     return Cell(text, {"reference": results.references.get(name), **numbers, "star": star})
-
-
-TEX: dict[str, str | int | None] = {
-    "\\": r"\textbackslash{}",
-    "±": r"$\pm$",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-}
-TEX |= {letter: f"\\{letter}" for letter in "&%#_{}$"}
-
-
-def _tex(text: str) -> str:
-    start = "{}" * text.startswith(("[", "*"))  # which would be an argument of the line break before it
-    return start + printable(text, lines=False).translate(str.maketrans(TEX))
