@@ -1,4 +1,4 @@
-"""linvit's own attentions, backbones and heads keep the contracts: the public kit, one case per name.
+"""linvit's own attentions and backbones keep the contracts: the public kit, one case per name.
 
 A new name is tested by existing. What a mechanism cannot do it declares on its class, and the kit reads it there.
 """
@@ -8,11 +8,11 @@ import inspect
 import pytest
 
 from linvit import Grid
-from linvit.registry import attentions, backbones, heads
+from linvit.registry import attentions, backbones
 from linvit.signatures import parameters_of
-from linvit.testing import Verdict, check_attention, check_backbone, check_head
+from linvit.testing import Verdict, check_attention, check_backbone
 from linvit.testing.backbone.images import BackboneSubject
-from tests.families import SIZES, families, kinds, narrow, small
+from tests.families import SIZES, families, kinds, small
 from tests.helpers import inputs, low_rank, mechanism, own_names
 from tests.testing.helpers import attention_lines
 
@@ -31,21 +31,6 @@ def test_attention(name: str) -> None:
 def test_attention_in_full(name: str) -> None:
     """Compiled, exported, and at the largest sizes."""
     report = check_attention(name)
-    assert report.passed, f"\n{report}"
-
-
-@pytest.mark.parametrize("name", own_names(heads))
-def test_head(name: str) -> None:
-    """With few channels."""
-    report = check_head(narrow(name), quick=True)
-    assert report.passed, f"\n{report}"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", own_names(heads))
-def test_head_in_full(name: str) -> None:
-    """Compiled and exported."""
-    report = check_head(narrow(name))
     assert report.passed, f"\n{report}"
 
 

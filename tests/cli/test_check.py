@@ -171,7 +171,6 @@ def test_a_backbone_with_options_that_fails(capsys):
         (["--backbone", "deit_nano", "--img_size", "50"], "image size 50x50 is not divisible by patch size 4"),
         (["focused", "--attention", "linear"], "--attention is for another check than this one"),
         (["--img_size", "32"], "--img_size is for another check than this one"),
-        (["--head", "fcn", "--attention", "linear"], "--attention is for another check than this one"),
     ],
 )
 def test_mistakes_about_backbones_are_user_errors(arguments, message, capsys):

@@ -98,7 +98,7 @@ def test_nothing_is_imported_or_built_before_a_case_runs_and_then_once() -> None
         (
             ["focused"],
             {"kind": "mechanism"},
-            "kind must be one of attention, backbone, head, detection_head; got 'mechanism'",
+            "kind must be one of attention, backbone; got 'mechanism'",
         ),
     ],
 )

@@ -26,7 +26,7 @@ usage: linvit VERB [options]
   linearize  train a copy of a trained network with another attention
   compare    run variants with several seeds, and make one table of them
   list       attentions, backbones, heads and configurations, plug-ins included
-  check      hold a mechanism, backbone or head, yours included, to its contract
+  check      hold a mechanism or backbone, yours included, to its contract
   import-weights
              write an official checkpoint as a file for --model.pretrained
   data       decode every image of a set and list those that cannot be used

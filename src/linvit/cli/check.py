@@ -1,13 +1,13 @@
-"""`linvit check`: holds attention mechanisms, backbones and heads to their contracts, a plug-in's like linvit's own."""
+"""`linvit check`: holds attention mechanisms and backbones to their contracts, a plug-in's like linvit's own."""
 
 from collections.abc import Callable
 
 from linvit.cli.import_check import TIMEOUT, check_import
 from linvit.cli.spec import read_spec, read_value
 from linvit.errors import UserError, check_number
-from linvit.registry import Registry, attentions, backbones, heads
+from linvit.registry import Registry, attentions, backbones
 from linvit.terminal import argument_parser, reflow, table
-from linvit.testing import check_attention, check_backbone, check_head
+from linvit.testing import check_attention, check_backbone
 from linvit.testing.report import Report
 
 EPILOG = """examples:
@@ -20,15 +20,13 @@ EPILOG = """examples:
                                              this folder or installed
   linvit check                               every registered mechanism
   linvit check --backbone swin_tiny --attention focused --img_size 32 --quick
-  linvit check --head upernet --quick        a head
 
 exit code: 0 if nothing failed, 1 if something did. What a mechanism does not
 declare does not fail. In Python: linvit.testing.check_attention("focused"),
-check_backbone("swin_tiny", attention="focused"), check_head("upernet")
+check_backbone("swin_tiny", attention="focused")
 """
 KINDS: dict[str, tuple[Registry, Callable[..., Report], tuple[str, ...]]] = {  # with the options of each
     "backbone": (backbones, check_backbone, ("attention", "img_size")),
-    "head": (heads, check_head, ("img_size",)),
     "name": (attentions, check_attention, ()),
 }
 
@@ -39,9 +37,8 @@ def main(argv: list[str]) -> int:
     one = parser.add_mutually_exclusive_group()
     one.add_argument("name", nargs="?", help="a name, package.module:Class, or {name: ..., option: value}; or all")
     one.add_argument("--backbone", metavar="NAME", help="check a backbone instead; written like a mechanism")
-    one.add_argument("--head", metavar="NAME", help="check a head instead; written like a mechanism")
     parser.add_argument("--attention", metavar="SPEC", help="the backbone's attention: NAME, {name: ...}, or a list")
-    parser.add_argument("--img_size", metavar="SIZE", help="images of backbone or head: a side or [H, W] (default: 64)")
+    parser.add_argument("--img_size", metavar="SIZE", help="images of the backbone: a side or [H, W] (default: 64)")
     parser.add_argument("--quick", action="store_true", help="without torch.compile, export, ONNX, the largest sizes")
     parser.add_argument("--timeout", type=float, default=TIMEOUT, metavar="SECONDS", help="to import a plug-in (60)")
     args = parser.parse_args(argv)

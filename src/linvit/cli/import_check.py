@@ -12,8 +12,8 @@ TIMEOUT = 60.0  # seconds for one import
 CHECK = """
 import sys
 from linvit.errors import UserError
-from linvit.registry import attentions, backbones, heads
-registries = {registry.kind: registry for registry in (attentions, backbones, heads)}
+from linvit.registry import attentions, backbones
+registries = {registry.kind: registry for registry in (attentions, backbones)}
 try:
     registries[sys.argv[1]].get(sys.argv[2])
 except UserError as error:

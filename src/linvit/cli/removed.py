@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from linvit.errors import UserError
 
 REMOVED = {
+    "check --head": "Use a test of a few lines with linvit.create_segmentor or create_detector (tests/plugin has two)",
     "compare --budget": "Use equal epochs, --trainer.max_epochs=N, or a grid of variants with epochs of their own",
     "compare --level": "Use the curves in TensorBoard or metrics.csv, which say when a score is reached",
     "compare --search": "Use --tune OPTION=VALUE,VALUE, or a loop of Optuna around linvit fit (docs/guides/search.md)",

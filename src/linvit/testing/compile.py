@@ -1,4 +1,4 @@
-"""Compilation and export of an attention, a backbone or a head."""
+"""Compilation and export of an attention or a backbone."""
 
 import os
 import shutil

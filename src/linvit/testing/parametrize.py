@@ -14,23 +14,19 @@ from linvit.testing.attention import check as attention
 from linvit.testing.attention.inputs import AttentionSubject
 from linvit.testing.backbone import check as backbone
 from linvit.testing.backbone.images import BackboneSubject
-from linvit.testing.head import check as head
-from linvit.testing.head.subject import DetectionSubject, HeadSubject
 from linvit.testing.report import Check, Contract, Line, Verdict
 from linvit.testing.subject import Subject
 
 KINDS: dict[str, tuple[Contract, Callable[..., Subject], dict[str, Any]]] = {  # with the options and defaults
     "attention": (attention.CONTRACT, AttentionSubject, {"dim": 32, "num_heads": 2}),
     "backbone": (backbone.CONTRACT, BackboneSubject, {"attention": None, "img_size": 64}),
-    "head": (head.CONTRACT, HeadSubject, {"img_size": 64}),
-    "detection_head": (head.DETECTION, DetectionSubject, {"img_size": 64}),
 }
 
 
 def parametrize_with_checks(
     specs: Sequence[Spec | type[Attention] | Callable[..., nn.Module]],
     *,
-    kind: Literal["attention", "backbone", "head", "detection_head"] = "attention",
+    kind: Literal["attention", "backbone"] = "attention",
     quick: bool = False,
     **options: Any,
 ) -> Callable[[Callable[..., None]], Any]:
@@ -40,13 +36,12 @@ def parametrize_with_checks(
     one that the subject does not declare or support is skipped with the reason.
 
     Args:
-        specs: What `check_attention`, `check_backbone` or `check_head` takes: names, `{name: ..., option: value}`,
+        specs: What `check_attention` or `check_backbone` takes: names, `{name: ..., option: value}`,
             "package.module:Class", classes, or functions that build a backbone. Nothing is imported or built before the
             first case of a spec runs.
-        kind: Which contract: "attention", "backbone", "head" (of semantic segmentation) or "detection_head".
+        kind: Which contract: "attention" or "backbone".
         quick: Leave out `torch.compile`, `torch.export`, ONNX and the largest sizes.
-        options: Of the checks: `dim` and `num_heads` of attentions, `attention` and `img_size` of backbones,
-            `img_size` of heads.
+        options: Of the checks: `dim` and `num_heads` of attentions, `attention` and `img_size` of backbones.
 
     Raises:
         UserError: If `kind` or an option is another, or `specs` is not a list.

@@ -1,4 +1,4 @@
-"""What a contract is tried on: instances of an attention, backbone or head, and inputs for them, all reproducible."""
+"""What a contract is tried on: instances of an attention or backbone, and inputs for them, all reproducible."""
 
 import abc
 import copy
@@ -51,7 +51,7 @@ class Given:
 
 
 class Subject(abc.ABC):
-    """An attention, backbone or head under test: instances with changed initial values, and what shared clauses ask."""
+    """An attention or backbone under test: instances with changed initial values, and what shared clauses ask."""
 
     arguments: ClassVar[Mapping[str, str]] = {}  # that the constructor must take, and what for
     supplied: ClassVar[tuple[str, ...]] = ()  # those without which `create` cannot call it

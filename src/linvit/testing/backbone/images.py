@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from linvit.errors import UserError
 from linvit.image_size import image_size
-from linvit.registry import Registry, Spec, backbones
+from linvit.registry import Spec, backbones
 from linvit.testing.numbers import gradients_of, normal, trainable
 from linvit.testing.subject import Given, Size, Subject
 
@@ -59,9 +59,8 @@ class BackboneSubject(Subject):
         attention: Spec | Sequence[Spec] | None,
         img_size: int | Sequence[int],
         quick: bool,
-        registry: Registry = backbones,
     ) -> None:
-        super().__init__(spec, registry, quick)
+        super().__init__(spec, backbones, quick)
         self.size = image_size(img_size)
         height = self.size[0]
         self.compilations = (

@@ -1,1 +1,0 @@
-"""The contracts of the heads of semantic segmentation and of detection."""
