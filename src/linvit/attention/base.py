@@ -254,7 +254,7 @@ class Attention(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h', N, out_dim / h'), h' = `out_heads`."""
-        raise NotImplementedError(f"{type(self).__name__} has no forward")
+        raise NotImplementedError(f"{type(self).__name__} has no forward(self, q, k, v, grid)")
 
     def tie(self, earlier: Sequence["Attention"]) -> None:
         """Shares parameters with other layers, for a mechanism that does. A backbone calls it once, when it is built.

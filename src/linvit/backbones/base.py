@@ -61,6 +61,7 @@ class Backbone(nn.Module):
     feature_norms: nn.ModuleList
     norm: nn.Module
     head: nn.Module
+    in_chans: int | None = None
 
     def __init__(
         self, num_classes: int, num_features: int, global_pool: str = "avg", num_prefix_tokens: int = 0
@@ -85,6 +86,8 @@ class Backbone(nn.Module):
         self.norm = norm
         self.head = classifier(self.head_hidden_size, self.num_classes)
         self.feature_info = feature_info
+        convolutions = (module.in_channels for module in self.modules() if isinstance(module, nn.Conv2d))
+        self.in_chans = next(convolutions, None)  # of the stem, which comes first
         init_vit(self if initialise is None else initialise)
         tie_mechanisms(self)
 
@@ -98,10 +101,21 @@ class Backbone(nn.Module):
         if global_pool == "token" and not self.num_prefix_tokens:
             raise UserError("global_pool 'token' needs the class token; set class_token: true or global_pool: avg")
 
+    def check_channels(self, images: Tensor) -> None:
+        """Raises a `UserError` for images (B, C, H, W) of other channels than the backbone was built for."""
+        given, own = images.shape[-3], self.in_chans
+        if own is not None and given != own:
+            way = ", as images.expand(-1, 3, -1, -1) does" if (given, own) == (1, 3) else ""
+            raise UserError(
+                f"got images of {given} channels, and {type(self).__name__} was built for {own}: build it with "
+                f"in_chans={given}, or bring the images to {own} channels{way}"
+            )
+
     def forward_levels(
         self, x: Tensor, take: Collection[int] = (), stop: int | None = None
     ) -> tuple[Tensor, Grid, list[tuple[Tensor, Grid]]]:
         """Runs images through the first `stop` levels; returns tokens and grid of the last, and of those in `take`."""
+        self.check_channels(x)
         found = []
         for i, stage in enumerate(getattr(self, self.levels)[:stop]):
             tokens, grid = stage(x)

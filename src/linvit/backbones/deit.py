@@ -164,6 +164,7 @@ class DeiT(Backbone):
         self, x: Tensor, take: Collection[int] = (), stop: int | None = None
     ) -> tuple[Tensor, Grid, list[tuple[Tensor, Grid]]]:
         """Runs images through the first `stop` blocks; see `Backbone.forward_levels`."""
+        self.check_channels(x)
         x, grid = self.embed(x)
         found = []
         for i, block in enumerate(self.blocks[:stop]):

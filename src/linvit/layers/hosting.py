@@ -14,6 +14,7 @@ from linvit.attention.ops.functional import upcast
 from linvit.errors import UserError, check_choice
 from linvit.layers.mlp import BatchNormLinear, Linear
 
+CHECK = "linvit check NAME tests all that an attention has to do, where NAME is its name or class path"
 QKNorm = Literal["none", "rms", "l2"]
 
 
@@ -127,6 +128,11 @@ class AttentionHost(nn.Module):
 
         One projection gives q, k and v, unless keys and values come from other tokens than the queries (`reduced`).
         """
+        for mechanism in mechanisms:
+            if type(mechanism).forward is Attention.forward:
+                raise UserError(
+                    f"{type(mechanism).__name__} has no forward: define forward(self, q, k, v, grid). {CHECK}"
+                )
         first, out_dim = mechanisms[0], sum(mechanism.out_dim for mechanism in mechanisms)
         self.projections = first.projections  # in the order of the rows of `qkv`
         self.stem = ConvStem(dim) if first.stem == "conv_silu" else None
@@ -197,4 +203,20 @@ def attend(
     k = k.reshape(*k.shape[:2], key_heads, k.shape[2:].numel() // key_heads).transpose(1, 2)
     v = v.reshape(*v.shape[:2], heads, v.shape[2:].numel() // heads).transpose(1, 2)
     out: Tensor = mechanism(q, k, v, grid, **extra)
+    check_output(mechanism, out, q, v)
     return out.transpose(1, 2).flatten(2)
+
+
+def check_output(mechanism: Attention, out: Tensor, q: Tensor, v: Tensor) -> None:
+    """Raises a `UserError` unless a mechanism has returned (B, h', N, out_dim / h') for q (B, h, N, dk)."""
+    if not isinstance(out, Tensor):
+        given = f"a {type(out).__name__}"
+    elif out.ndim == 4 and out.shape[2] == q.shape[2] and out.shape[1] * out.shape[3] == mechanism.out_dim:
+        return
+    else:
+        given = str(tuple(out.shape))
+    heads, tokens = v.shape[1], q.shape[2]
+    raise UserError(
+        f"{type(mechanism).__name__} returned {given} for queries {tuple(q.shape)}; expected are (B, h, N, d) = "
+        f"{(len(q), heads, tokens, mechanism.out_dim // heads)}: images, heads, queries, channels per head. {CHECK}"
+    )

@@ -80,9 +80,12 @@ def _nothing_to_replace(network: nn.Module) -> str:
             f"{type(replaced[0].mechanism).__name__}, which may have left out some of its weights. Replace that of a "
             f"fresh model, or of a copy.deepcopy of it"
         )
+    # A task or create_backbone has built timm's; others are given to replace_attention, where there is nothing to omit.
+    ours = type(network).__module__.startswith(("timm.", "linvit."))
+    way = f"Leave attention out, or {ACCEPTED}" if ours else f"In place of this model {ACCEPTED}"
     return (
         f"{type(network).__name__} has no attention that linvit can replace; it mixes tokens by "
-        f"{', '.join(token_mixers(network)) or 'nothing known'}. Leave attention out, or {ACCEPTED}"
+        f"{', '.join(token_mixers(network)) or 'nothing known'}. {way}"
     )
 
 
