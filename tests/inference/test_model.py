@@ -245,6 +245,16 @@ def test_detections_are_those_of_the_test(tmp_path):
     old = [{**each, "image_id": 0} for each in json.loads(saved.read_text())]
     new = [each for result in found for each in result.objects.annotations(0, [*range(10)])]
     assert [each["bbox"] for each in new] == [each["bbox"] for each in old]
+    photos = tmp_path / "photos"
+    (photos / ".ipynb_checkpoints").mkdir(parents=True)
+    Image.fromarray(samples[0]["image"].permute(1, 2, 0).numpy()).save(photos / "a.png")
+    for hidden in ("._1.png", ".ipynb_checkpoints/a.png"):  # left out, as by predict --config
+        (photos / hidden).write_bytes((photos / "a.png").read_bytes()[:99])
+    done = command_line("predict", f"--model={folder}", photos, "--output=out", cwd=tmp_path)
+    assert (done.code, done.err) == (0, "")
+    (saved,) = (tmp_path / "out").glob("*/results.json")
+    ids = [each["category_id"] for each in json.loads(saved.read_text())]
+    assert ids == [each["category_id"] for each in new[: len(ids)]] == found[0].objects.labels.tolist()
     some = model(samples[0]["image"], threshold=found[0].scores[2])
     assert len(some.boxes) == len(some.masks) == len(some.labels) >= 3
     assert some.masks.shape[1:] == samples[0]["image"].shape[1:]

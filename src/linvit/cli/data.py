@@ -131,7 +131,7 @@ def _check(args: argparse.Namespace, warned: list[str]) -> int:
     warnings_of_data = [f"  WARNING: {text}" for text in warned]
     print("\n".join([*_bad(found, args.output), *warnings_of_data, *_ignored(args.source), *_copies(found)]))
     if args.output is not None:
-        lines = [(bad.split, bad.name, bad.reason) for bad in (*found.bad, *report.malformed)]
+        lines = [(bad.split, bad.name, bad.reason) for bad in (*found.bad, *report.malformed, *report.noted)]
         write_table(args.output, [("split", "image", "reason"), *lines])
     return int(bool(found.bad or refused or report.malformed or report.refused))
 

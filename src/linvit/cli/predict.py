@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from linvit import yaml_text
 from linvit.cli.spec import usable_device
-from linvit.data.sources.folder import EXTENSIONS
+from linvit.data.sources.folder import EXTENSIONS, files_below
 from linvit.errors import UserError, quote_first
 from linvit.inference.model import load
 from linvit.runs.folder import check_writable, shown
@@ -86,9 +86,9 @@ def main(argv: list[str]) -> int:
 
 
 def images_in(paths: Sequence[Path]) -> Iterator[Path]:
-    """Files, and the images in folders, also in those below, in the order of their names; absolute paths."""
+    """Yields files, and the images in folders and below that are not hidden, sorted by name; absolute paths."""
     for path in map(Path.absolute, paths):
-        inside = sorted(each for each in path.rglob("*") if each.suffix.lower() in EXTENSIONS and each.is_file())
-        if path.is_dir() and not inside:
+        inside = [*map(Path, files_below(path))] if path.is_dir() else [path]
+        if not inside:
             raise UserError(f"there are no images in '{path}': it has no files {', '.join(sorted(EXTENSIONS))}")
-        yield from inside if path.is_dir() else [path]
+        yield from inside

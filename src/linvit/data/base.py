@@ -42,6 +42,7 @@ class TargetReport(NamedTuple):
     """What `linvit data check` finds in targets; `refused` says why `linvit fit` would refuse the set.
 
     It tries what `linvit fit` does before the first step, too, unless the images have no targets (`trainable`).
+    `noted` is listed with the bad images and annotations, and is no reason to refuse the set.
     """
 
     lines: list[str]
@@ -49,6 +50,7 @@ class TargetReport(NamedTuple):
     malformed: Sequence[ImageFinding] = ()
     refused: Sequence[str] = ()
     trainable: bool = True
+    noted: Sequence[ImageFinding] = ()
 
 
 class ImageData(LightningDataModule):

@@ -1,19 +1,19 @@
 """Images with objects, each with a box, a class and perhaps a mask: embedded, from COCO's files, tables or the hub."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torchvision.utils import draw_bounding_boxes
 
 from linvit.data.base import ImageData, TargetReport
-from linvit.data.sources.coco import find_coco
+from linvit.data.sources.coco import AnnotationFinding, find_coco, other_format
 from linvit.data.sources.images import Sample, Target, wrong_size
 from linvit.data.sources.labels import Classes, features_of, read_names
 from linvit.data.sources.objects import (
@@ -24,6 +24,8 @@ from linvit.data.sources.objects import (
     annotation_name,
     class_table,
     describe_findings,
+    say_left_out,
+    untrainable,
 )
 from linvit.data.sources.scan import ImageFinding, ScanResult
 from linvit.data.sources.scenes import Scenes, SceneSource
@@ -31,11 +33,12 @@ from linvit.data.sources.splits import HUB, table_features
 from linvit.data.sources.splits import SCENES as DIGIT_SCENES
 from linvit.data.transforms.detection import DetectionAugmentation, EvalTransform, TrainTransform
 from linvit.data.transforms.segmentation import check_resize_limits
-from linvit.errors import UserError
+from linvit.errors import UserError, quote_first
 from linvit.files import rewriting
 from linvit.plain_text import write_csv
 
 TABLE = 100  # classes of which the log has the table
+WARN_LEFT_OUT = 0.05  # fraction of the training objects that are left out, from which on a run warns of it
 
 
 class DetectionData(ImageData):
@@ -151,7 +154,7 @@ class DetectionData(ImageData):
         if table not in source.splits:
             return {}  # which has its own message
         features = source.splits[table].features
-        if source.column is None or source.column.name not in features or not self.counts(source, table).any():
+        if source.column is None or source.column.name not in features or not self.annotated(source, table):
             raise UserError(
                 f"the {split} split of data source '{source.name}' has no objects, so it can only be predicted (linvit "
                 f"predict): put COCO's annotations beside the images, or name the column with --data.object_column"
@@ -166,8 +169,8 @@ class DetectionData(ImageData):
         return {"image_id": Target(column)} if known else {}
 
     @cache  # noqa: B019 (a data module lives as long as its run)
-    def counts(self, source: ObjectSource, split: str) -> np.ndarray:
-        """How many objects each class has in a split, int (K,), once it is known that few enough are malformed."""
+    def annotated(self, source: ObjectSource, split: str) -> bool:
+        """True if a split has objects; raises a `UserError` if too many are malformed or of another format."""
         found, name = source.audit(split), partial(source.name_of, split)
         bad, allowed = len(found.malformed), self.bad_images.allowed_of(found.total)
         said = f"{bad:,} of the {found.total:,} annotations in the {split} split of '{self.source}' are malformed: "
@@ -184,14 +187,24 @@ class DetectionData(ImageData):
             raise UserError(f"{said}. Repair or remove them (linvit data check lists all), or leave them out by {way}")
         if found.wrong_format is not None:
             raise UserError(f"the {split} split of '{self.source}': {found.wrong_format}")
-        return found.per_class
+        return bool(found.annotated.any())
 
     def check_training(self) -> None:
-        """Shows the classes and how many objects each has, and warns of those without a training object."""
+        """Shows how many objects of each class are trained on; warns of classes without any and of those left out.
+
+        Raises:
+            UserError: If all objects are left out, and a run is to be trained.
+        """
         source = self.data_source
         if isinstance(source, SceneSource):
             return
-        counts = {split: self.counts(source, split) for split in self.splits if split in ("train", "val")}
+        found, name = source.audit("train"), partial(source.name_of, "train")
+        counts = {split: source.counts(split) for split in ("train", "val")}
+        if not counts["train"].any() and self.trainer is not None:
+            raise UserError(untrainable(self.source, found, name))
+        if len(found.left_out) >= WARN_LEFT_OUT * found.total:
+            said = f"training on '{self.source}' leaves out {say_left_out(found, name)}"
+            rank_zero_warn(f"{said}. linvit data check --output FILE lists all")
         lines = class_table(self.class_names, self.classes.ids, counts)
         more = [f"and {len(lines) - TABLE} more: linvit data check"] if len(lines) > TABLE else []
         rank_zero_info("\n".join([f"classes of '{self.source}'", *lines[:TABLE], *more]))
@@ -210,9 +223,9 @@ class DetectionData(ImageData):
 
     @classmethod
     def recognises(cls, source: str) -> bool:
-        """Whether a data source is a folder with COCO's files, or a table with a column of objects."""
+        """True of a folder with annotations of objects, COCO's or others, and of a table with a column of objects."""
         path = Path(source).expanduser()
-        if not source.startswith(HUB) and path.is_dir() and find_coco(path):
+        if not source.startswith(HUB) and path.is_dir() and (find_coco(path) or other_format(path)):
             return True
         return not table_features(source).keys().isdisjoint(OBJECT_COLUMNS)
 
@@ -221,40 +234,58 @@ class DetectionData(ImageData):
         source, lines = self.data_source, [f"{self.source}: {self.num_classes} classes"]
         bad: list[ImageFinding] = []
         malformed: list[ImageFinding] = []
-        counts = {}
+        noted: list[ImageFinding] = []
+        refused = []
         assert isinstance(source, ObjectSource)  # scenes are not checked
         unasked = not self.masks and find_spec("faster_coco_eval") is not None
-        with_masks = source.read_coco(masks=True) if unasked else None
-        for split, rows in self.splits.items():
-            if source.column is None or source.column.name not in rows.features:
-                lines.append(f"  {split:<10}no objects")
-                continue
-            audit, name = source.audit(split), partial(source.name_of, split)
-            counts[split] = audit.per_class
-            empty, objects = int((audit.per_image == 0).sum()), int(audit.per_image.sum())
+        masked = replace(source, masks=True) if unasked and source.has_masks else None
+        audits = {
+            split: source.audit(split)
+            for split, rows in self.splits.items()
+            if source.column is not None and source.column.name in rows.features
+        }
+        lines += [f"  {split:<10}no objects" for split in self.splits if split not in audits]
+        for split, audit in audits.items():
+            name, rows = partial(source.name_of, split), len(audit.annotated)
+            empty, objects = int((audit.annotated == 0).sum()), int(audit.annotated.sum())
             lines.append(
-                f"  {split:<10}{len(rows):>12,} images, {empty:,} of them without objects; {objects:,} objects, "
+                f"  {split:<10}{rows:>12,} images, {empty:,} of them without objects; {objects:,} objects, "
                 f"{audit.crowds:,} of them crowds"
             )
+            if said := say_left_out(audit, name):
+                training = "training leaves out" if split == "train" else "scored, but training would leave out"
+                lines.append(f"  {split:<10}WARNING: {training} {said}")
+            noted += _findings(split, audit.left_out, name)
             if audit.malformed:
                 lines.append(f"  {split:<10}{len(audit.malformed):>12,} of {audit.total:,} ANNOTATIONS ARE MALFORMED")
                 lines += [f"    {line}" for line in describe_findings(audit.malformed, name)]
-            for one in audit.malformed:
-                reason = ": ".join(filter(None, (one.reason, one.detail)))
-                malformed.append(ImageFinding(split, annotation_name(one, name), reason))
-            unread = [] if with_masks is None else with_masks.malformed[split]
-            if masks := [one for one in unread if "segmentation" in one.reason]:
-                lines.append(f"  {split:<10}WARNING: {len(masks):,} objects have no usable mask, for --data.masks=true")
-                lines += [f"    {line}" for line in describe_findings(masks, name)]
+            malformed += _findings(split, audit.malformed, name)
+            unusable = [] if masked is None else masked.audit(split).without_mask
+            if unusable:
+                lines.append(
+                    f"  {split:<10}WARNING: {len(unusable):,} objects have no usable mask, for --data.masks=true"
+                )
+                lines += [f"    {line}" for line in describe_findings(unusable, name)]
             if audit.wrong_format is not None:
                 bad.append(ImageFinding(split, "boxes", audit.wrong_format))
             for row, (stored, said) in enumerate(zip(found.sizes[split], source.sizes(split).tolist(), strict=True)):
                 if any(stored) and [*stored] != said:
                     bad.append(ImageFinding(split, name(row), wrong_size("its annotations are for", said, stored)))
+        if found.turned:
+            names = quote_first([one for _, one in found.turned])
+            lines.append(
+                f"  WARNING: {len(found.turned):,} images are turned by EXIF, so their boxes must be of the turned "
+                f"images: {names}. If they are of the pixels as stored, set --data.exif_orientation=false"
+            )
+        counts = {split: source.counts(split) for split in {**dict.fromkeys(["train", "val"]), **audits}}
         lines += [f"  {line}" for line in class_table(self.class_names, self.classes.ids, counts)]
-        if "train" in counts and (warning := absent_classes(self.class_names, counts["train"])):
+        if not counts["train"].any() and audits["train"].left_out:
+            refused.append(
+                f"  NO TRAINING  {untrainable(self.source, audits['train'], partial(source.name_of, 'train'))}"
+            )
+        elif warning := absent_classes(self.class_names, counts["train"]):
             lines.append(f"  WARNING: {warning}")
-        return TargetReport(lines, bad, malformed)
+        return TargetReport(lines, bad, malformed, refused, noted=noted)
 
     def drawn(self, sample: Sample) -> Sample:
         """A sample with its boxes drawn into its image, if that is RGB of 8 bits."""
@@ -278,3 +309,9 @@ class DetectionData(ImageData):
             moved = torch.cat(tensors).to(batch["image"][0].device, non_blocking=True)
             entries[name] = list(moved.split([len(tensor) for tensor in tensors]))
         return batch | entries
+
+
+def _findings(split: str, found: Sequence[AnnotationFinding], name: Callable[[int], str]) -> list[ImageFinding]:
+    """The same annotations as `linvit data check` lists them."""
+    reasons = [": ".join(filter(None, (one.reason, one.detail))) for one in found]
+    return [ImageFinding(split, annotation_name(one, name), reason) for one, reason in zip(found, reasons, strict=True)]

@@ -49,6 +49,7 @@ class ModelDescription:
     options: dict[str, Any]  # arguments of the task that make the network and its predictions: `backbone`, `window` ...
     weights: Weights = "raw"  # which of a run's weights these are; "ema" is their moving average
     preprocessing: dict[str, Any] | None = None  # arguments of `Preprocessing`; None if nobody said
+    category_ids: list[int] | None = None  # COCO's, of the classes; None of other tasks, and of linvit 0.2.0
 
     @property
     def class_names(self) -> list[str]:
@@ -58,7 +59,14 @@ class ModelDescription:
     @classmethod
     def from_dict(cls, content: Any, source: object) -> "ModelDescription":
         """Reads one from content of any kind of the file `source`; a `UserError` if it is not that."""
-        kinds = {"version": str, "task": str, "options": dict, "weights": str, "preprocessing": dict | None}
+        kinds: dict[str, Any] = {
+            "version": str,
+            "task": str,
+            "options": dict,
+            "weights": str,
+            "preprocessing": dict | None,
+        }
+        kinds |= {"category_ids": list | None}
         wrong = None if isinstance(content, dict) else f"it is a {type(content).__name__}"
         for name, kind in kinds.items() if wrong is None else ():
             if not isinstance(content.get(name), kind):
@@ -69,9 +77,12 @@ class ModelDescription:
             texts = isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
             if not texts or len(names) != content["options"].get("num_classes"):
                 wrong = f"the names of its classes are {names!r:.80}"
+        ids = content.get("category_ids") if wrong is None else None
+        if ids is not None and (len(ids) != content["options"].get("num_classes") or {*map(type, ids)} - {int}):
+            wrong = f"the ids of its classes are {ids!r:.80}"
         if wrong is not None:
             raise UserError(f"'{source}' does not describe a trained network of linvit: {wrong}")
-        return cls(**{name: content[name] for name in kinds})
+        return cls(**{name: content.get(name) for name in kinds})
 
 
 def read_trained(source: str | Path, weights: Weights | None = None) -> tuple[ModelDescription, dict[str, Tensor]]:

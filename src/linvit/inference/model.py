@@ -160,6 +160,7 @@ class TrainedModel:
             for number, result in zip(collated["index"].tolist(), found, strict=True):
                 image, result.name, _ = batch[number]
                 result.source, result.class_names = image, self.class_names
+                result.category_ids = self.description.category_ids
                 result.read = partial(self.preprocessing.read, image, result.name)
                 results[number] = result
         return [results.get(number) for number in range(len(batch))]

@@ -22,6 +22,7 @@ class Result:
 
     Attributes:
         class_names: Of all classes.
+        category_ids: COCO's ids of all classes, if the data have such.
         source: The image as it was given: a path, or a picture, array or tensor.
         name: What messages and files call it: its path, or its number.
         read: Reads the source: an image (C, H, W) from 0 to 255.
@@ -29,6 +30,7 @@ class Result:
     """
 
     class_names: list[str] = field(default_factory=list, repr=False)
+    category_ids: list[int] | None = field(default=None, repr=False)
     source: Any = field(default=None, repr=False)
     name: str = ""
     read: Callable[[], Tensor] | None = field(default=None, repr=False)
@@ -73,8 +75,8 @@ class Result:
     @classmethod
     def save_all(cls, results: Iterable[Any], folder: Path, source: str | None = None) -> Path:
         """Writes the predictions for the images of a source, one after another; returns where they are."""
-        paths, rows, names = PicturePaths(folder, source), list[Any](), list[str]()
+        paths, rows, names, ids = PicturePaths(folder, source), list[Any](), list[str](), None
         for number, each in enumerate(results, 1):
             rows.append(each.write(paths(each.name, number), number))
-            names = each.class_names
-        return cls.write_set(rows, paths.folder, names)
+            names, ids = each.class_names, each.category_ids
+        return cls.write_set(rows, paths.folder, names, ids)

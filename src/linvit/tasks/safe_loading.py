@@ -251,7 +251,9 @@ def _is_count(value: Any) -> bool:
 
 
 DESCRIPTION = "linvit"
-"""What a checkpoint says of itself besides its options: linvit's version, the class of the task, the preprocessing."""
+"""What a checkpoint says of itself besides its options: linvit's version, the class of the task, and `OF_DATA`."""
+OF_DATA = ("preprocessing", "category_ids")
+"""What of the data prediction needs: how images are prepared, and of detection COCO's ids of the classes."""
 
 
 class SavedTask(LightningModule):
@@ -272,7 +274,7 @@ class SavedTask(LightningModule):
         checkpoint[DESCRIPTION] = {
             "version": version("linvit"),
             "task": f"{own.__module__}:{own.__qualname__}",
-            "preprocessing": getattr(self.trainer.datamodule, "preprocessing", None),  # type: ignore[attr-defined]
+            **{name: getattr(self.trainer.datamodule, name, None) for name in OF_DATA},  # type: ignore[attr-defined]
         }
         checkpoint["total_batch"] = total_batch_size(self.trainer)
         if self.ema is not None:

@@ -27,8 +27,10 @@ OBJECT = {
     **{"area": Value("float64"), "iscrowd": Value("bool"), "ignore": Value("bool")},
 }
 LARGEST = 1e300  # what a number may be below, of any kind: JSON's integers have no end
-UNSPLIT_NAMES = ("instances", "instances_default", "annotations", "_annotations.coco", "coco")
-"""Names of a file without splits."""
+UNSPLIT_NAMES = ("instances", "instances_default", "annotations", "_annotations.coco", "coco", "result")
+"""Names of a file without splits; CVAT, Roboflow and Label Studio write the second, fourth and last."""
+OTHER_FORMATS = {"YOLO": ("labels/**/*.txt",), "Pascal VOC": ("Annotations/*.xml", "annotations/*.xml", "*.xml")}
+"""Files of annotations in formats that are not read."""
 
 
 class AnnotationFinding(NamedTuple):
@@ -96,6 +98,7 @@ class AnnotationFile:
         if not lists[0] or not all(isinstance(one, list) for one in lists):
             raise UserError(f"'{path}' has no images; COCO's annotations are lists of images, annotations, categories")
         self.images = self._entries(lists[0], "images", IMAGE)
+        self._check_files()
         for image in self.images:
             height, width = image["height"], image["width"]
             if min(height, width) < 1 or height * width > 2 * MAX_PIXELS:
@@ -117,6 +120,21 @@ class AnnotationFile:
             arrow = datasets.Features({"objects": kind}).arrow_schema.field("objects").type
             columns["objects"] = kind, pa.array(self.objects, arrow)
         return path_table({"image": [str(folder.absolute() / image["file_name"]) for image in self.images]}, columns)
+
+    def _check_files(self) -> None:
+        """Raises a `UserError` if two images are one file; Windows' separators in names become slashes."""
+        first: dict[str, Any] = {}
+        twice = []
+        for image in self.images:
+            image["file_name"] = os.path.normpath(image["file_name"].replace("\\", "/"))
+            if (other := first.setdefault(image["file_name"], image["id"])) != image["id"]:
+                twice.append(f"{image['file_name']} ({other} and {image['id']})")
+        if twice:
+            raise UserError(
+                f"{len(twice)} files in '{self.path}' are two images each, such as those with the ids {twice[0]}: in "
+                f"either, the objects of the other would be trained as background. Give the annotations of both one "
+                f"image_id, and remove the other entry of images"
+            )
 
     def _entries(self, entries: list[Any], what: str, fields: Mapping[str, Field]) -> list[dict[str, Any]]:
         """Entries that have the fields, each with an id, and a name if it has one, of its own."""
@@ -232,6 +250,38 @@ def find_coco(path: Path) -> dict[str, Path]:
     whole = (place / f"{name}.json" for place in places for name in UNSPLIT_NAMES)
     alone = next((file for file in whole if file.is_file()), None)
     return found or ({} if alone is None else {"train": alone})
+
+
+def other_format(path: Path) -> str:
+    """Says which annotations a folder has that are not read, and what to do; "" if none are found."""
+    for format_name, patterns in OTHER_FORMATS.items():
+        file = next((file for pattern in patterns for file in sorted(path.glob(pattern))), None)
+        if file is not None and _is_annotation(file):
+            return f" that can be read: '{file}' is of {format_name}. Convert the annotations to COCO's JSON"
+    for file in sorted([*path.glob("*.json"), *path.glob("annotations/*.json")]):
+        if _is_coco(file):
+            alone = file.with_name("annotations.json")
+            return f" that are found: '{file}' is COCO's, but its name says no split. Call it '{alone}', or train.json"
+    return ""
+
+
+def _is_annotation(file: Path) -> bool:
+    """True if a text file begins as annotations of YOLO or Pascal VOC do."""
+    try:
+        start = read_regular(file, 1 << 20)[:4096].decode().strip()
+    except (OSError, ValueError, UserError):
+        return False
+    yolo = re.match(r"\d+(\s+-?\d*\.?\d+(e-?\d+)?){4,}\s*($|\n)", start) is not None
+    return "<annotation" in start if file.suffix == ".xml" else yolo
+
+
+def _is_coco(file: Path) -> bool:
+    """True if a JSON file has COCO's lists."""
+    try:
+        content = json.loads(read_regular(file))
+    except (OSError, ValueError, RecursionError, UserError):
+        return False
+    return isinstance(content, dict) and {"images", "annotations", "categories"} <= content.keys()
 
 
 def _image_folder(path: Path, split: str, read: AnnotationFile) -> Path:

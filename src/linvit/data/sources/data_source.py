@@ -71,15 +71,12 @@ class DataSource:
 
         Without a validation split, train and val are parts of train unless `whole` is set.
         """
-        table, chosen = split, None
-        cut = not whole and not self.streaming and "val" not in self.splits and "train" in self.splits
-        if cut and split in ("train", "val"):
-            if split == "val":
-                rank_zero_info(
-                    f"data source '{self.name}' has no validation split; a fraction of {self.val_fraction} of its "
-                    f"train split is held out (--data.val_fraction)"
-                )
-            table, chosen = "train", hold_out(len(self.splits["train"]), self.val_fraction, self.name)[split]
+        table, chosen = (split, None) if whole else self.held_out(split)
+        if chosen is not None and split == "val":
+            rank_zero_info(
+                f"data source '{self.name}' has no validation split; a fraction of {self.val_fraction} of its "
+                f"train split is held out (--data.val_fraction)"
+            )
         if table not in self.splits:
             add = "; a stream is not cut in two: add one, or set --data.streaming=false"
             way = add if self.streaming and split == "val" else ""
@@ -92,6 +89,13 @@ class DataSource:
             )
         shards = self.shards[table]._replace(rows=rows) if self.streaming else None
         return rows, chosen, shards
+
+    def held_out(self, split: str) -> tuple[str, np.ndarray | None]:
+        """Returns the table of a split and its rows there: without a validation split, a part of train; None is all."""
+        cut = not self.streaming and "val" not in self.splits and "train" in self.splits
+        if not cut or split not in ("train", "val"):
+            return split, None
+        return "train", hold_out(len(self.splits["train"]), self.val_fraction, self.name)[split]
 
     def trained_rows(self, chosen: np.ndarray | None) -> np.ndarray | None:
         """Numbers of the training rows that are used, of those that are `chosen`; None means all."""

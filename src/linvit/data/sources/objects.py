@@ -15,13 +15,14 @@ import pyarrow.compute
 from lightning.pytorch.utilities import rank_zero_info
 from tqdm import tqdm
 
-from linvit.data.sources.coco import AnnotationFinding, CocoTables, find_coco, load_coco, rle_counts
+from linvit import coco_masks
+from linvit.data.sources.coco import AnnotationFinding, CocoTables, find_coco, load_coco, other_format, rle_counts
 from linvit.data.sources.data_source import DataSource, Splits
 from linvit.data.sources.images import Sample, SampleReader, Target, Transform, check_target_sizes
 from linvit.data.sources.labels import Classes, features_of, find_column, undecoded
 from linvit.data.sources.read import BadImageError, name_of
 from linvit.data.sources.splits import HUB, load_splits
-from linvit.data.transforms.detection import Objects, trainable, usable
+from linvit.data.transforms.detection import EMPTY_MASK, Objects, left_out, trainable, usable
 from linvit.errors import UserError, check_choice, did_you_mean, quote_first
 
 THREADS = 16
@@ -112,17 +113,39 @@ class ObjectReader(SampleReader):
 
 
 class ObjectAudit(NamedTuple):
-    """The objects of a split: how many that are sound and of a class each image and each class has, int (rows,), (K,).
+    """The objects of a split.
 
-    `total` counts malformed annotations, too; `wrong_format` says if the boxes seem to be stored in another format.
+    `annotated` counts those of each image that are sound and of a class, int (rows,). `used` has the row and the label
+    of each of them that is trained on; in other splits than train, that is scored: all but crowds. `left_out` names
+    those that training leaves out, `malformed` those that cannot be read; `total` counts all. `wrong_format` says
+    if the boxes seem to be stored in another format.
     """
 
-    per_image: np.ndarray
-    per_class: np.ndarray
+    annotated: np.ndarray
+    used: np.ndarray
+    num_classes: int
     crowds: int
     total: int
+    left_out: list[AnnotationFinding]
     malformed: list[AnnotationFinding]
     wrong_format: str | None
+
+    @property
+    def without_mask(self) -> list[AnnotationFinding]:
+        """Those whose mask is empty, missing or malformed, if masks were looked at."""
+        return [
+            one for one in (*self.malformed, *self.left_out) if "segmentation" in one.reason or "mask" in one.reason
+        ]
+
+    @property
+    def per_class(self) -> np.ndarray:
+        """Number of objects of each class that are trained on or scored, int (K,)."""
+        return self.per_class_in(None)
+
+    def per_class_in(self, rows: np.ndarray | None) -> np.ndarray:
+        """Returns the same for the images of some rows; None is all."""
+        row, label = self.used.T
+        return np.bincount(label if rows is None else label[np.isin(row, rows)], minlength=self.num_classes)
 
 
 def audit_objects(
@@ -131,9 +154,22 @@ def audit_objects(
     sizes: np.ndarray,
     labels: Mapping[Any, int],
     subset: bool,
+    masks: bool,
+    training: bool,
     unread: Sequence[AnnotationFinding] = (),
 ) -> ObjectAudit:
-    """Looks at all objects, given (H, W) of each image, 0 if unknown; `unread` are malformed and not among them."""
+    """Looks at all objects of a split, in the order of its rows.
+
+    Args:
+        rows: The table.
+        column: Column of the objects.
+        sizes: (H, W) of each image, 0 if unknown.
+        labels: The label of each category.
+        subset: True if objects of other categories are left out, false if they are malformed.
+        masks: True if masks are trained.
+        training: True of the training split, whose small images are left out.
+        unread: Annotations that are malformed and not in the table.
+    """
     cells = rows.select_columns([column.name]).with_format("arrow")[:][column.name].to_pylist()
     each = [column.lists(cell, f"row {row}") for row, cell in enumerate(cells)]
     lists = {field: [*chain.from_iterable(own[field] for own in each)] for field in column.fields}
@@ -142,27 +178,53 @@ def audit_objects(
     size = tuple(np.where(sizes > 0, sizes, np.inf)[where].T)  # infinite where it is not known
     sound = usable(objects, size)
     known = np.array([category in labels for category in categories], bool)
+    corners = objects["boxes"].tolist()
 
-    def findings(which: np.ndarray, reason: str, details: Sequence[Any]) -> list[AnnotationFinding]:
+    def findings(which: np.ndarray, reason: str, details: Sequence[Any] = corners) -> list[AnnotationFinding]:
         ids = lists.get("id") or range(len(where))
         places = np.flatnonzero(which).tolist()
         return [AnnotationFinding(int(where[i]), str(ids[i]), reason, str(details[i])) for i in places]
 
-    corners, used = objects["boxes"].tolist(), sound & known
     unsound = "a box that is not four finite numbers, or is far outside of its image, or an infinite area"
     malformed = [
         *unread,
-        *findings(~sound, unsound, corners),
+        *findings(~sound, unsound),
         *findings(sound & ~known & (not subset), "a category that is none of the classes", categories),
     ]
+    annotated = sound & known
+    reasons = {f"an image with a side of less than {MIN_SIDE} pixels": np.min(size, 0) < MIN_SIDE} if training else {}
+    reasons |= left_out(objects, size)
+    if masks:
+        reasons[EMPTY_MASK] = _empty_masks(lists["segmentation"], sizes[where])
+    trained, unused = annotated.copy(), list[AnnotationFinding]()
+    for reason, which in reasons.items():  # an object has the first of its reasons
+        unused += findings(trained & which, reason)
+        trained &= ~which
+    crowds = objects.get("iscrowd", np.zeros(len(where), bool))
+    used = np.flatnonzero(trained if training else annotated & ~crowds)
     return ObjectAudit(
-        np.bincount(where[used], minlength=len(cells)),
-        np.bincount([labels[categories[i]] for i in np.flatnonzero(used)], minlength=len(labels)),
-        int(objects["iscrowd"].sum()) if "iscrowd" in objects else 0,
+        np.bincount(where[annotated], minlength=len(cells)),
+        np.array([(where[i], labels[categories[i]]) for i in used], np.int64).reshape(-1, 2),
+        len(labels),
+        int(crowds.sum()),
         len(where) + len(unread),
+        unused,
         malformed,
         _wrong_format(objects["boxes"], size, column.box_format),
     )
+
+
+def _empty_masks(stored: Sequence[Any], sizes: np.ndarray) -> np.ndarray:
+    """Returns which masks have no pixel, bool (n,); those that cannot be read are met when their image is."""
+
+    def empty(one: Any, size: tuple[int, int]) -> bool:
+        try:
+            counts = one if isinstance(one, str) else rle_counts(one, size)
+            return not coco_masks.area([{"size": list(size), "counts": counts}])[0]
+        except (UserError, KeyError, TypeError, ValueError, OverflowError):
+            return False
+
+    return np.array([empty(one, tuple(size)) for one, size in zip(stored, sizes.tolist(), strict=True)], bool)
 
 
 def _wrong_format(boxes: np.ndarray, size: tuple[Any, ...], box_format: str) -> str | None:
@@ -197,6 +259,30 @@ def describe_findings(findings: Sequence[AnnotationFinding], name: Callable[[int
     ]
 
 
+def say_left_out(found: ObjectAudit, name: Callable[[int], str]) -> str:
+    """Says how many of the objects training leaves out, and why; "" if none."""
+    if not found.left_out:
+        return ""
+    count, why = len(found.left_out), "; ".join(describe_findings(found.left_out, name))
+    return f"{count:,} of {found.total:,} objects ({count / found.total:.1%}): {why}"
+
+
+REPAIRS = {
+    "an area of 0 or less": "leave the field area out of the annotations, and the boxes' areas are taken",
+    "iscrowd: 1": "set iscrowd to 0 in the annotations of single objects",
+    "ignore: 1": "set ignore to 0",
+    EMPTY_MASK: "repair the polygons, or train without masks: --data.masks=false --model.head=faster_rcnn",
+}
+"""A way out for objects that are left out for a reason; for other reasons their boxes must be repaired."""
+
+
+def untrainable(source: str, found: ObjectAudit, name: Callable[[int], str]) -> str:
+    """Says that no object of a source can be trained on, why, and what to do."""
+    (reason, _), *_ = Counter(finding.reason for finding in found.left_out).most_common() or [("", 0)]
+    way = REPAIRS.get(reason, "repair the boxes, which are in pixels")
+    return f"no object of '{source}' can be trained on. Training leaves out {say_left_out(found, name)}. Way out: {way}"
+
+
 def absent_classes(names: Sequence[str], counts: np.ndarray) -> str | None:
     """What to warn of if classes have no training object."""
     absent = [name for name, count in zip(names, counts.tolist(), strict=True) if not count]
@@ -225,13 +311,14 @@ class ObjectSource(DataSource):
     @cached_property
     def coco(self) -> CocoTables | None:
         """The tables of COCO's files, if it has such."""
-        return self.read_coco(self.masks)
-
-    def read_coco(self, masks: bool) -> CocoTables | None:
-        """The same, with or without masks."""
         path = Path(self.name).expanduser()
         files = find_coco(path) if not self.name.startswith(HUB) and path.is_dir() else {}
-        return load_coco(path, files, masks) if files else None
+        return load_coco(path, files, self.masks) if files else None
+
+    @property
+    def has_masks(self) -> bool:
+        """True if its annotations may have masks."""
+        return self.coco is not None or (self.column is not None and "segmentation" in self.column.fields)
 
     @cached_property
     def tables(self) -> Splits:
@@ -244,7 +331,13 @@ class ObjectSource(DataSource):
         assert self.column is not None
         unread = [] if self.coco is None else self.coco.malformed[split]
         subset, labels = self.given_names is not None, self.classes.labels
-        return audit_objects(self.splits[split], self.column, self.sizes(split), labels, subset, unread)
+        sizes, training = self.sizes(split), split == "train"
+        return audit_objects(self.splits[split], self.column, sizes, labels, subset, self.masks, training, unread)
+
+    def counts(self, split: str) -> np.ndarray:
+        """Returns how many objects of each class a split trains on or scores, int (K,); see `ObjectAudit`."""
+        table, chosen = self.held_out(split)
+        return self.audit(table).per_class_in(chosen)
 
     @cached_property
     def column(self) -> ObjectColumn | None:
@@ -262,7 +355,11 @@ class ObjectSource(DataSource):
         """The classes, in the order of their ids."""
         column, given = self.column, self.given_names
         if column is None:
-            raise UserError(f"data source '{self.name}' has no objects; it has: {', '.join(features_of(self.tables))}")
+            path = Path(self.name).expanduser()
+            other = other_format(path) if not self.name.startswith(HUB) and path.is_dir() else ""
+            raise UserError(
+                f"data source '{self.name}' has no objects{other}; it has: {', '.join(features_of(self.tables))}"
+            )
         if self.coco is not None:
             found: dict[Any, str] = dict(self.coco.categories)
         elif column.names is not None:
@@ -305,7 +402,7 @@ class ObjectSource(DataSource):
         shorter = self.sizes("train").min(1)
         chosen = np.arange(len(shorter)) if chosen is None else chosen
         kept = (shorter >= MIN_SIDE) | (shorter == 0)  # 0 cannot be read: met, and counted, when it is used
-        kept &= self.audit("train").per_image > 0
+        kept &= self.audit("train").annotated > 0
         used: np.ndarray = chosen[kept[chosen]]
         if not len(used):
             raise UserError(f"all {len(chosen)} training images of '{self.name}' are without objects or too small")

@@ -18,6 +18,7 @@ from linvit.data.sources.read import RGB, ImageReader, name_of, reason_of
 from linvit.data.transforms.decode import LEVELS, RANGE, Bands, header, stored_values
 from linvit.errors import UserError
 
+TURNED = "turned by EXIF"
 CHUNK = 32  # images that a process hands over at once
 T = TypeVar("T")
 Look = Callable[[Mapping[str, Any], int], T]
@@ -45,6 +46,7 @@ class ScanResult:
         self.images: Counter[str] = Counter()
         self.bad: list[ImageFinding] = []
         self.kinds: Counter[str] = Counter()
+        self.turned: list[tuple[str, str]] = []  # split and name
         self.copies: list[tuple[str, str]] = []
         self.sizes: dict[str, list[tuple[int, int]]] = defaultdict(list)
         self._first: dict[bytes, tuple[str, str]] = {}  # digest -> split and name of the first
@@ -57,6 +59,8 @@ class ScanResult:
             self.bad.append(found)
             return
         self.kinds.update(found.kinds)
+        if TURNED in found.kinds:
+            self.turned.append((found.split, found.name))
         split, name = self._first.setdefault(found.digest, (found.split, found.name))
         if split != found.split:
             self.copies.append((f"{split}: {name}", f"{found.split}: {found.name}"))
@@ -113,7 +117,7 @@ def examine(row: Mapping[str, Any], number: int, image: str, split: str, reader:
     except Exception as error:  # a damaged file makes PIL raise nearly anything
         return ImageFinding(split, name, reason_of(error), digest)
     noted = {
-        "turned by EXIF": reader.exif_orientation and kind.orientation != 1,
+        TURNED: reader.exif_orientation and kind.orientation != 1,
         "transparent, put on white": kind.transparent and kind.plain,
         "of one colour": bool((pixels == pixels[:, :1, :1]).all()),
         "with pixels that are not a number, made black": unknown,

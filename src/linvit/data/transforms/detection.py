@@ -21,6 +21,7 @@ Objects = Mapping[str, Any]
 and `ignore`, bool (n,), `area` (n,), and masks: `rles`, a list, or `masks` (n, H, W)."""
 
 
+EMPTY_MASK = "an empty mask (polygons need three corners or more, in pixels)"
 FAR = 10  # sides of its image by which a corner may lie away from it
 
 
@@ -66,13 +67,11 @@ class TrainTransform:
     def __call__(self, sample: dict[str, Any], seed: int) -> dict[str, Any]:
         """Turns `image`, 8-bit (3, H, W), and `objects` into `image` (3, h, w), `boxes`, `labels` and `masks` there.
 
-        Left out are objects that cannot be trained on (`trainable`), and with masks those whose mask is empty.
+        Left out are objects that are not `trainable`.
         """
         sample = dict(sample)
         objects, size = sample.pop("objects"), tuple(sample["image"].shape[-2:])
-        kept = trainable(objects, size)
-        if self.masks:
-            kept &= mask_areas(objects) > 0
+        kept = trainable(objects, size, self.masks)
         sample["boxes"] = torch.from_numpy(objects["boxes"][kept]).float()
         sample["labels"] = torch.from_numpy(objects["labels"][kept])
         if self.masks:
@@ -132,24 +131,40 @@ def areas(objects: Objects) -> np.ndarray:
     return np.where(np.isnan(objects["area"]), of_boxes, objects["area"]) if "area" in objects else of_boxes
 
 
-def trainable(objects: Objects, size: tuple[Any, Any]) -> np.ndarray:
-    """Which objects are trained on, bool (n,): those that mmdetection keeps (`CocoDataset._parse_ann_info`).
+def trainable(objects: Objects, size: tuple[Any, Any], masks: bool = False) -> np.ndarray:
+    """Returns which objects are trained on, bool (n,): all but those with a reason in `left_out`."""
+    kept: np.ndarray = ~np.any([*left_out(objects, size, masks).values()], 0)
+    return kept
 
-    Left out are crowds, objects to be ignored, boxes outside of the image or with a side of less than a pixel, and
-    objects without area. The size is (H, W) of one image, or two arrays (n,), of the image of each object.
+
+def left_out(objects: Objects, size: tuple[Any, Any], masks: bool = False) -> dict[str, np.ndarray]:
+    """Returns which objects training leaves out, bool (n,), by reason; an object may have several reasons.
+
+    mmdetection leaves out the same objects (`CocoDataset._parse_ann_info`), but for empty masks.
+
+    Args:
+        objects: Boxes and what else is known of n objects.
+        size: (H, W) of one image, or two arrays (n,), of the image of each object.
+        masks: True if masks are trained: empty ones are left out.
     """
     boxes = objects["boxes"]
     x1, y1, x2, y2 = boxes.T
     seen = (np.minimum(x2, size[1]) > np.maximum(x1, 0)) & (np.minimum(y2, size[0]) > np.maximum(y1, 0))
-    kept: np.ndarray = seen & (boxes[:, 2:] - boxes[:, :2] >= 1).all(1) & (areas(objects) > 0)
-    for flag in ("iscrowd", "ignore"):
-        if flag in objects:
-            kept &= ~objects[flag]
-    return kept
+    sides = (boxes[:, 2:] - boxes[:, :2]).min(1, initial=np.inf)
+    nothing = np.zeros(len(boxes), bool)
+    found: dict[str, np.ndarray] = {
+        "a box of negative width or height": sides < 0,
+        "a box with a side of less than a pixel": (sides >= 0) & (sides < 1),
+        "a box outside of its image": (sides >= 1) & ~seen,
+        "an area of 0 or less": areas(objects) <= 0,
+        "iscrowd: 1": objects.get("iscrowd", nothing),
+        "ignore: 1": objects.get("ignore", nothing),
+    }
+    return found | ({EMPTY_MASK: mask_areas(objects) <= 0} if masks else {})
 
 
 def usable(objects: Objects, size: tuple[Any, Any]) -> np.ndarray:
-    """Which objects have a box of finite numbers not far outside of their image, bool (n,); see `trainable`."""
+    """Which objects have a box of finite numbers not far outside of their image, bool (n,); see `left_out`."""
     near: np.ndarray = np.abs(objects["boxes"]).max(1, initial=0) <= FAR * np.maximum(*size)
     near &= np.isfinite(objects["boxes"]).all(1) & np.isfinite(areas(objects))
     return near

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from lightning.pytorch import Callback
+from lightning.pytorch.utilities import rank_zero_warn
 from PIL import Image
 from torch import Tensor, nn
 from torchmetrics import Metric
@@ -70,7 +71,7 @@ class DetectionResult(Result):
 
     def save(self, path: str | Path) -> Path:
         """Writes `path` as JSON, a list in COCO's format of results; see `save_all`."""
-        ids = range(1, len(self.class_names) + 1)
+        ids = self.category_ids or range(1, len(self.class_names) + 1)
         write_text(Path(path), json.dumps(self.objects.annotations(1, ids)))
         return Path(path)
 
@@ -92,6 +93,11 @@ class DetectionResult(Result):
         `bbox` (x, y, width, height), `score` and, with masks, `segmentation` (an RLE). The second says which image and
         which class has which id; COCO's tools read it as annotations, and then the results.
         """
+        if ids is None:
+            rank_zero_warn(
+                f"COCO's ids of the classes are not known: '{path / 'results.json'}' counts them from 1, as "
+                f"'{path / 'images.json'}' says"
+            )
         ids = ids or range(1, len(class_names) + 1)
         images = [
             {"id": number, "file_name": name, "height": objects.size[0], "width": objects.size[1]}

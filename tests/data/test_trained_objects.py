@@ -1,0 +1,162 @@
+"""What is said to be trained on is what training samples hold; what is left out is named, with reasons."""
+
+import json
+import warnings
+
+import pytest
+
+from linvit import UserError
+from linvit.cli.data import main
+from linvit.data import DetectionData
+from tests.data.coco import SIZES, annotation, write_coco, write_json
+from tests.data.images import picture, save
+from tests.training import trainer
+
+BOXES = [(3, 4, 20, 10), (10, 8, 30, 20), (5, 5, 12, 12), (1, 2, 9, 9)]
+
+
+def objects(change):
+    """Four objects in each of the four images, each fourth of which is changed."""
+    found = [annotation(4 * image + i, image, 1, box) for image in SIZES for i, box in enumerate(BOXES)]
+    for one in found[::4]:
+        change(one)
+    return found
+
+
+def turned(one):
+    x, y, w, h = one["bbox"]
+    one["bbox"] = [x + w, y + h, -w, -h]
+
+
+def in_fractions(one):
+    one["segmentation"] = [[value / 64 for value in one["segmentation"][0]]]
+
+
+CHANGES = {
+    "a box of negative width or height": turned,
+    "a box with a side of less than a pixel": lambda one: one.update(bbox=[5, 5, 0, 9]),
+    "a box outside of its image": lambda one: one.update(bbox=[100, 4, 9, 9]),
+    "an area of 0 or less": lambda one: one.update(area=0),
+    "iscrowd: 1": lambda one: one.update(iscrowd=1),
+    "ignore: 1": lambda one: one.update(ignore=1),
+    "an empty mask": lambda one: one.update(segmentation=[[1, 2, 9, 9]]),
+    "an empty mask (polygons": in_fractions,
+}
+
+
+def coco(folder, **options):
+    return DetectionData(str(folder), **{"batch_size": 2, "num_workers": 0, "resize_limits": None, **options})
+
+
+def trained(data):
+    """Objects of each class in all training samples."""
+    labels = [label for i in range(len(data.train_set)) for label in data.train_set[i]["labels"].tolist()]
+    return [labels.count(label) for label in range(data.num_classes)]
+
+
+@pytest.mark.parametrize("splits", [("train", "val"), ("train",)])
+@pytest.mark.parametrize("reason", CHANGES)
+def test_the_table_counts_what_is_trained_on(tmp_path, reason, splits, capsys):
+    masks = "mask" in reason
+    write_coco(tmp_path, splits, objects(CHANGES[reason]))
+    data = coco(tmp_path, masks=masks, val_fraction=0.25)
+    with pytest.warns(UserWarning, match=f"leaves out 4 of 16 objects .*{reason}".replace("(", r"\(")):
+        data.setup("fit")
+    counts = data.data_source.counts("train").tolist()
+    assert counts == trained(data) == [12 if "val" in splits else 9, 0, 0]
+    if splits == ("train",):
+        return
+    main(["check", str(tmp_path), "--workers=0", *["--masks"] * masks, "--data=DetectionData"])
+    said = capsys.readouterr().out
+    assert f"training leaves out 4 of 16 objects (25.0%): 4 with {reason}" in said
+    assert f"    0      1  person{counts[0]:>10}" in said
+
+
+def test_objects_of_small_images_are_not_counted(tmp_path):
+    small = {**SIZES, 5: (20, 64)}
+    write_coco(tmp_path, found=objects(lambda one: None), sizes=small)
+    data = coco(tmp_path)
+    data.setup("fit")
+    assert data.data_source.counts("train").tolist() == trained(data) == [12, 0, 0]
+
+
+def test_few_objects_that_are_left_out_are_no_warning(tmp_path):
+    many = [annotation(key, 5, 1, BOXES[key % 4]) for key in range(21)]
+    many[3]["iscrowd"] = 1
+    write_coco(tmp_path, found=many)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        coco(tmp_path).setup("fit")
+    assert not [one for one in caught if "leaves out" in str(one.message)]
+
+
+@pytest.mark.parametrize("change", [{"area": 0}, {"iscrowd": 1}])
+def test_a_run_without_any_object_is_refused(tmp_path, change, capsys):
+    found = objects(lambda one: None)
+    for one in found:
+        one.update(change)
+    write_coco(tmp_path, ("train",), found)
+    write_coco(tmp_path, ("val",))
+    data = coco(tmp_path)
+    data.trainer = trainer(tmp_path, logger=False)
+    data.trainer.strategy._lightning_module = type("Module", (), {"hparams": {}})()
+    with pytest.raises(UserError, match="can be trained on"):
+        data.setup("fit")
+    assert main(["check", str(tmp_path), "--workers=0"]) == 1
+    assert "NO TRAINING  no object of" in capsys.readouterr().out
+
+
+def test_two_images_of_one_file_are_refused(tmp_path):
+    write_coco(tmp_path)
+    path = tmp_path / "annotations" / "instances_train2017.json"
+    content = json.loads(path.read_text())
+    content["images"].append({**content["images"][0], "id": 77, "file_name": "./5.png"})
+    path.write_text(json.dumps(content))
+    with pytest.raises(UserError, match=r"1 files .* such as those with the ids 5.png \(5 and 77\)"):
+        coco(tmp_path).setup("fit")
+
+
+@pytest.mark.parametrize("separator", ["/", "\\"])
+def test_exports_of_label_studio_are_read(tmp_path, separator):
+    for key, (height, width) in SIZES.items():
+        save(picture(key, width, height), tmp_path / "images" / f"{key}.png")
+    file = write_json(tmp_path / "result.json")
+    content = json.loads(file.read_text())
+    for image in content["images"]:
+        image["file_name"] = f"images{separator}{image['file_name']}"
+    file.write_text(json.dumps(content))
+    data = coco(tmp_path, val_fraction=0.25)
+    data.setup("fit")
+    assert sum(trained(data)) == data.data_source.counts("train").sum() > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("labels/5.txt", "0 0.5 0.5 0.2 0.2\n", "labels/5.txt' is of YOLO. Convert the annotations to COCO's JSON"),
+        ("Annotations/5.xml", "<annotation><object/></annotation>", "Annotations/5.xml' is of Pascal VOC"),
+        ("export.json", None, "export.json' is COCO's, but its name says no split. Call it"),
+    ],
+)
+def test_other_annotations_are_named(tmp_path, name, content, said, capsys):
+    for key, (height, width) in SIZES.items():
+        save(picture(key, width, height), tmp_path / "images" / f"{key}.png")
+    path = write_json(tmp_path / name)
+    if content is not None:
+        path.write_text(content)
+    assert DetectionData.recognises(str(tmp_path))
+    assert main(["check", str(tmp_path), "--workers=0"]) != 0
+    said_here = capsys.readouterr()
+    assert said in said_here.out + said_here.err
+
+
+def test_turned_images_are_named(tmp_path, capsys):
+    write_coco(tmp_path)
+    image = picture(5, SIZES[5][1], SIZES[5][0])
+    exif = image.getexif()
+    exif[274] = 3
+    image.save(tmp_path / "train2017" / "5.png", exif=exif)
+    assert main(["check", str(tmp_path), "--workers=0"]) == 0
+    said = capsys.readouterr().out
+    assert "1 images are turned by EXIF" in said
+    assert "train2017/5.png" in said
