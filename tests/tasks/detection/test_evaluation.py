@@ -1,5 +1,7 @@
 """COCO's figures against those of pycocotools that are stored."""
 
+from copy import deepcopy
+
 import numpy as np
 import pytest
 
@@ -7,7 +9,8 @@ from linvit.tasks.detection.evaluation import evaluate
 from tests.golden_files import load
 
 GOLDEN = load("dense_coco_eval")
-TRUTH, DETECTIONS = GOLDEN.meta["ground_truth"], GOLDEN.meta["detections"]
+# copies, since COCO's tools write into what they are given
+TRUTH, DETECTIONS = deepcopy((GOLDEN.meta["ground_truth"], GOLDEN.meta["detections"]))
 
 
 @pytest.mark.parametrize(
