@@ -6,8 +6,12 @@ import itertools
 import os
 import re
 import shlex
+import shutil
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -78,6 +82,9 @@ def test_there_is_something_to_test():
 def test_python_runs_and_prints_what_it_says(code, monkeypatch, request):
     if "linvit.load(" in code:  # of the quickstart's run, and photographs
         monkeypatch.chdir(request.getfixturevalue("place"))
+    if "import optuna" in code:  # whose trials train for minutes
+        monkeypatch.chdir(request.getfixturevalue("tmp_path"))
+        stand_in_for_trials(monkeypatch, request.getfixturevalue("run"))
     for registry in (linvit.registry.attentions, linvit.registry.backbones, linvit.registry.heads):
         monkeypatch.setattr(registry, "_registered", {})
     out = io.StringIO()
@@ -85,6 +92,25 @@ def test_python_runs_and_prints_what_it_says(code, monkeypatch, request):
         exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
     promised = re.findall(r"^print\(.*\)\s+# (.*)$", code, re.MULTILINE)
     assert out.getvalue().splitlines() == promised or not promised
+
+
+def stand_in_for_trials(monkeypatch, run):
+    """One trial in the place of Optuna's study, and a run that is there already in the place of its command."""
+
+    class Study:
+        def optimize(self, objective, n_trials):
+            trial = SimpleNamespace(number=0, suggest_float=lambda name, low, high, log: low)
+            self.best_params = objective(trial)
+            assert 0 <= self.best_params <= 1
+
+    def copy_run(command, check):
+        options = dict(option.split("=") for option in command if option.startswith("--") and "=" in option)
+        assert command[:2] == ["linvit", "fit"]
+        assert find(command[command.index("--config") + 1])
+        shutil.copytree(run.root / "checkpoints", options["--trainer.default_root_dir"])
+
+    monkeypatch.setitem(sys.modules, "optuna", SimpleNamespace(create_study=lambda **options: Study()))
+    monkeypatch.setattr(subprocess, "run", copy_run)
 
 
 @pytest.mark.parametrize("text", blocks("yaml"))
@@ -121,6 +147,8 @@ def test_a_command_is_understood(line, place):
             image_folder(place / "path/to/imagenet", ["train", "val"], count=32)
         if "path/to/coco" in arguments:
             write_coco(place / "path/to/coco")
+        if "from_the_gpu_machine" in arguments:
+            (place / "from_the_gpu_machine").symlink_to(place / "checkpoints")
         if verb == "linearize":
             arguments.append("--print_config")
         if verb == "compare" and "--report" not in arguments:
