@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shlex
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -152,8 +153,9 @@ def lock(folder: Path) -> None:
     The lock is the operating system's: it needs no clearing up after a kill, and a child process does not inherit it.
     """
     folder = folder.resolve()
-    if folder in _locked:
+    if folder in _locked and _is_own(folder):
         return
+    unlock(folder)  # the one that was there when this process reserved it
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / LOCK).exists():
         check_regular(folder / LOCK)
@@ -180,11 +182,30 @@ def is_locked(folder: Path) -> bool:
     return False
 
 
+def check_reserved(folder: Path) -> None:
+    """Raises a `UserError` unless a folder that this process has reserved is still where it was."""
+    if not _is_own(folder):
+        config = shlex.quote((folder.parent / "config.yaml").as_posix())
+        raise UserError(
+            f"'{folder}' was renamed, replaced or deleted while the run trained, so the run ends: it could not be "
+            f"resumed from what it saves now. Give the folder back its name, then continue from its last checkpoint "
+            f"with\n  linvit fit --config {config} --resume=auto"
+        )
+
+
 def unlock(folder: Path) -> None:
     """Gives a folder back."""
     file = _locked.pop(folder.resolve(), None)
     if file is not None:
         file.close()
+
+
+def _is_own(folder: Path) -> bool:
+    file = _locked.get(folder.resolve())
+    try:
+        return file is not None and os.path.samestat(os.fstat(file.fileno()), (folder / LOCK).stat())
+    except OSError:
+        return False
 
 
 def _take(file: BinaryIO) -> None:

@@ -5,6 +5,7 @@ import math
 import os
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from linvit import checksum
 from linvit.errors import UserError, check_choice
-from linvit.files import BEST, BEST_AVERAGE, LAST, link, lock, replacing, sweep, unlock
+from linvit.files import BEST, BEST_AVERAGE, LAST, check_reserved, link, lock, replacing, sweep, unlock
 
 EPOCHS = "epochs"
 """Of the state of `SaveCheckpoints`: the epochs of the best values, which are there by the names of their metrics."""
@@ -115,7 +116,8 @@ class SaveCheckpoints(Checkpoint):
 
     The one before stays as previous.ckpt. The file of the best state gets the name best.ckpt as well, and with a moving
     average that of the epoch whose average scored best the name best_ema.ckpt. The folder is reserved for this run
-    while it trains, and what killed runs left unfinished in it is deleted.
+    while it trains, and what killed runs left unfinished in it is deleted. A run whose folder is renamed or deleted
+    meanwhile ends at the next validation or checkpoint.
 
     last.ckpt is the record of its moment, and the last thing to be written: the loggers have written all rows before
     it, and the best have their names. So after a kill a run that is resumed does the rest again.
@@ -164,6 +166,11 @@ class SaveCheckpoints(Checkpoint):
             if self._writes(trainer) and (reason := on_rank_zero(trainer, reserve, folder)):
                 raise UserError(f"checkpoints cannot be saved to '{folder}': {reason}")
 
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Checks the folder before reports are written to it."""
+        if trainer.state.fn == "fit" and not trainer.sanity_checking:
+            self._check_folder(trainer)
+
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Saves after a validation, unless the epoch ends with it, which saves."""
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
@@ -177,17 +184,21 @@ class SaveCheckpoints(Checkpoint):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Tries a last time, if the last attempt failed."""
+        self._check_folder(trainer)
         if self.failure is not None:
             self.save(trainer)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Saves what was trained if a validation fails, as by a damaged image; of several ranks others may not fail."""
         failed = isinstance(exception, Exception) and trainer.world_size == 1
-        if failed and trainer.state.fn == "fit" and trainer.validating and self.save(trainer):
-            rank_zero_info(
-                f"the validation at step {trainer.global_step} has failed; what was trained is saved, and linvit fit "
-                f"--resume=auto continues with the validation"
-            )
+        if not failed or trainer.state.fn != "fit" or not trainer.validating:
+            return
+        with suppress(UserError):  # which `exception` may be
+            if self.save(trainer):
+                rank_zero_info(
+                    f"the validation at step {trainer.global_step} has failed; what was trained is saved, and linvit "
+                    f"fit --resume=auto continues with the validation"
+                )
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Gives the folder back."""
@@ -216,6 +227,7 @@ class SaveCheckpoints(Checkpoint):
         """Writes last.ckpt, under other names, too."""
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return True
+        self._check_folder(trainer)
         log_now(trainer)
         for logger in trainer.loggers:
             logger.save()
@@ -243,6 +255,11 @@ class SaveCheckpoints(Checkpoint):
             reason = error.strerror or str(error)
             trainer.strategy.barrier("Trainer.save_checkpoint")  # where the other ranks wait
         return _not_saved(path, trainer.strategy.broadcast(reason))
+
+    def _check_folder(self, trainer: Trainer) -> None:
+        """Raises a `UserError` on all ranks if the folder was renamed or deleted: nothing is written in its place."""
+        if self._writes(trainer) and (reason := on_rank_zero(trainer, check_reserved, Path(str(self.dirpath)))):
+            raise UserError(reason)
 
     def _writes(self, trainer: Trainer) -> bool:
         """Whether the run saves to a folder of this machine's file systems."""

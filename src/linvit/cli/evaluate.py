@@ -63,7 +63,7 @@ def main(argv: list[str]) -> int:
     folder = args.output or Path(run_of_checkpoint(args.model) or "", "evaluation")
     check_writable(folder, "--output")
     if not args.model.startswith(TIMM):
-        check_finished(Path(args.model))
+        check_finished(Path(args.model), "evaluate")
     fabric = Fabric(accelerator=usable_accelerator(), devices=args.devices)
     model = read_model(args.model, fabric.device)
     clean, others = read_sets(model, given, args.model)

@@ -55,7 +55,7 @@ def main(argv: list[str]) -> int:
     check_new_file(args.file)
     if args.file.suffix == ".onnx":
         require("onnx", "onnxscript", "onnxruntime")
-    check_finished(Path(args.model))
+    check_finished(Path(args.model), "export")
     data = None
     if args.int8:
         folder = run_of_checkpoint(args.model)
@@ -94,13 +94,13 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def check_finished(model: Path) -> None:
+def check_finished(model: Path, verb: str) -> None:
     """Raises a `UserError` for the folder of a run that is still to be trained; its checkpoints may be named."""
     folder = model / CHECKPOINTS
     if folder.is_dir():
         there = [folder / name for name in (*RunFolder(model).best, LAST) if (folder / name).exists()]
         RunFolder(model).check_complete(
-            "".join(f"\nor name the checkpoint to export, such as {path}" for path in there[:1])
+            "".join(f"\nor name the checkpoint to {verb}, such as {path}" for path in there[:1])
         )
 
 

@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -117,7 +118,7 @@ def main(argv: list[str]) -> int:
             page = folders[-1] / PAGE
             if not args.no_page:
                 if args.resume is None or not page.exists():  # else all was finished
-                    write_page(run, " ".join(["linvit linearize", *argv]), folders)
+                    write_page(run, shlex.join(["linvit", "linearize", *argv]), folders)
                 print(reflow(f"what came of it: {page}"))
     return 0
 
@@ -170,7 +171,7 @@ def train_teacher(teacher: "Teacher") -> bool:
     begun = newest(Path(teacher.source), students=False)
     if begun is not None and begun.complete:
         return True  # for another stage or variant, a moment ago
-    how = f"linvit fit --config {teacher.config} --resume=auto"
+    how = f"linvit fit --config {shlex.quote(str(teacher.config))} --resume=auto"
     if int(os.environ.get("WORLD_SIZE", os.environ.get("SLURM_NTASKS", 1))) > 1:
         raise UserError(f"of several processes each would train the teacher. Train it first: {how}")
     try:
@@ -178,7 +179,7 @@ def train_teacher(teacher: "Teacher") -> bool:
     except UserError as error:
         raise UserError(f"another process is training the teacher, in '{teacher.source}'. Wait for its end") from error
     print(reflow(f"the teacher is trained first: {how}"), flush=True)
-    command, ends = [sys.executable, "-m", *how.split()], {**os.environ, END_WITH_STDIN: "1"}
+    command, ends = [sys.executable, "-m", *shlex.split(how)], {**os.environ, END_WITH_STDIN: "1"}
     with subprocess.Popen(command, stdin=subprocess.PIPE, env=ends) as process:  # it stops when this process does
         code = process.wait()
     if code:

@@ -8,6 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import yaml
 from jsonargparse import Namespace
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
@@ -26,6 +27,7 @@ from linvit.runs.folder import (
     CONFIG,
     RunFolder,
     flat,
+    run_config,
     run_name,
     run_of_checkpoint,
     run_of_config,
@@ -228,7 +230,7 @@ def differs(run: Path, settings: Namespace) -> list[str]:
         theirs = {"seed_everything": seed, "model": model["class_path"]} | {
             f"model.{name}": value for name, value in model["init_args"].items()
         }
-    except (OSError, UserError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, UserError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError):
         return []  # it was killed before it had saved its configuration
     own = {"seed_everything": settings.seed_everything, "model": settings.model.class_path} | {
         f"model.{name}": value for name, value in settings.model.as_dict()["init_args"].items()
@@ -253,6 +255,15 @@ def other_data(run: Path, settings: Namespace) -> list[str]:
     return [f"{name}={theirs[name]} and not {own[name]}" for name in differing]
 
 
+def was_evaluated(run: Path, epochs: int | None, steps: int) -> bool:
+    """True if the last evaluation of a run is in its curves, or its configuration cannot be read, which says when."""
+    try:
+        return not (run / CONFIG).exists() or RunFolder(run).evaluated(epochs, steps)
+    except UserError as error:
+        rank_zero_warn(f"{error}. --resume=auto takes the checkpoint for that of a run that was evaluated")
+        return True
+
+
 def whole_checkpoints(run: Path) -> Iterator[Checkpoint]:
     """Those of a run that can be resumed: the last, then from the newest on. It says which it passes over, and why."""
     folder = run / CHECKPOINTS
@@ -267,10 +278,11 @@ def before(run: Path, checkpoint: Checkpoint) -> Checkpoint:
     """The newest checkpoint of a run that is older than a given one."""
     older = next((other for other in whole_checkpoints(run) if other.step < checkpoint.step), None)
     if older is None:
+        config, path = (shlex.quote(str(shown(path))) for path in (run_config(run), Path(checkpoint.path)))
         raise UserError(
             f"{shown(run)} was trained to its end, but its last evaluation is not in its metrics.csv, and there is no "
-            f"earlier checkpoint to continue from. To score it: linvit validate --config {shown(run / 'config.yaml')} "
-            f"--ckpt_path {shown(Path(checkpoint.path))}; to train it again, delete its folder"
+            f"earlier checkpoint to continue from. To train it again, delete its folder; to score it:\n  linvit "
+            f"validate --config {config} --ckpt_path {path}"
         )
     return older
 
@@ -300,8 +312,7 @@ def find(configs: Sequence[str], root: Path, settings: Namespace) -> Found:
     steps = 0 <= trainer.max_steps <= checkpoint.step
     early = checkpoint.stopped_early and "EarlyStopping" in str(trainer.callbacks)
     trained = epochs or steps or early
-    logs = (run / CONFIG).exists() and RunFolder(run).config["trainer"].get("logger") is not False
-    if trained and (not logs or RunFolder(run).evaluated(None if steps else checkpoint.epochs, checkpoint.step)):
+    if trained and was_evaluated(run, None if steps else checkpoint.epochs, checkpoint.step):
         way = "raise --trainer.max_steps" if steps else "raise --trainer.max_epochs"
         way = "leave EarlyStopping out of --trainer.callbacks" if early else way
         rank_zero_info(

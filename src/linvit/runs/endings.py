@@ -198,8 +198,9 @@ def run_summary(saves: SaveCheckpoints, predict_with: str, run: Path, change: st
     lines += [
         f"test it         linvit test --config {config} --ckpt_path {quote(paths[-(predict_with == 'ema')])}",
         f"continue it     linvit fit --config {config} --resume=auto --trainer.{change}",
-        f"look at it      tensorboard --logdir {quote(shown(run.parent).as_posix())}",
     ]
+    if any(run.glob("events.out.tfevents.*")):
+        lines.append(f"look at it      tensorboard --logdir {quote(shown(run.parent).as_posix())}")
     return "\n" + "".join(f"  {line}\n" for line in lines)
 
 

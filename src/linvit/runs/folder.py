@@ -302,13 +302,18 @@ def run_name(configs: Sequence[str | Path]) -> str:
     files = {config: (find_config(str(config)) or Path(config)).resolve() for config in reversed(configs)}
     last = next((config for config, file in files.items() if not file.is_relative_to(parts)), configs[-1])
     folder = Path(last).absolute().parent
-    return folder.parent.name if VERSION.fullmatch(folder.name) else Path(last).stem
+    return folder.parent.name if is_run(folder) else Path(last).stem
 
 
 def run_of_config(configs: Sequence[str | Path]) -> Path | None:
     """The run folder that the last configuration lies in, or None if it lies elsewhere."""
     folder = Path(configs[-1]).absolute().parent if configs else Path()
-    return folder if VERSION.fullmatch(folder.name) else None
+    return folder if is_run(folder) else None
+
+
+def is_run(folder: Path) -> bool:
+    """True for the folder of a run, `version_N`, or one that has another name by now."""
+    return bool(VERSION.fullmatch(folder.name)) or ((folder / HPARAMS).is_file() and (folder / CHECKPOINTS).is_dir())
 
 
 def versions(folder: Path) -> list[Path]:
@@ -340,7 +345,7 @@ def run_of_checkpoint(checkpoint: str | Path) -> Path | None:
     """The run folder `.../NAME/version_N` that a checkpoint is or lies in, or None if it lies elsewhere."""
     path = Path(checkpoint).absolute()
     folder = path if (path / CHECKPOINTS).is_dir() else path.parent.parent
-    return folder if VERSION.fullmatch(folder.name) else None
+    return folder if is_run(folder) else None
 
 
 def run_configs(run: Path) -> list[Path]:
@@ -360,8 +365,11 @@ def saved(run: Path) -> str:
 
 
 def how_to_resume(run: Path) -> str:
-    """What a run prints that something has ended: how to resume it, with or without a checkpoint."""
-    return f"continue with\n  {RunFolder(run).command}" if run_config(run).exists() else ""
+    """Returns how to resume a run that something has ended, or how to start it again if it has saved no checkpoint."""
+    if not run_config(run).exists():
+        return ""
+    saved = any((run / CHECKPOINTS).glob("*.ckpt"))
+    return f"{'continue' if saved else 'no checkpoint was saved; start again'} with\n  {RunFolder(run).command}"
 
 
 def check_writable(folder: Path, option: str = "--trainer.default_root_dir") -> None:

@@ -15,7 +15,8 @@ from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 from torch.utils.tensorboard import SummaryWriter
 
 from linvit.files import rewriting, sync
-from linvit.runs.folder import claim_version, next_version, read_curves
+from linvit.runs.folder import VERSION, claim_version, next_version, read_curves
+from linvit.runs.trainer import as_list
 
 
 class CsvLogger(Logger):
@@ -29,6 +30,7 @@ class CsvLogger(Logger):
         super().__init__()
         self._folder = folder
         self.purge_step = purge_step
+        self._begun = False  # whether it has made its folder
         self._new: dict[str, dict[str, str]] = {}  # the rows that are not in the file
         self._columns: list[str] = []  # those of the file; none if it is to be replaced
 
@@ -90,7 +92,9 @@ class CsvLogger(Logger):
         columns = self._columns if appended else [*dict.fromkeys(tag for row in rows.values() for tag in row)]
         self._columns = []
         try:
-            self.file.parent.mkdir(parents=True, exist_ok=True)
+            if not self._begun:  # later it is there, or was renamed or deleted
+                self.file.parent.mkdir(parents=True, exist_ok=True)
+                self._begun = True
             with nullcontext(self.file) if appended else rewriting(self.file) as path:
                 with path.open("a" if appended else "w", encoding="utf-8", newline="") as file:
                     writer = csv.DictWriter(file, columns)
@@ -124,6 +128,13 @@ class RowCount(Callback):
             )
 
 
+class NoEvents:
+    """Takes the place of a `SummaryWriter`, and writes nothing."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *args, **kwargs: None
+
+
 RETRY = 60.0  # seconds
 
 
@@ -134,22 +145,26 @@ class RunTensorBoardLogger(TensorBoardLogger):
     _writer: SummaryWriter | None = None
     _written: tuple[int | None, Mapping[str, float]] | None = None
 
-    def __init__(self, versions: Path, resumed: str | None = None, purge_step: int | None = None) -> None:
+    def __init__(
+        self, versions: Path, resumed: str | None = None, purge_step: int | None = None, events: bool = True
+    ) -> None:
         super().__init__(versions.parent, versions.name, default_hp_metric=False)
-        self._resumed, self._purge_step = resumed, purge_step
+        self._resumed, self._purge_step, self._events = resumed, purge_step, events
 
     @cached_property
     def version(self) -> int | str:
         """That of a new run is found when it is asked for. Its folder is made at once: no other start gets it, too."""
         folder = Path(self.root_dir)
         if self._resumed is not None:
-            return int(number) if (number := self._resumed.removeprefix("version_")).isdigit() else self._resumed
+            return int(self._resumed.removeprefix("version_")) if VERSION.fullmatch(self._resumed) else self._resumed
         return claim_version(folder) if rank_zero_only.rank == 0 else next_version(folder)  # type: ignore[attr-defined]
 
     @property
     @rank_zero_experiment
-    def experiment(self) -> SummaryWriter:
-        """What writes the file of events."""
+    def experiment(self) -> Any:
+        """What writes the file of events, if there is to be one."""
+        if not self._events:
+            return NoEvents()
         if self._writer is None:
             self._writer = SummaryWriter(self.log_dir, purge_step=self._purge_step)
         return self._writer
@@ -197,8 +212,11 @@ class RunTensorBoardLogger(TensorBoardLogger):
             rank_zero_warn(f"TensorBoard's curves could not be written to '{self.log_dir}': {reason.strerror}")
 
 
-def run_loggers(given: list[Any], versions: Path, version: str | None, purge_step: int | None) -> list[Logger]:
-    """The loggers of a training run: those of its folder, and then those that are given."""
-    tensorboard = RunTensorBoardLogger(versions, version, purge_step)
+def run_loggers(given: Any, versions: Path, version: str | None, purge_step: int | None) -> list[Logger]:
+    """Loggers of a training run: those of its folder, and then those that are given.
+
+    With False there are no others, and no events for TensorBoard. The folder and metrics.csv are the run's record.
+    """
+    tensorboard = RunTensorBoardLogger(versions, version, purge_step, events=given is not False)
     own = [tensorboard, CsvLogger(lambda: tensorboard.log_dir, purge_step)]
-    return [*own, *(other for other in given if isinstance(other, Logger))]
+    return [*own, *(other for other in as_list(given) if isinstance(other, Logger))]

@@ -347,8 +347,8 @@ class Run:
         rank &= self.settings.attention_rank and not any(isinstance(one, AttentionRank) for one in callbacks)
         callbacks += [built.checkpoint, built.non_finite, *default_callbacks(rank=rank)]
         step = 0 if self.checkpoint is None or self.checkpoint.run != self.folder else self.checkpoint.step
-        if self._fits and options["logger"] is not False:
-            options["logger"] = run_loggers(as_list(options["logger"]), *self._version(step))
+        if self._fits:
+            options["logger"] = run_loggers(options["logger"], *self._version(step))
             callbacks += [RowCount(logger) for logger in options["logger"] if isinstance(logger, CsvLogger)]
         elif self.settings.trainer.logger is None:
             options["logger"] = False

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.accelerators import CUDAAccelerator
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, ModelSummary, RichModelSummary, RichProgressBar
@@ -195,7 +196,7 @@ class SaveRunConfig(Callback):
         if stage != "fit" or not trainer.is_global_zero:
             return
         last = run_config(folder)
-        if not last.exists() or _options(yaml_text.read(last)) != _options(self.text):
+        if not last.exists() or _options(last) != _options(self.text):
             folder.mkdir(parents=True, exist_ok=True)
             with replacing(folder / self.name) as file:
                 file.write(self.text.encode())
@@ -204,6 +205,11 @@ class SaveRunConfig(Callback):
                 (folder / name).unlink()
 
 
-def _options(text: str) -> Any:
-    """What a configuration holds, but the checkpoint."""
-    return {**yaml_text.load(text, "the configuration"), "ckpt_path": None}
+def _options(given: str | Path) -> Any:
+    """Returns the options in a file or text but for the checkpoint; None if the file is damaged, of which it warns."""
+    try:
+        text = yaml_text.read(given) if isinstance(given, Path) else given
+        return {**yaml_text.load(text, "the configuration"), "ckpt_path": None}
+    except (OSError, UserError, TypeError, yaml.YAMLError) as error:
+        rank_zero_warn(f"'{given}' cannot be read, and another file takes its place: {str(error).splitlines()[0]}")
+        return None

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -178,7 +179,7 @@ def teacher_network(task: "Task", teacher: Teacher) -> nn.Module:
     if teacher.untrained:
         raise UserError(
             f"the teacher '{teacher.source}' has not been trained to its end. Do that first, linvit fit --config "
-            f"{teacher.config} --resume=auto, or have linvit linearize do so"
+            f"{shlex.quote(str(teacher.config))} --resume=auto, or have linvit linearize do so"
         )
     from linvit.weights.load import load_pretrained  # knows the layouts of all official checkpoints
 
