@@ -92,7 +92,7 @@ def test_without_its_last_evaluation_and_an_earlier_checkpoint_the_way_to_score_
     for path in checkpoints.glob("*.ckpt"):
         if step_of(path) < 20:
             path.unlink()
-    with pytest.raises(UserError, match=r"its last evaluation is not in its metrics.csv.*linvit validate --config"):
+    with pytest.raises(UserError, match=r"(?s)its last evaluation is not in its metrics.csv.*linvit validate --config"):
         find([str(folder / "config.yaml")], folder.parent.parent, settings(2))
 
 
