@@ -171,7 +171,7 @@ def train_teacher(teacher: "Teacher") -> bool:
     begun = newest(Path(teacher.source), students=False)
     if begun is not None and begun.complete:
         return True  # for another stage or variant, a moment ago
-    how = f"linvit fit --config {shlex.quote(str(teacher.config))} --resume=auto"
+    how = f"linvit fit --config {shlex.quote(Path(str(teacher.config)).as_posix())} --resume=auto"
     if int(os.environ.get("WORLD_SIZE", os.environ.get("SLURM_NTASKS", 1))) > 1:
         raise UserError(f"of several processes each would train the teacher. Train it first: {how}")
     try:

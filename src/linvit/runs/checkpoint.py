@@ -278,7 +278,7 @@ def before(run: Path, checkpoint: Checkpoint) -> Checkpoint:
     """The newest checkpoint of a run that is older than a given one."""
     older = next((other for other in whole_checkpoints(run) if other.step < checkpoint.step), None)
     if older is None:
-        config, path = (shlex.quote(str(shown(path))) for path in (run_config(run), Path(checkpoint.path)))
+        config, path = (shlex.quote(shown(path).as_posix()) for path in (run_config(run), Path(checkpoint.path)))
         raise UserError(
             f"{shown(run)} was trained to its end, but its last evaluation is not in its metrics.csv, and there is no "
             f"earlier checkpoint to continue from. To train it again, delete its folder; to score it:\n  linvit "

@@ -179,7 +179,7 @@ def teacher_network(task: "Task", teacher: Teacher) -> nn.Module:
     if teacher.untrained:
         raise UserError(
             f"the teacher '{teacher.source}' has not been trained to its end. Do that first, linvit fit --config "
-            f"{shlex.quote(str(teacher.config))} --resume=auto, or have linvit linearize do so"
+            f"{shlex.quote(Path(str(teacher.config)).as_posix())} --resume=auto, or have linvit linearize do so"
         )
     from linvit.weights.load import load_pretrained  # knows the layouts of all official checkpoints
 
