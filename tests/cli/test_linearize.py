@@ -12,6 +12,7 @@ from lightning.pytorch import Trainer
 from linvit import UserError
 from linvit.cli.linearize import train_teacher, with_teacher
 from linvit.experiments import linearize
+from linvit.experiments.bench.costs import crossover
 from linvit.experiments.keep import Measurements, add_curve
 from linvit.experiments.page import Page
 from linvit.runs.folder import RunFolder
@@ -64,6 +65,18 @@ def test_a_run_becomes_linear_and_has_a_page(folder):
     assert "student before any step" in page
     assert page.count("<img") == 4  # score, errors, time, maps
     assert "left out" not in page
+
+
+def test_the_page_says_at_which_sides_a_student_was_timed():
+    teacher = {32.0: 1.0, 64.0: 4.0, 96.0: 9.0, 128.0: 16.0}
+    slow, fast, one = ({side: factor * time for side, time in teacher.items()} for factor in (2, 0.5, 2))
+    del one[64.0], one[96.0], one[128.0]  # the time was over
+    said = linearize.comparison(crossover(one, teacher))
+    assert "Sides measured: 32 pixels (larger ones need more " in said
+    assert said.endswith("The student is not faster at the largest side measured.")
+    assert linearize.comparison(crossover(slow, teacher)).startswith("Sides measured: 32, 64, 96, 128 pixels. ")
+    assert linearize.comparison(crossover(fast, teacher)).endswith("The student is faster at every side measured.")
+    assert "faster from a side of about 74 pixels on" in linearize.comparison(crossover(fast | {64.0: 6}, teacher))
 
 
 def test_of_a_folder_of_runs_the_teacher_is_the_newest_that_had_none(folder, monkeypatch):

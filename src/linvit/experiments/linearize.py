@@ -16,7 +16,7 @@ from linvit.callbacks.attention.maps import Maps, attention_maps, gallery
 from linvit.callbacks.common import DARK, LIGHT
 from linvit.errors import UserError
 from linvit.experiments.analyze import Photo, read_photos
-from linvit.experiments.bench.costs import Cost, costs_by_size, crossover, crossover_text, times_of
+from linvit.experiments.bench.costs import TIMES, Cost, Crossover, costs_by_size, crossover, times_of
 from linvit.experiments.keep import TABLE, add_curve
 from linvit.experiments.page import Page
 from linvit.experiments.plots import Axis, Series, heat_map, line_plot, svg
@@ -167,13 +167,23 @@ def add_costs(page: Page, costs: Sequence[Cost], device: str) -> None:
         before, after = (1e3 * cost.seconds["forward"].median for cost in pair)
         memory = (f"{cost.peak['forward'] / 2**20:.1f}" for cost in pair)
         rows.append([str(pair[0].size[1]), f"{before:.2f}", f"{after:.2f}", f"{after / before:.2f}", *memory])
-    met = crossover_text(crossover(curves["student"], curves["teacher"]))
+    met = crossover(curves["student"], curves["teacher"])
+    assert met is not None  # both are timed at each size
     titles = ["side", "teacher (ms)", "student (ms)", "student / teacher", "teacher (MiB)", "student (MiB)"]
-    page.table(titles, rows, f"The student is faster from this side on: {met}. {SPEED.format(device=device)}")
+    page.table(titles, rows, f"{comparison(met)} {SPEED.format(device=device)}")
     series = [Series(name, tuple((side, 1e3 * time) for side, time in own.items())) for name, own in curves.items()]
     sides = Axis("side of the image (pixels)", ticks=tuple(curves["teacher"]))
     plot = line_plot("Forward pass", series, sides, Axis("ms", log=True))
     page.pictures([(plot, "The time of one image over its side.")], width=560)
+
+
+def comparison(met: Crossover) -> str:
+    """Says at which sides the student is faster than its teacher, of those that were measured."""
+    sides = ", ".join(f"{side:,.0f}" for side in met.measured)
+    short = " (larger ones need more time or memory than is left)" * (len(met.measured) < len(TIMES))
+    where = {0.0: "at every side measured", math.inf: "not faster at the largest side measured"}
+    found = where.get(met.size, f"from a side of about {met} pixels on")
+    return f"Sides measured: {sides} pixels{short}. The student is {'faster ' * (met.size < math.inf)}{found}."
 
 
 def add_maps(page: Page, networks: Mapping[str, nn.Module], photos: Sequence[Photo]) -> None:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from linvit.experiments.bench.costs import crossover, crossover_text, growth_exponent
+from linvit.experiments.bench.costs import crossover, growth_exponent
 
 SIZES = (196, 392, 784, 1568, 3136)
 
@@ -27,22 +27,23 @@ def test_there_is_no_exponent_of_one_size():
 
 def test_the_crossover_of_a_line_with_a_parabola():
     met = crossover({n: 1000.0 * n for n in SIZES}, {n: float(n) ** 2 for n in SIZES})
-    assert met == pytest.approx(1000)
-    assert crossover_text(met) == "1,000"
+    assert met.size == pytest.approx(1000)
+    assert str(met) == "1,000"
+    assert met.measured == tuple(SIZES)
 
 
 def test_curves_that_do_not_cross():
     low, high = dict.fromkeys(SIZES, 1.0), dict.fromkeys(SIZES, 2.0)
-    assert crossover_text(crossover(high, low)) == "never"
-    assert crossover_text(crossover(low, high)) == "always"
-    assert crossover_text(crossover(low, {})) == "-"
+    assert str(crossover(high, low)) == f"not up to {max(SIZES):,}"
+    assert str(crossover(low, high)) == f"{min(SIZES):,} or below"
+    assert crossover(low, {}) is None
 
 
 def test_a_curve_that_falls_below_and_rises_again_has_not_crossed():
-    assert crossover({196: 2, 784: 1, 3136: 5}, {196: 1, 784: 2, 3136: 4}) == math.inf
+    assert crossover({196: 2, 784: 1, 3136: 5}, {196: 1, 784: 2, 3136: 4}).size == math.inf
 
 
 def test_memory_that_does_not_suffice_is_more_than_any_cost():
     baseline = {196: 1.0, 784: 16.0, 3136: math.inf}
-    assert crossover({196: 20.0, 784: 80.0, 3136: 320.0}, baseline) == 3136
-    assert crossover({196: 20.0, 784: 80.0, 3136: math.inf}, {196: 1.0, 784: 16.0, 3136: 256.0}) == math.inf
+    assert crossover({196: 20.0, 784: 80.0, 3136: 320.0}, baseline).size == 3136
+    assert crossover({196: 20.0, 784: 80.0, 3136: math.inf}, {196: 1.0, 784: 16.0, 3136: 256.0}).size == math.inf

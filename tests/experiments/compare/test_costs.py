@@ -49,7 +49,9 @@ def test_a_student_is_timed_beside_its_teacher_at_several_sizes(tmp_path, monkey
     run = RunFolder(write_run(tmp_path / "linear-seed0/version_0", attention="linear", teacher=teacher))
     found = measure({"linear": run}, budget=0.05, device="cpu", teachers={"linear": "teacher"})
     assert found["teacher"].crossover is None
-    assert found["linear"].crossover in (0.0, math.inf) or 32 < found["linear"].crossover < 64
+    met = found["linear"].crossover
+    assert met.measured == (32, 64)
+    assert met.size in (0.0, math.inf) or 32 < met.size < 64
     image = torch.zeros(3, 32, 32)
     networks = {name: linvit.create_backbone("deit_nano", img_size=32) for name in ("one", "other")}
     costs = bench.costs_by_size(networks, image, torch.device("cpu"), 0.05)

@@ -7,7 +7,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import linear_regression
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -192,8 +192,22 @@ def growth_exponent(costs: Mapping[float, float]) -> float | None:
     return linear_regression([*upper], [*upper.values()]).slope if len(upper) > 1 else None
 
 
-def crossover(costs: Mapping[float, float], baseline: Mapping[float, float]) -> float | None:
-    """From which size on a cost stays at or below that of a baseline: 0 at all sizes, infinity at none, None unknown.
+class Crossover(NamedTuple):
+    """The size from which on a cost stays at or below that of a baseline."""
+
+    size: float
+    """Between two measured sizes; 0 if this is so at all of them, infinity if it is not so at the largest."""
+    measured: tuple[float, ...]
+    """The sizes at which both were measured, the smallest first."""
+
+    def __str__(self) -> str:
+        """The size as tables have it: "1,432", or "196 or below" or "not up to 3,136" of the measured sizes."""
+        low, high = (f"{self.measured[end]:,.0f}" for end in (0, -1))
+        return {0.0: f"{low} or below", math.inf: f"not up to {high}"}.get(self.size, f"{self.size:,.0f}")
+
+
+def crossover(costs: Mapping[float, float], baseline: Mapping[float, float]) -> Crossover | None:
+    """Returns where a cost crosses that of a baseline; None without a common size.
 
     Between two sizes the ratio is a straight line on log axes. A cost of infinity stands for what could not run.
     """
@@ -201,16 +215,11 @@ def crossover(costs: Mapping[float, float], baseline: Mapping[float, float]) -> 
     sizes = sorted(size for size in both if 0 < min(costs[size], baseline[size]) < math.inf)
     above = [k for k, size in enumerate(sizes) if costs[size] > baseline[size]]
     if not above:
-        return 0.0 if sizes else None
+        return Crossover(0.0, tuple(sizes)) if sizes else None
     if above[-1] == len(sizes) - 1:
-        return math.inf
+        return Crossover(math.inf, tuple(sizes))
     low, high = sizes[above[-1]], sizes[above[-1] + 1]
     if math.inf in (costs[low], baseline[high]):
-        return high
+        return Crossover(high, tuple(sizes))
     before, after = (math.log(costs[size] / baseline[size]) for size in (low, high))
-    return float(low * (high / low) ** (before / (before - after)))
-
-
-def crossover_text(size: float | None) -> str:
-    """A crossover as tables have it: "1,432", "always", "never", or "-" if it is not known."""
-    return "-" if size is None else {0.0: "always", math.inf: "never"}.get(size, f"{size:,.0f}")
+    return Crossover(float(low * (high / low) ** (before / (before - after))), tuple(sizes))

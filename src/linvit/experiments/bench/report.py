@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from linvit.callbacks.report import write_table
-from linvit.experiments.bench.costs import PASSES, Cost, crossover, crossover_text, format_size, growth_exponent
+from linvit.experiments.bench.costs import PASSES, Cost, crossover, format_size, growth_exponent
 from linvit.experiments.measure import Timing
 from linvit.experiments.plots import Axis, Series, line_plot
 from linvit.files import write_text
@@ -90,7 +90,7 @@ class CostReport:
         """From which size a module costs at most what a baseline does, in the same mode if it was measured in that."""
         mode = next(cost.mode for cost in self.costs if cost.label == name)
         same = {cost.mode: cost.label for cost in self.costs if cost.name == baseline}.get(mode, baseline)
-        return crossover_text(crossover(self.curve(name, metric), self.curve(same, metric)))
+        return str(crossover(self.curve(name, metric), self.curve(same, metric)) or "-")
 
     def sections(self) -> Iterator[Section]:
         """All tables."""

@@ -13,7 +13,7 @@ from torch import nn
 from linvit.analysis.recorder import observe
 from linvit.entries import restrict_imports_to
 from linvit.errors import UserError
-from linvit.experiments.bench.costs import Cost, costs_by_size, crossover, measure_costs, of_images, times_of
+from linvit.experiments.bench.costs import Cost, Crossover, costs_by_size, crossover, measure_costs, of_images, times_of
 from linvit.experiments.bench.runner import Settings
 from linvit.image_size import image_size
 from linvit.runs.folder import RunFolder
@@ -35,7 +35,7 @@ class Costs(NamedTuple):
     quartiles; `memory_bytes` that a forward and a backward pass of two images allocate at most, beyond the weights;
     and `state_bytes` that attention keeps of all keys and values, sum over layers, where it is known (`Call.state`)."""
     published: PublishedScores | None  # of this very model, by its authors
-    crossover: float | None = None  # of a student, from which side of image on it is faster than its teacher
+    crossover: Crossover | None = None  # of a student with its teacher, over the side of the image
 
 
 Built = tuple[nn.Module, tuple[int, int, int], PublishedScores | None]

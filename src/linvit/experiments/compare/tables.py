@@ -5,7 +5,6 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from linvit.experiments.bench.costs import crossover_text
 from linvit.experiments.compare.results import AVERAGED, Results
 from linvit.experiments.compare.statistics import LEAST, Difference, spread
 from linvit.plain_text import markdown_table, markdown_text, printable
@@ -20,7 +19,6 @@ COSTS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "latency (ms)": ("latency_seconds", lambda seconds: f"{seconds * 1e3:.2f}"),
     "memory (MiB)": ("memory_bytes", lambda size: f"{size / 2**20:.1f}"),
     "state (KiB)": ("state_bytes", lambda size: f"{size / 2**10:.1f}"),
-    "faster from (px)": ("faster_from", crossover_text),
 }
 """Columns of `Costs.numbers`, and how they are read."""
 
@@ -136,7 +134,8 @@ def _table(results: Results) -> list[dict[str, Cell]]:
     for variant in results.variants:
         scores, best = variant.scores(results.score), results.best(variant)
         found = variant.costs
-        costs: dict[str, float | None] = {**found.numbers, "faster_from": found.crossover} if found else {}
+        costs: dict[str, float] = found.numbers if found else {}
+        met = found.crossover if found else None
         row = {"variant": _cell(str, variant=variant.name)}
         row |= {f"{key} (tuned)": _cell(str, **{key: results.best_value(variant, key)[0]}) for key in results.tuned}
         for title, (tag, name) in curves.items():
@@ -158,6 +157,7 @@ def _table(results: Results) -> list[dict[str, Cell]]:
             row[title] = _mean(variant.distances(start), title.replace(" ", "_"))
         for title, (name, form) in COSTS.items():
             row[title] = _cell(form, **{name: costs.get(name)})
+        row["faster from (px)"] = Cell(str(met or "-"), {"faster_from": met and met.size})
         row["rank"] = _cell("{:.1f}".format, rank=variant.rank())
         row["published"] = _cell("{:g}".format, published=variant.published)
         details: dict[str, Any] = {"untrained_part": untrained.get(variant.name)}
