@@ -2,6 +2,8 @@
 
 import csv
 import re
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -97,3 +99,24 @@ def test_each_source_has_a_file(tmp_path, monkeypatch):
     assert name_of(str(tmp_path / "a" / "mine")) == files[3]
     assert re.fullmatch(r"predictions_my_photos_[0-9a-f]{6}", files[5])
     assert name_of(None) == "predictions"
+
+
+@pytest.mark.parametrize(("of_data", "expected"), [(None, [3, 7]), ([1, 2], [1, 2])])
+def test_categories_have_the_ids_of_the_data_or_else_of_the_checkpoint(tmp_path, monkeypatch, of_data, expected):
+    """Where the dataset was gone, they were counted from 1."""
+    task = tiny_task(num_classes=2)
+    task.on_load_checkpoint({"linvit": {"category_ids": [3, 7]}})
+    data = SimpleNamespace(category_ids=of_data)
+    result = Mock(**{"write_set.return_value": tmp_path})
+    monkeypatch.setattr("linvit.callbacks.predictions.gather", lambda share: [(result, {0: "row"})])
+    writer = PredictionWriter(tmp_path)
+    writer._kind, writer._rows, writer._paths = None, {}, SimpleNamespace(folder=tmp_path)
+    writer.on_predict_epoch_end(SimpleNamespace(datamodule=data), task)
+    assert result.write_set.call_args.args[3] == expected
+
+
+@pytest.mark.parametrize("said", [[3], [3, "7"], {"3": 7}, 3, None])
+def test_ids_that_a_checkpoint_cannot_have_are_not_taken(said):
+    task = tiny_task(num_classes=2)
+    task.on_load_checkpoint({"linvit": {"category_ids": said}})
+    assert task.category_ids is None

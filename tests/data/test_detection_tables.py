@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from linvit import UserError, coco_masks
+from linvit.cli.data import main
 from linvit.data import DetectionData
 from tests.data.images import picture, png
 
@@ -137,3 +138,20 @@ def test_lists_of_different_lengths_are_named(tmp_path):
     datasets.Dataset.from_dict(columns, features=datasets.Features(features)).to_parquet(tmp_path / "train.parquet")
     with pytest.raises(UserError, match="row 0 of column 'objects' has 2 of bbox, 1 of category"):
         data(tmp_path).setup("fit")
+
+
+@pytest.mark.parametrize("missing", [None, [[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]]], ids=["none", "odd"])
+def test_masks_that_cannot_be_read_are_malformed(tmp_path, missing, capsys):
+    """`linvit data check` was content, and training stopped at the images."""
+    masks = [[[[x, y, x + w, y, x + w, y + h]] for x, y, w, h in own] for own in BOXES]
+    masks[0][1] = missing
+    write(tmp_path, segmentation=masks)
+    assert main(["check", str(tmp_path), "--workers=0", "--masks", "--val_fraction=0.25"]) == 1
+    assert "1 with no segmentation, or a malformed one" in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"1 of the 4 annotations .* --data.skip_bad_annotations=true"):
+        data(tmp_path, masks=True).setup("fit")
+    made = data(tmp_path, masks=True, skip_bad_annotations=True, max_bad_fraction=0.25)
+    with pytest.warns(UserWarning, match="They are left out"):
+        made.setup("fit")
+    sets = made.train_set, made.val_set
+    assert sum(len(own[i]["boxes"]) for own in sets for i in range(len(own))) == 3

@@ -54,16 +54,25 @@ def trained(data):
     return [labels.count(label) for label in range(data.num_classes)]
 
 
+def scored(data):
+    """Objects of each class, without crowds, in all validation samples."""
+    samples = [data.val_set[i] for i in range(len(data.val_set))]
+    labels = [label for one in samples for label in one["labels"][~one["iscrowd"]].tolist()]
+    return [labels.count(label) for label in range(data.num_classes)]
+
+
 @pytest.mark.parametrize("splits", [("train", "val"), ("train",)])
 @pytest.mark.parametrize("reason", CHANGES)
 def test_the_table_counts_what_is_trained_on(tmp_path, reason, splits, capsys):
     masks = "mask" in reason
     write_coco(tmp_path, splits, objects(CHANGES[reason]))
     data = coco(tmp_path, masks=masks, val_fraction=0.25)
-    with pytest.warns(UserWarning, match=f"leaves out 4 of 16 objects .*{reason}".replace("(", r"\(")):
+    left_out = "4 of 16" if "val" in splits else "3 of 12"  # of the images that are not held out
+    with pytest.warns(UserWarning, match=f"leaves out {left_out} objects .*{reason}".replace("(", r"\(")):
         data.setup("fit")
     counts = data.data_source.counts("train").tolist()
     assert counts == trained(data) == [12 if "val" in splits else 9, 0, 0]
+    assert data.data_source.counts("val").tolist() == scored(data)
     if splits == ("train",):
         return
     main(["check", str(tmp_path), "--workers=0", *["--masks"] * masks, "--data=DetectionData"])
@@ -72,12 +81,39 @@ def test_the_table_counts_what_is_trained_on(tmp_path, reason, splits, capsys):
     assert f"    0      1  person{counts[0]:>10}" in said
 
 
-def test_objects_of_small_images_are_not_counted(tmp_path):
-    small = {**SIZES, 5: (20, 64)}
-    write_coco(tmp_path, found=objects(lambda one: None), sizes=small)
-    data = coco(tmp_path)
+@pytest.mark.parametrize("small", SIZES)
+def test_objects_of_small_images_are_scored_and_not_trained(tmp_path, small):
+    write_coco(tmp_path, ("train",), objects(lambda one: None), sizes={**SIZES, small: (20, 64)})
+    data = coco(tmp_path, val_fraction=0.25)
     data.setup("fit")
-    assert data.data_source.counts("train").tolist() == trained(data) == [12, 0, 0]
+    held_out = len(data.train_set) == 3  # the small image
+    assert data.data_source.counts("train").tolist() == trained(data) == [12 if held_out else 8, 0, 0]
+    assert data.data_source.counts("val").tolist() == scored(data) == [4, 0, 0]
+
+
+def test_the_fraction_left_out_is_of_the_classes_that_are_used(tmp_path):
+    many = [annotation(key, image, 1, BOXES[key % 4]) for image in SIZES for key in range(30 * image, 30 * image + 30)]
+    few = [annotation(2000 + key, 5, 18, BOXES[key], area=key % 2) for key in range(4)]
+    write_coco(tmp_path, found=many + few)
+    with pytest.warns(UserWarning, match=r"leaves out 2 of 4 objects \(50.0%\)"):
+        coco(tmp_path, class_names=["dog"]).setup("fit")
+
+
+def test_splits_without_an_object_to_score_are_named(tmp_path):
+    write_coco(tmp_path)
+    write_coco(tmp_path, ("val",), [annotation(key, 5, 1, BOXES[key], iscrowd=1) for key in range(4)])
+    with pytest.warns(UserWarning, match="all objects of the validation split of .* are crowds"):
+        coco(tmp_path).setup("fit")
+    with pytest.raises(UserError, match=r"the val split .* has no objects.*of classes that --data.class_names leaves"):
+        coco(tmp_path, class_names=["dog"]).setup("fit")
+
+
+def test_a_validation_split_alone_is_checked(tmp_path, capsys):
+    write_coco(tmp_path, ("val",))
+    assert main(["check", str(tmp_path), "--workers=0"]) == 1
+    said = capsys.readouterr().out
+    assert "NO TRAINING  data source" in said
+    assert "label     id  class        val" in said
 
 
 def test_few_objects_that_are_left_out_are_no_warning(tmp_path):

@@ -57,7 +57,8 @@ class PredictionWriter(Callback):
         rows = {index: row for _, share in shares for index, row in share.items()}
         kind = next((kind for kind, _ in shares if kind is not None), None)
         if kind is not None:
-            ids = getattr(trainer.datamodule, "category_ids", None)  # type: ignore[attr-defined]
+            owners = trainer.datamodule, pl_module  # type: ignore[attr-defined]
+            ids = next(filter(None, (getattr(one, "category_ids", None) for one in owners)), None)
             found = [rows[index] for index in sorted(rows)]
             path = kind.write_set(found, self._paths.folder, class_names(pl_module), ids)
             self._wrote = f"wrote {len(rows)} predictions to {path}"

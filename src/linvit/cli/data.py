@@ -47,7 +47,7 @@ EPILOG = """examples:
 Every option of the data that linvit fit takes is taken, too, as it is there or
 in short: --data.num_classes=6, or --num_classes 6. Every image is decoded as
 training decodes it. The exit code is 1 if an image or a label is bad or if
-linvit fit would refuse the set, else 0; images that are in two splits, classes
+linvit fit would refuse the set, else 0; images that are there twice, classes
 without images and files that are not read are warnings.
 """
 TILE = """examples:
@@ -221,8 +221,11 @@ def _ignored(source: str) -> list[str]:
 
 
 def _copies(found: ScanResult) -> list[str]:
-    lines = [f"{first}  =  {second}" for first, second in found.copies]
-    return [f"  WARNING: images in two splits: {len(lines):,}", *_first(lines)] if lines else []
+    lines = []
+    for what, pairs in (("in two splits", found.copies), ("that are twice in a split", found.twins)):
+        lines += [f"  WARNING: images {what}: {len(pairs):,}"] * bool(pairs)
+        lines += _first([f"{first}  =  {second}" for first, second in pairs])
+    return lines
 
 
 def _first(lines: list[str], where: str = "") -> list[str]:

@@ -155,9 +155,12 @@ class DetectionData(ImageData):
             return {}  # which has its own message
         features = source.splits[table].features
         if source.column is None or source.column.name not in features or not self.annotated(source, table):
+            way = "put COCO's annotations beside the images, or name the column with --data.object_column"
+            if source.column is not None and source.column.name in features and source.audit(table).total:
+                way = "its annotations are malformed, or of classes that --data.class_names leaves out"
             raise UserError(
                 f"the {split} split of data source '{source.name}' has no objects, so it can only be predicted (linvit "
-                f"predict): put COCO's annotations beside the images, or name the column with --data.object_column"
+                f"predict): {way}"
             )
         known = [name for name in ("height", "width", "image_id") if name in features]
         return {"objects": Target(source.column.name)} | {name: Target(name) for name in known}
@@ -198,18 +201,24 @@ class DetectionData(ImageData):
         source = self.data_source
         if isinstance(source, SceneSource):
             return
-        found, name = source.audit("train"), partial(source.name_of, "train")
         counts = {split: source.counts(split) for split in ("train", "val")}
         if not counts["train"].any() and self.trainer is not None:
-            raise UserError(untrainable(self.source, found, name))
-        if len(found.left_out) >= WARN_LEFT_OUT * found.total:
-            said = f"training on '{self.source}' leaves out {say_left_out(found, name)}"
-            rank_zero_warn(f"{said}. linvit data check --output FILE lists all")
+            raise UserError(untrainable(self.source, source.used("train"), partial(source.name_of, "train")))
+        self._warn_of_training(source)
         lines = class_table(self.class_names, self.classes.ids, counts)
         more = [f"and {len(lines) - TABLE} more: linvit data check"] if len(lines) > TABLE else []
         rank_zero_info("\n".join([f"classes of '{self.source}'", *lines[:TABLE], *more]))
-        if warning := absent_classes(self.class_names, counts["train"]):
+
+    def _warn_of_training(self, source: ObjectSource) -> None:
+        """Warns of objects that are left out, of classes without any, and of a validation split without any."""
+        found, val = source.used("train"), source.used("val")
+        if found.left_out and len(found.left_out) >= WARN_LEFT_OUT * found.annotated.sum():
+            said = say_left_out(found, partial(source.name_of, "train"))
+            rank_zero_warn(f"training on '{self.source}' leaves out {said}. linvit data check --output FILE lists all")
+        if warning := absent_classes(self.class_names, found.per_class):
             rank_zero_warn(warning)
+        if val.annotated.any() and not val.per_class.any():
+            rank_zero_warn(f"all objects of the validation split of '{self.source}' are crowds, which are not scored")
 
     def setup(self, stage: str) -> None:
         """Makes the sets that a stage needs, and lists annotations that are skipped; see `ImageData`."""
@@ -252,8 +261,8 @@ class DetectionData(ImageData):
                 f"  {split:<10}{rows:>12,} images, {empty:,} of them without objects; {objects:,} objects, "
                 f"{audit.crowds:,} of them crowds"
             )
-            if said := say_left_out(audit, name):
-                training = "training leaves out" if split == "train" else "scored, but training would leave out"
+            training = "training leaves out" if split == "train" else "scored, but training would leave out"
+            if said := say_left_out(source.used(split), name):
                 lines.append(f"  {split:<10}WARNING: {training} {said}")
             noted += _findings(split, audit.left_out, name)
             if audit.malformed:
@@ -277,13 +286,15 @@ class DetectionData(ImageData):
                 f"  WARNING: {len(found.turned):,} images are turned by EXIF, so their boxes must be of the turned "
                 f"images: {names}. If they are of the pixels as stored, set --data.exif_orientation=false"
             )
-        counts = {split: source.counts(split) for split in {**dict.fromkeys(["train", "val"]), **audits}}
+        named = [
+            split for split in {**dict.fromkeys(["train", "val"]), **audits} if source.held_out(split)[0] in audits
+        ]
+        counts = {split: source.counts(split) for split in named}
         lines += [f"  {line}" for line in class_table(self.class_names, self.classes.ids, counts)]
-        if not counts["train"].any() and audits["train"].left_out:
-            refused.append(
-                f"  NO TRAINING  {untrainable(self.source, audits['train'], partial(source.name_of, 'train'))}"
-            )
-        elif warning := absent_classes(self.class_names, counts["train"]):
+        if "train" in counts and not counts["train"].any() and source.used("train").left_out:
+            said = untrainable(self.source, source.used("train"), partial(source.name_of, "train"))
+            refused.append(f"  NO TRAINING  {said}")
+        elif "train" in counts and (warning := absent_classes(self.class_names, counts["train"])):
             lines.append(f"  WARNING: {warning}")
         return TargetReport(lines, bad, malformed, refused, noted=noted)
 

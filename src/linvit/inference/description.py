@@ -24,7 +24,7 @@ from linvit.runs.parser import known_class
 from linvit.tasks.base import SET_BY_RUN, Task
 from linvit.tasks.optimisation import Optimisation
 from linvit.tasks.pretrained import skip_pretrained
-from linvit.tasks.safe_loading import DESCRIPTION, no_larger_than, not_plain
+from linvit.tasks.safe_loading import DESCRIPTION, are_category_ids, no_larger_than, not_plain
 from linvit.weights import torch_file
 from linvit.weights.read import AVERAGE, HUB, HUB_FILES, TRAINED, WRITTEN_BY, download, model_named
 
@@ -78,7 +78,7 @@ class ModelDescription:
             if not texts or len(names) != content["options"].get("num_classes"):
                 wrong = f"the names of its classes are {names!r:.80}"
         ids = content.get("category_ids") if wrong is None else None
-        if ids is not None and (len(ids) != content["options"].get("num_classes") or {*map(type, ids)} - {int}):
+        if ids is not None and not are_category_ids(ids, content["options"].get("num_classes")):
             wrong = f"the ids of its classes are {ids!r:.80}"
         if wrong is not None:
             raise UserError(f"'{source}' does not describe a trained network of linvit: {wrong}")

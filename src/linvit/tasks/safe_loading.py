@@ -256,11 +256,17 @@ OF_DATA = ("preprocessing", "category_ids")
 """What of the data prediction needs: how images are prepared, and of detection COCO's ids of the classes."""
 
 
+def are_category_ids(value: Any, num_classes: Any) -> bool:
+    """True if what a file says are whole numbers, one for each class."""
+    return isinstance(value, list) and len(value) == num_classes and {*map(type, value)} <= {int}
+
+
 class SavedTask(LightningModule):
     """What a task's checkpoint says besides the weights, and how it is opened in Python."""
 
     ema: Any
     distillation: Any
+    category_ids: list[int] | None = None  # COCO's, of the data that the checkpoint was trained on
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Adds what prediction needs besides the weights, the total batch size, and updates of the moving average."""
@@ -285,6 +291,9 @@ class SavedTask(LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Takes over what `on_save_checkpoint` added."""
         self._trained_with = checkpoint.get("total_batch")
+        known = checkpoint.get(DESCRIPTION)
+        ids = known.get("category_ids") if isinstance(known, Mapping) else None
+        self.category_ids = ids if are_category_ids(ids, self.hparams.get("num_classes")) else None
         if self.ema is not None:
             self.ema.updates = checkpoint["ema_updates"]
         if self.distillation is not None and checkpoint.get("teacher_sha256") != self.distillation.fingerprint:

@@ -66,7 +66,10 @@ def test_copies_within_a_split_are_no_leak(tmp_path):
         {"image": [{"bytes": encoded(photo(0), "PNG"), "path": None}] * 3},
         features=datasets.Features({"image": datasets.Image()}),
     )
-    assert scan({"train": rows}, "image", ImageReader(10**6), 0).copies == []
+    alone = scan({"train": rows}, "image", ImageReader(10**6), 0)
+    assert alone.copies == []
+    first = "train: row 0 (stored in the table)"
+    assert alone.twins == [(first, f"train: row {row} (stored in the table)") for row in (1, 2)]
     both = scan({"train": rows, "val": rows.select([0])}, "image", ImageReader(10**6), 0)
     assert both.copies == [("train: row 0 (stored in the table)", "val: row 0 (stored in the table)")]
 

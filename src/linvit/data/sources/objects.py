@@ -107,22 +107,27 @@ class ObjectReader(SampleReader):
         objects = {name: values[kept] for name, values in objects.items()}
         if self.masks:
             stored = [lists["segmentation"][i] for i in np.flatnonzero(kept)]
-            counts = [one if isinstance(one, str) else rle_counts(one, size) for one in stored]  # COCO's table has text
-            objects["rles"] = [{"size": list(size), "counts": one} for one in counts]
+            counts = [mask_counts(one, size) for one in stored]
+            readable = np.array([one is not None for one in counts], bool)
+            objects = {name: values[readable] for name, values in objects.items()}
+            objects["rles"] = [{"size": list(size), "counts": one} for one in counts if one is not None]
         return objects
 
 
 class ObjectAudit(NamedTuple):
     """The objects of a split.
 
-    `annotated` counts those of each image that are sound and of a class, int (rows,). `used` has the row and the label
-    of each of them that is trained on; in other splits than train, that is scored: all but crowds. `left_out` names
-    those that training leaves out, `malformed` those that cannot be read; `total` counts all. `wrong_format` says
-    if the boxes seem to be stored in another format.
+    `annotated` counts those of each image that are sound and of a class, int (rows,). `trained` and `scored` have the
+    row and the label of each of them that training uses, and that evaluation scores: all but crowds; `training` says
+    which of both the split is for. `left_out` names those of them that training leaves out, `malformed` those that
+    cannot be read; `total` counts all, of other categories, too. `wrong_format` says if the boxes seem to be stored in
+    another format.
     """
 
     annotated: np.ndarray
-    used: np.ndarray
+    trained: np.ndarray
+    scored: np.ndarray
+    training: bool
     num_classes: int
     crowds: int
     total: int
@@ -140,12 +145,17 @@ class ObjectAudit(NamedTuple):
     @property
     def per_class(self) -> np.ndarray:
         """Number of objects of each class that are trained on or scored, int (K,)."""
-        return self.per_class_in(None)
+        return np.bincount((self.trained if self.training else self.scored)[:, 1], minlength=self.num_classes)
 
-    def per_class_in(self, rows: np.ndarray | None) -> np.ndarray:
-        """Returns the same for the images of some rows; None is all."""
-        row, label = self.used.T
-        return np.bincount(label if rows is None else label[np.isin(row, rows)], minlength=self.num_classes)
+    def of_rows(self, rows: np.ndarray) -> "ObjectAudit":
+        """Returns the same of the images of some rows; what is malformed stays."""
+        chosen = np.isin(np.arange(len(self.annotated)), rows)
+        return self._replace(
+            annotated=self.annotated * chosen,
+            trained=self.trained[chosen[self.trained[:, 0]]],
+            scored=self.scored[chosen[self.scored[:, 0]]],
+            left_out=[one for one in self.left_out if chosen[one.row]],
+        )
 
 
 def audit_objects(
@@ -191,20 +201,30 @@ def audit_objects(
         *findings(~sound, unsound),
         *findings(sound & ~known & (not subset), "a category that is none of the classes", categories),
     ]
+    if masks:
+        pixels = _mask_areas(lists["segmentation"], sizes[where])
+        malformed += findings(sound & known & (pixels < 0), "no segmentation, or a malformed one")
+        sound &= pixels >= 0
     annotated = sound & known
     reasons = {f"an image with a side of less than {MIN_SIDE} pixels": np.min(size, 0) < MIN_SIDE} if training else {}
     reasons |= left_out(objects, size)
     if masks:
-        reasons[EMPTY_MASK] = _empty_masks(lists["segmentation"], sizes[where])
-    trained, unused = annotated.copy(), list[AnnotationFinding]()
+        reasons[EMPTY_MASK] = pixels == 0
+    crowds = objects.get("iscrowd", np.zeros(len(where), bool))
+    scored, unused = annotated & ~crowds, list[AnnotationFinding]()
+    trained = (annotated if training else scored).copy()
     for reason, which in reasons.items():  # an object has the first of its reasons
         unused += findings(trained & which, reason)
         trained &= ~which
-    crowds = objects.get("iscrowd", np.zeros(len(where), bool))
-    used = np.flatnonzero(trained if training else annotated & ~crowds)
+    used, evaluated = (
+        np.array([(where[i], labels[categories[i]]) for i in np.flatnonzero(which)], np.int64).reshape(-1, 2)
+        for which in (trained, scored)
+    )
     return ObjectAudit(
         np.bincount(where[annotated], minlength=len(cells)),
-        np.array([(where[i], labels[categories[i]]) for i in used], np.int64).reshape(-1, 2),
+        used,
+        evaluated,
+        training,
         len(labels),
         int(crowds.sum()),
         len(where) + len(unread),
@@ -214,17 +234,24 @@ def audit_objects(
     )
 
 
-def _empty_masks(stored: Sequence[Any], sizes: np.ndarray) -> np.ndarray:
-    """Returns which masks have no pixel, bool (n,); those that cannot be read are met when their image is."""
+def mask_counts(stored: Any, size: tuple[int, int]) -> str | None:
+    """The counts of the compressed RLE of a stored mask (H, W), or None if it is missing or malformed."""
+    try:
+        return stored if isinstance(stored, str) else rle_counts(stored, size)  # COCO's table has text
+    except (UserError, KeyError, TypeError, ValueError, OverflowError):
+        return None
 
-    def empty(one: Any, size: tuple[int, int]) -> bool:
-        try:
-            counts = one if isinstance(one, str) else rle_counts(one, size)
-            return not coco_masks.area([{"size": list(size), "counts": counts}])[0]
-        except (UserError, KeyError, TypeError, ValueError, OverflowError):
-            return False
 
-    return np.array([empty(one, tuple(size)) for one, size in zip(stored, sizes.tolist(), strict=True)], bool)
+def _mask_areas(stored: Sequence[Any], sizes: np.ndarray) -> np.ndarray:
+    """Returns the pixels of masks, int (n,): -1 of those that cannot be read, 1 where the image cannot."""
+
+    def pixels(one: Any, size: tuple[int, int]) -> int:
+        if not min(size):
+            return 1
+        counts = mask_counts(one, size)
+        return -1 if counts is None else int(coco_masks.area([{"size": list(size), "counts": counts}])[0])
+
+    return np.array([pixels(one, tuple(size)) for one, size in zip(stored, sizes.tolist(), strict=True)], np.int64)
 
 
 def _wrong_format(boxes: np.ndarray, size: tuple[Any, ...], box_format: str) -> str | None:
@@ -264,7 +291,8 @@ def say_left_out(found: ObjectAudit, name: Callable[[int], str]) -> str:
     if not found.left_out:
         return ""
     count, why = len(found.left_out), "; ".join(describe_findings(found.left_out, name))
-    return f"{count:,} of {found.total:,} objects ({count / found.total:.1%}): {why}"
+    total = found.annotated.sum()
+    return f"{count:,} of {total:,} objects ({count / total:.1%}): {why}"
 
 
 REPAIRS = {
@@ -334,10 +362,15 @@ class ObjectSource(DataSource):
         sizes, training = self.sizes(split), split == "train"
         return audit_objects(self.splits[split], self.column, sizes, labels, subset, self.masks, training, unread)
 
+    def used(self, split: str) -> ObjectAudit:
+        """What there is to say about the objects that a split trains on or scores, of its part of a table."""
+        table, chosen = self.held_out(split)
+        found = self.audit(table)._replace(training=split == "train")
+        return found if chosen is None else found.of_rows(chosen)
+
     def counts(self, split: str) -> np.ndarray:
         """Returns how many objects of each class a split trains on or scores, int (K,); see `ObjectAudit`."""
-        table, chosen = self.held_out(split)
-        return self.audit(table).per_class_in(chosen)
+        return self.used(split).per_class
 
     @cached_property
     def column(self) -> ObjectColumn | None:

@@ -47,9 +47,10 @@ class ScanResult:
         self.bad: list[ImageFinding] = []
         self.kinds: Counter[str] = Counter()
         self.turned: list[tuple[str, str]] = []  # split and name
-        self.copies: list[tuple[str, str]] = []
+        self.copies: list[tuple[str, str]] = []  # in two splits
+        self.twins: list[tuple[str, str]] = []  # in one split
         self.sizes: dict[str, list[tuple[int, int]]] = defaultdict(list)
-        self._first: dict[bytes, tuple[str, str]] = {}  # digest -> split and name of the first
+        self._first: dict[bytes, ImageFinding] = {}  # by digest
 
     def add(self, found: ImageFinding) -> None:
         """Counts one image."""
@@ -61,9 +62,10 @@ class ScanResult:
         self.kinds.update(found.kinds)
         if TURNED in found.kinds:
             self.turned.append((found.split, found.name))
-        split, name = self._first.setdefault(found.digest, (found.split, found.name))
-        if split != found.split:
-            self.copies.append((f"{split}: {name}", f"{found.split}: {found.name}"))
+        first = self._first.setdefault(found.digest, found)
+        if first is not found:
+            pairs = self.twins if first.split == found.split else self.copies
+            pairs.append((f"{first.split}: {first.name}", f"{found.split}: {found.name}"))
 
     def lines(self) -> list[str]:
         """What kinds of images there are and how large, in lines."""
