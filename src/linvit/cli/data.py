@@ -141,6 +141,7 @@ def _collected() -> Iterator[list[str]]:
     """Collects what linvit warns of, each text once; other warnings are shown as ever."""
     told: list[str] = []
     with warnings.catch_warnings():
+        warnings.filterwarnings("always", module=r"linvit\.")  # whatever PYTHONWARNINGS hides
         shown = warnings.showwarning
 
         def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, *more: Any) -> None:

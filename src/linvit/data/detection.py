@@ -19,6 +19,7 @@ from linvit.data.sources.labels import Classes, features_of, read_names
 from linvit.data.sources.objects import (
     OBJECT_COLUMNS,
     BoxFormat,
+    ObjectAudit,
     ObjectSource,
     absent_classes,
     annotation_name,
@@ -204,20 +205,20 @@ class DetectionData(ImageData):
         counts = {split: source.counts(split) for split in ("train", "val")}
         if not counts["train"].any() and self.trainer is not None:
             raise UserError(untrainable(self.source, source.used("train"), partial(source.name_of, "train")))
-        self._warn_of_training(source)
+        self._warn_of_training(source, counts)
         lines = class_table(self.class_names, self.classes.ids, counts)
         more = [f"and {len(lines) - TABLE} more: linvit data check"] if len(lines) > TABLE else []
         rank_zero_info("\n".join([f"classes of '{self.source}'", *lines[:TABLE], *more]))
 
-    def _warn_of_training(self, source: ObjectSource) -> None:
+    def _warn_of_training(self, source: ObjectSource, counts: Mapping[str, Any]) -> None:
         """Warns of objects that are left out, of classes without any, and of a validation split without any."""
-        found, val = source.used("train"), source.used("val")
-        if found.left_out and len(found.left_out) >= WARN_LEFT_OUT * found.annotated.sum():
+        found = source.used("train")
+        if _leaves_out_many(found):
             said = say_left_out(found, partial(source.name_of, "train"))
             rank_zero_warn(f"training on '{self.source}' leaves out {said}. linvit data check --output FILE lists all")
         if warning := absent_classes(self.class_names, found.per_class):
             rank_zero_warn(warning)
-        if val.annotated.any() and not val.per_class.any():
+        if "val" in counts and source.used("val").annotated.any() and not counts["val"].any():
             rank_zero_warn(f"all objects of the validation split of '{self.source}' are crowds, which are not scored")
 
     def setup(self, stage: str) -> None:
@@ -261,8 +262,9 @@ class DetectionData(ImageData):
                 f"  {split:<10}{rows:>12,} images, {empty:,} of them without objects; {objects:,} objects, "
                 f"{audit.crowds:,} of them crowds"
             )
+            used = source.used(split)
             training = "training leaves out" if split == "train" else "scored, but training would leave out"
-            if said := say_left_out(source.used(split), name):
+            if (said := say_left_out(used, name)) and not (split == "train" and _leaves_out_many(used)):
                 lines.append(f"  {split:<10}WARNING: {training} {said}")
             noted += _findings(split, audit.left_out, name)
             if audit.malformed:
@@ -294,8 +296,8 @@ class DetectionData(ImageData):
         if "train" in counts and not counts["train"].any() and source.used("train").left_out:
             said = untrainable(self.source, source.used("train"), partial(source.name_of, "train"))
             refused.append(f"  NO TRAINING  {said}")
-        elif "train" in counts and (warning := absent_classes(self.class_names, counts["train"])):
-            lines.append(f"  WARNING: {warning}")
+        elif "train" in counts:
+            self._warn_of_training(source, counts)
         return TargetReport(lines, bad, malformed, refused, noted=noted)
 
     def drawn(self, sample: Sample) -> Sample:
@@ -320,6 +322,11 @@ class DetectionData(ImageData):
             moved = torch.cat(tensors).to(batch["image"][0].device, non_blocking=True)
             entries[name] = list(moved.split([len(tensor) for tensor in tensors]))
         return batch | entries
+
+
+def _leaves_out_many(found: ObjectAudit) -> bool:
+    """True if a run warns of the objects that it leaves out."""
+    return bool(found.left_out) and len(found.left_out) >= WARN_LEFT_OUT * found.annotated.sum()
 
 
 def _findings(split: str, found: Sequence[AnnotationFinding], name: Callable[[int], str]) -> list[ImageFinding]:
