@@ -182,14 +182,17 @@ def is_locked(folder: Path) -> bool:
     return False
 
 
-def check_reserved(folder: Path) -> None:
-    """Raises a `UserError` unless a folder that this process has reserved is still where it was."""
+def check_reserved(folder: Path, config: str) -> None:
+    """Raises a `UserError` unless a folder that this process has reserved is still where it was.
+
+    It names the configuration from which the run is continued, a file beside the folder.
+    """
     if not _is_own(folder):
-        config = shlex.quote((folder.parent / "config.yaml").as_posix())
+        config = shlex.quote((folder.parent / config).as_posix())
         raise UserError(
             f"'{folder}' was renamed, replaced or deleted while the run trained, so the run ends: it could not be "
-            f"resumed from what it saves now. Give the folder back its name, then continue from its last checkpoint "
-            f"with\n  linvit fit --config {config} --resume=auto"
+            f"resumed from what it saves now. If the folder was deleted, start a new run; if not, give it back its "
+            f"name, then continue from its last checkpoint with\n  linvit fit --config {config} --resume=auto"
         )
 
 

@@ -61,6 +61,56 @@ def test_what_a_run_without_a_logger_prints_at_its_end(tmp_path):
     assert RunFolder(run).complete
 
 
+STOP_AT_ONCE = (
+    "[{class_path: lightning.pytorch.callbacks.EarlyStopping, "
+    "init_args: {monitor: val/score, mode: max, patience: 0, min_delta: 2}}]"
+)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"trainer.max_steps": 2}, "--trainer.max_epochs=MORE --trainer.max_steps=MORE"),
+        (
+            {"trainer.callbacks": STOP_AT_ONCE, "trainer.max_epochs": 2},
+            "--trainer.max_epochs=MORE --trainer.callbacks=WITHOUT_EARLY_STOPPING",
+        ),
+    ],
+)
+def test_all_that_ended_a_run_is_to_be_changed(options, said, tmp_path):
+    """With one of two limits raised, it would be finished already."""
+    done = fit(tmp_path, **options)
+    assert done.code == 0, done.err
+    run = tmp_path / "checkpoints/quickstart/version_0"
+    before = steps(run)
+    text = done.log.replace("WITHOUT_EARLY_STOPPING", "null")
+    assert said in done.log
+    _, continued = follow(text, tmp_path, more="8")
+    assert continued.code == 0, continued.err
+    assert steps(run) > before
+
+
+def test_a_resumed_run_that_is_moved_is_continued_as_it_was_resumed(run, tmp_path, monkeypatch):
+    """Its first row was not written yet, and is not written where the folder was."""
+    from linvit.callbacks.monitors import ImageCount
+
+    folder = copy_of(run, tmp_path)
+
+    def once(callback, trainer, *args):
+        monkeypatch.undo()
+        moved(Path(trainer.log_dir))
+
+    monkeypatch.setattr(ImageCount, "on_train_batch_end", once)
+    more = ("--trainer.max_epochs=3", f"--trainer.default_root_dir={folder.parents[1]}")
+    done = linvit("fit", "--config", folder / "config.yaml", "--resume=auto", *more, cwd=tmp_path)
+    assert done.code == 2
+    assert not folder.exists()
+    folder.with_name("elsewhere").rename(folder)
+    (continued,) = follow(done.err, tmp_path)
+    assert continued.code == 0, continued.err
+    assert steps(folder) == 30
+
+
 @pytest.mark.parametrize("name", ["version_0", "7"])
 def test_what_others_print_of_a_run_that_is_not_finished(run, name, tmp_path):
     """A run that was renamed is continued, too, and none is started in its place."""

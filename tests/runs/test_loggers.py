@@ -73,4 +73,17 @@ class TestARefusingDisk:
 
     def test_other_mistakes_are_raised(self, tmp_path):
         with pytest.raises(ValueError, match="not supported"):
-            RunTensorBoardLogger(tmp_path, "quickstart").log_metrics({"train/loss": "x"}, 0)
+            RunTensorBoardLogger(tmp_path / "quickstart").log_metrics({"train/loss": "x"}, 0)
+
+
+def test_a_folder_that_was_renamed_is_not_made_again(tmp_path):
+    """Neither by a table whose first row comes later, nor by a new file of events after the disk refused one."""
+    board, table = run_loggers(None, tmp_path / "quickstart", None, None)
+    folder = Path(board.log_dir)
+    folder.rename(tmp_path / "elsewhere")
+    table.log_metrics({"train/loss": 1.0}, 0)
+    with pytest.warns(UserWarning, match="could not be written"):
+        table.save()
+    with pytest.warns(UserWarning, match="could not be written"):
+        board.log_metrics({"train/loss": 1.0}, 0)
+    assert not folder.exists()

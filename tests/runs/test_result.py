@@ -131,6 +131,19 @@ def test_a_test_is_added_if_the_data_is_that_of_the_run(run, tmp_path):
     assert result.read(folder / "result.json") == record
 
 
+def test_a_test_of_a_best_checkpoint_that_the_record_does_not_know(run, tmp_path):
+    """As after a resume that was killed: the checkpoint is of a later epoch than the record."""
+    shutil.copytree(run.root, tmp_path / "copy")
+    folder = tmp_path / "copy" / run.folder.relative_to(run.root)
+    before = result.read(folder / "result.json")
+    before["score"] |= {"best_epoch": before["score"]["best_epoch"] + 1}
+    result.write(folder / "result.json", before)
+    done = run._replace(root=tmp_path / "copy").then("test", "--trainer.limit_test_batches=1")
+    assert done.code == 0, done.err
+    assert "The run was resumed since" in done.log
+    assert result.read(folder / "result.json") == before
+
+
 def test_a_test_of_another_checkpoint_or_size_is_not_that_of_the_run(run, tmp_path, monkeypatch):
     monkeypatch.setattr(ClassificationTask, "evaluation_options", ("label_smoothing",))  # as segmentation has windows
     shutil.copytree(run.root, tmp_path / "copy")

@@ -11,10 +11,10 @@ from linvit.runs.endings import run_summary
 def test_the_checkpoint_to_test_is_the_one_that_predicts(tmp_path, weights, name):
     saves = SaveCheckpoints()
     saves.dirpath = str(tmp_path / "checkpoints")
-    assert run_summary(saves, weights, tmp_path, "max_epochs") == ""
+    assert run_summary(saves, weights, tmp_path, ["max_epochs"]) == ""
     saves.best[0].value = 0.5
     saves.best.append(Best("val/ema_score", "max", "best_ema.ckpt", 0.625))
-    lines = run_summary(saves, weights, tmp_path, "max_epochs").splitlines()
+    lines = run_summary(saves, weights, tmp_path, ["max_epochs"]).splitlines()
     assert "  best val/ema_score  0.6250" in lines
     (command,) = (line for line in lines if "linvit test" in line)
     assert command.endswith(f"--ckpt_path {tmp_path}/checkpoints/{name}")

@@ -136,6 +136,8 @@ class SaveCheckpoints(Checkpoint):
         self.best = [] if monitor is None else [Best(monitor, mode, BEST)]
         self.dirpath: str | None = None
         self.failure: str | None = None
+        self.config = "config.yaml"  # of the run, from which it is continued; beside the folder
+        self._reserved: Path | None = None  # the folder, on rank 0 while it trains
         self._scored = False  # since the last save that asked
 
     def state_dict(self) -> dict[str, Any]:
@@ -165,6 +167,7 @@ class SaveCheckpoints(Checkpoint):
             folder = Path(str(self.dirpath))
             if self._writes(trainer) and (reason := on_rank_zero(trainer, reserve, folder)):
                 raise UserError(f"checkpoints cannot be saved to '{folder}': {reason}")
+            self._reserved = folder if self._writes(trainer) and trainer.is_global_zero else None
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Checks the folder before reports are written to it."""
@@ -204,6 +207,7 @@ class SaveCheckpoints(Checkpoint):
         """Gives the folder back."""
         if stage == "fit" and self.dirpath is not None:
             unlock(Path(self.dirpath))
+            self._reserved = None
 
     def save(self, trainer: Trainer) -> bool:
         """Writes last.ckpt now, on all ranks, between two optimiser steps; returns whether that succeeded."""
@@ -258,8 +262,13 @@ class SaveCheckpoints(Checkpoint):
 
     def _check_folder(self, trainer: Trainer) -> None:
         """Raises a `UserError` on all ranks if the folder was renamed or deleted: nothing is written in its place."""
-        if self._writes(trainer) and (reason := on_rank_zero(trainer, check_reserved, Path(str(self.dirpath)))):
+        if self._writes(trainer) and (reason := on_rank_zero(trainer, self.check_folder)):
             raise UserError(reason)
+
+    def check_folder(self) -> None:
+        """Raises a `UserError` if the folder that this process has reserved was renamed or deleted."""
+        if self._reserved is not None:
+            check_reserved(self._reserved, self.config)
 
     def _writes(self, trainer: Trainer) -> bool:
         """Whether the run saves to a folder of this machine's file systems."""

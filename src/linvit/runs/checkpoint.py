@@ -313,8 +313,9 @@ def find(configs: Sequence[str], root: Path, settings: Namespace) -> Found:
     early = checkpoint.stopped_early and "EarlyStopping" in str(trainer.callbacks)
     trained = epochs or steps or early
     if trained and was_evaluated(run, None if steps else checkpoint.epochs, checkpoint.step):
-        way = "raise --trainer.max_steps" if steps else "raise --trainer.max_epochs"
-        way = "leave EarlyStopping out of --trainer.callbacks" if early else way
+        ways = {"raise --trainer.max_epochs": epochs, "raise --trainer.max_steps": steps}
+        ways |= {"leave EarlyStopping out of --trainer.callbacks": early}
+        way = " and ".join(way for way, ended in ways.items() if ended)
         rank_zero_info(
             f"--resume=auto: {shown(run)} is finished already, at step {checkpoint.step}, {checkpoint.epochs} epochs. "
             f"To train it for longer, {way}; to start again, leave --resume out"

@@ -13,7 +13,7 @@ import subprocess
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from shlex import quote
@@ -154,6 +154,8 @@ def in_words(trainer: Trainer, ranks: Ranks) -> Iterator[None]:
             mistake = mistake or UserError(str(error))
         if isinstance(error, OSError) and error.errno in REFUSALS:  # by the disk
             mistake = UserError(unsaved(trainer) or f"a file could not be written: {error}")
+        if isinstance(error, FileNotFoundError) and mistake is None:
+            mistake = moved(trainer)
         if trainer.world_size == 1 and loader is None:
             if mistake is not None:
                 raise mistake from error
@@ -185,8 +187,19 @@ def unsaved(trainer: Trainer) -> str | None:
     return None
 
 
-def run_summary(saves: SaveCheckpoints, predict_with: str, run: Path, change: str) -> str:
-    """Best scores, their checkpoints, and the commands to continue with, by a change; "" if none is kept."""
+def moved(trainer: Trainer) -> UserError | None:
+    """Returns what says that the folder of the run was renamed or deleted; None if not, or on other ranks than 0."""
+    for callback in trainer.checkpoint_callbacks:
+        if isinstance(callback, SaveCheckpoints) and trainer.is_global_zero and trainer.state.fn == "fit":
+            try:
+                callback.check_folder()
+            except UserError as error:
+                return error
+    return None
+
+
+def run_summary(saves: SaveCheckpoints, predict_with: str, run: Path, changes: Sequence[str]) -> str:
+    """Best scores, their checkpoints, and the commands to continue with, by changes; "" if none is kept."""
     paths: list[str] = []
     lines: list[str] = []
     for best in (best for best in saves.best if best.value is not None):
@@ -197,7 +210,7 @@ def run_summary(saves: SaveCheckpoints, predict_with: str, run: Path, change: st
     config = quote(shown(run_config(run)).as_posix())
     lines += [
         f"test it         linvit test --config {config} --ckpt_path {quote(paths[-(predict_with == 'ema')])}",
-        f"continue it     linvit fit --config {config} --resume=auto --trainer.{change}",
+        f"continue it     linvit fit --config {config} --resume=auto{''.join(f' --trainer.{one}' for one in changes)}",
     ]
     if any(run.glob("events.out.tfevents.*")):
         lines.append(f"look at it      tensorboard --logdir {quote(shown(run.parent).as_posix())}")

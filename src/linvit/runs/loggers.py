@@ -23,14 +23,14 @@ class CsvLogger(Logger):
     """Writes `metrics.csv`, a row per step and a column per tag; Lightning's deletes that of a run that is resumed.
 
     Lightning has it saved after every row. New rows are appended, since a long run has tens of thousands; the file is
-    replaced if a column is new or a row of it has changed.
+    replaced if a column is new or a row of it has changed. The folder is there: one that was renamed or deleted while
+    a run trains is not made again.
     """
 
     def __init__(self, folder: str | Path | Callable[[], str], purge_step: int | None = None) -> None:
         super().__init__()
         self._folder = folder
         self.purge_step = purge_step
-        self._begun = False  # whether it has made its folder
         self._new: dict[str, dict[str, str]] = {}  # the rows that are not in the file
         self._columns: list[str] = []  # those of the file; none if it is to be replaced
 
@@ -92,9 +92,6 @@ class CsvLogger(Logger):
         columns = self._columns if appended else [*dict.fromkeys(tag for row in rows.values() for tag in row)]
         self._columns = []
         try:
-            if not self._begun:  # later it is there, or was renamed or deleted
-                self.file.parent.mkdir(parents=True, exist_ok=True)
-                self._begun = True
             with nullcontext(self.file) if appended else rewriting(self.file) as path:
                 with path.open("a" if appended else "w", encoding="utf-8", newline="") as file:
                     writer = csv.DictWriter(file, columns)
@@ -166,6 +163,7 @@ class RunTensorBoardLogger(TensorBoardLogger):
         if not self._events:
             return NoEvents()
         if self._writer is None:
+            Path(self.log_dir).stat()  # one that was renamed or deleted is not made again
             self._writer = SummaryWriter(self.log_dir, purge_step=self._purge_step)
         return self._writer
 

@@ -137,6 +137,7 @@ def write(path: Path, record: Mapping[str, Any]) -> None:
 def add_test(
     run: RunFolder,
     checkpoint: str,
+    saved: Mapping[str, tuple[float, int]],
     options: Mapping[str, Any],
     data: ImageData,
     scores: Mapping[str, float],
@@ -144,8 +145,8 @@ def add_test(
 ) -> None:
     """Adds the scores of `linvit test` to the record of a run.
 
-    They are its own if they are of its best checkpoint, and of its data, with the `options` of data and evaluation that
-    it was trained with.
+    They are its own if they are of the best checkpoint that it names, whose `kept_scores` are `saved`, and of its data,
+    with the `options` of data and evaluation that it was trained with.
     """
     path = run.folder / RESULT
     record = read(path)
@@ -153,8 +154,15 @@ def add_test(
     same = {*before} & {*now} - {"data.batch_size"}  # a run of another version may have others
     changed = [name for name in sorted(same) if before[name] != now[name]]
     other = "other data" if record["data"] != data_facts(data) else f"another {changed[0]}" if changed else ""
+    score = record["score"]
+    named = score["best"], score["best_epoch"]
     if not run.is_best(checkpoint):
         rank_zero_info(f"these scores are not added to {path}, which is of {run.best[0]}")
+    elif (kept := saved.get(score["tag"], named)) != named:
+        rank_zero_info(
+            f"these scores are not added to {path}: its best {score['tag']} is {named[0]} of epoch {named[1]}, and "
+            f"that of the checkpoint {kept[0]} of epoch {kept[1]}. The run was resumed since; finish it first"
+        )
     elif other:
         rank_zero_info(f"these scores are not added to {path}, whose run has {other}")
     else:

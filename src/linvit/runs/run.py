@@ -13,6 +13,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.callbacks import Checkpoint as CheckpointCallback
+from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from linvit import yaml_text
@@ -210,22 +211,25 @@ class Run:
                     run, checkpoint = RunFolder(self.folder), self.settings.ckpt_path
                     own = ("data.", *(f"model.{name}" for name in self.task.evaluation_options))
                     options = {name: value for name, value in flat(self.config).items() if name.startswith(own)}
-                    result.add_test(run, checkpoint, options, self.data, scores, counter.images)
+                    kept = result.kept_scores(self.checkpoint.saved if self.checkpoint else None)
+                    result.add_test(run, checkpoint, kept, options, self.data, scores, counter.images)
 
     def _say_how_it_went(self) -> None:
         if self.trainer.fast_dev_run:  # type: ignore[attr-defined]  # nothing is kept
             return
         trainer, run = self.trainer, Path(str(self.trainer.log_dir))  # which all ranks ask for
         early = trainer.early_stopping_callbacks
+        timers = [one for one in trainer.callbacks if isinstance(one, Timer)]  # type: ignore[attr-defined]
         ended_by = {
+            "max_epochs=MORE": trainer.current_epoch == trainer.max_epochs,
             "max_steps=MORE": trainer.global_step == trainer.max_steps,
             "callbacks=WITHOUT_EARLY_STOPPING": any(one.stopped_epoch or one.stopping_reason_message for one in early),
-            "max_time=MORE": self.settings.trainer.max_time and trainer.current_epoch != trainer.max_epochs,
+            "max_time=MORE": self.settings.trainer.max_time and any((one.time_remaining() or 1) <= 0 for one in timers),
         }
-        change = next((option for option, ended in ended_by.items() if ended), "max_epochs=MORE")
+        changes = [option for option, ended in ended_by.items() if ended] or ["max_epochs=MORE"]
         for saves in self.trainer.checkpoint_callbacks:
             if isinstance(saves, SaveCheckpoints):
-                rank_zero_info(run_summary(saves, self.task.hparams["predict_with"], run, change))
+                rank_zero_info(run_summary(saves, self.task.hparams["predict_with"], run, changes))
         self._record(run)
         if missing := unsaved(self.trainer):
             raise UserError(missing)

@@ -203,6 +203,9 @@ class SaveRunConfig(Callback):
             names = [path.name for path in run_configs(folder)]
             for name in names[names.index(self.name) + 1 :]:  # of later steps, which the run does again
                 (folder / name).unlink()
+        for saves in trainer.checkpoint_callbacks:
+            if isinstance(saves, SaveCheckpoints):
+                saves.config = run_config(folder).name
 
 
 def _options(given: str | Path) -> Any:
