@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+import timm
 import torch
 import yaml
 from lightning.pytorch import Trainer
@@ -19,6 +20,7 @@ from linvit.runs.folder import RunFolder
 from linvit.runs.run import Run
 from linvit.tasks import Teacher
 from tests.cli.runs import QUICKSTART, linvit, tiny
+from tests.data.images import picture, save
 from tests.experiments.compare.runs import write_run
 
 
@@ -190,6 +192,28 @@ def test_a_teacher_is_a_run_a_model_of_timm_or_a_file(tmp_path):
         with_teacher(str(run), ["--trainer.max_epochs=3"])
 
 
+def test_weights_of_a_file_become_linear_without_a_network(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("linvit.backbones.timm.model.get_hf_file_metadata", None)  # as without a network
+    torch.save(timm.create_model("test_vit").state_dict(), tmp_path / "vit.pth")
+    for i in range(6):
+        save(picture(i), tmp_path / "photos" / f"{i}.png")
+    given = ["--model.attention=linear", "--data.source=photos", "--data.img_size=32", "--data.batch_size=2"]
+    given += ["--data.num_workers=0", "--trainer.max_epochs=1", "--no_page"]
+    alone = linvit("linearize", "--teacher=vit.pth", *given, cwd=tmp_path)
+    assert "add a --config of it, or name a model of timm" in alone.err.lower().replace("\n", " ")
+    download = linvit("linearize", "--teacher=timm:test_vit", *given, cwd=tmp_path)
+    assert "are not on this machine" in download.err
+    backbone = "--model.backbone={name: timm, model: test_vit}"
+    for said, named in ((alone, "MODEL"), (download, "test_vit")):
+        assert backbone.replace("=", "='").replace("test_vit", named) + "'" in said.err
+    done = linvit("linearize", "--teacher=vit.pth", backbone, *given, cwd=tmp_path)
+    assert done.code == 0, done.err
+    config = yaml.safe_load((tmp_path / "checkpoints/features/version_0/config.yaml").read_text(encoding="utf-8"))
+    assert config["model"]["init_args"]["teacher"]["source"] == "vit.pth"
+    assert config["data"]["init_args"]["mean"] == [0.5, 0.5, 0.5]
+
+
 def test_the_teacher_that_is_named_wins_over_that_of_a_configuration(tmp_path):
     checkpoints = write_run(tmp_path / "mine/version_0") / "checkpoints"
     checkpoints.mkdir()
@@ -236,6 +260,8 @@ def test_two_commands_do_not_train_one_teacher(tmp_path):
 
 
 def test_a_teacher_is_needed(tmp_path):
+    nothing = linvit("linearize", "--model.attention=linear", cwd=tmp_path)
+    assert (nothing.code, "--teacher RUN, or a --config" in nothing.err) == (2, True)
     done = linvit("linearize", "--config=quickstart", cwd=tmp_path)
     assert done.code == 2
     assert "name the trained network that becomes linear" in done.err

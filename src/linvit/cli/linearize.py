@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from linvit.cli.spec import timm_images
+from linvit.cli.spec import read_value, timm_images
 from linvit.errors import UserError
 from linvit.files import LAST, lock, rewriting
 from linvit.runs.configs import split_configs
@@ -42,8 +42,11 @@ options, such as
   {trainer.max_epochs: 4, model.teacher.attention_inputs: teacher,
    model.teacher.task_weight: 0}
 and --resume=auto continues the stage that was interrupted. A model of timm
-without --config is learned from images alone, of any folder. The run's folder
-gets a page, linearize.html.
+without --config is learned from images alone, of any folder; without a network,
+its weights come from a file:
+  linvit linearize --teacher FILE --model.attention=linear \\
+    --model.backbone='{name: timm, model: MODEL}' --data.source=IMAGES
+The run's folder gets a page, linearize.html.
 """
 OF_A_RUN = "base/linearize"
 ALONE = "linearize/features"  # of a teacher that is no run, and no data: its features, of images without labels
@@ -132,17 +135,18 @@ def of_stage(stage: Mapping[str, Any], options: Sequence[str]) -> list[str]:
 
 def with_teacher(teacher: str | None, options: Sequence[str]) -> list[str]:
     """Options of `linvit fit` with a teacher, which wins over what configurations say: its run, or its backbone."""
-    if teacher is None:
-        return [*options]
     named = {option.partition("=")[0] for option in options}
     configs, others = split_configs(options)
+    if teacher is None:
+        if not configs:
+            raise UserError("name the trained network that becomes linear, --teacher RUN, or a --config")
+        return [*options]
     if teacher.startswith("timm:"):
         name = teacher.removeprefix("timm:")
         own = [f"--model.backbone={{name: timm, model: {name}, pretrained: true}}", "--model.teacher.source=null"]
         if configs:
             return [*configs, *own, *others]
-        prepared = [f"--data.{part}={value}" for part, value in timm_images(name).items() if part in ("mean", "std")]
-        return ["--config", ALONE, *prepared, *own, *others]
+        return ["--config", ALONE, *prepared(name), *own, *others]
     from linvit.runs.folder import RunFolder, run_config, run_of_checkpoint, saved
 
     path = Path(teacher)
@@ -151,15 +155,37 @@ def with_teacher(teacher: str | None, options: Sequence[str]) -> list[str]:
     if folder is None and configs:
         return [*configs, source, *others]
     if folder is None:
-        raise UserError(
-            f"'{teacher}' is neither the folder of a run nor a checkpoint in one. Other weights need a --config"
-        )
+        model = timm_model(others)
+        if model is None:
+            raise UserError(
+                f"'{teacher}' is neither the folder of a run nor a checkpoint in one. Weights alone do not say of "
+                f"which network they are. Add a --config of it, or name a model of timm, which learns from images "
+                f"without labels: --model.backbone='{{name: timm, model: MODEL}}' --model.attention=linear "
+                f"--data.source=IMAGES"
+            )
+        return ["--config", ALONE, *prepared(model), source, *others]
     if not configs and "--model.attention" not in named:
         raise UserError("which attention shall take the place of the teacher's? Such as --model.attention=focused")
     averaged = ["--model.mesa=0"] * bool(RunFolder(folder).model.get("mesa"))  # with an average that a student has not
     config = run_config(folder).resolve()  # which the user may have named, too
     first = str(config) if config in [Path(option).resolve() for option in configs] else saved(folder)
     return ["--config", first, "--config", OF_A_RUN, *configs, source, *averaged, *others]
+
+
+def timm_model(options: Sequence[str]) -> str | None:
+    """Returns the name of the model of timm that options name as the backbone, or None."""
+    model = None
+    for option, following in zip(options, [*options[1:], ""], strict=True):
+        name, given, value = option.partition("=")
+        if name == "--model.backbone":
+            spec = read_value(name, value if given else following)
+            model = str(spec.get("model")) if isinstance(spec, Mapping) and spec.get("name") == "timm" else None
+    return model
+
+
+def prepared(model: str) -> list[str]:
+    """Returns the options that normalise images as a model of timm takes them."""
+    return [f"--data.{part}={value}" for part, value in timm_images(model).items() if part in ("mean", "std")]
 
 
 def train_teacher(teacher: "Teacher") -> bool:
