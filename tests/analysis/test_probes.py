@@ -9,7 +9,7 @@ from torch.nn import functional as F
 import linvit
 from linvit import UserError
 from linvit.analysis import probes
-from linvit.analysis.probes import linear_probes, nearest_neighbours, pooled_features
+from linvit.analysis.probes import STRENGTHS, linear_probe, nearest_neighbours, pooled_features
 
 CLASSES = 4
 
@@ -43,35 +43,35 @@ def test_there_are_as_many_features_as_neighbours(features):
         nearest_neighbours(known, labels, queries, [121])
 
 
-def test_linear_probes_become_logistic_regression(features):
+def test_a_linear_probe_is_converged_logistic_regression(features):
     known, labels, queries = features
-    trained = linear_probes(known, labels, CLASSES, [0.1, 0.3], epochs=400, batch_size=120, weight_decay=0.05)
+    fitted = linear_probe(known, labels, CLASSES, [10.0])
     mean, std = known.mean(0), known.std(0, correction=0)
-    weight, bias = (
-        torch.zeros(*shape, dtype=torch.float64, requires_grad=True) for shape in ((6, CLASSES), (CLASSES,))
-    )
-    solver = torch.optim.LBFGS([weight, bias], max_iter=500, tolerance_grad=1e-10, line_search_fn="strong_wolfe")
-
-    def loss():
-        solver.zero_grad()
-        value = F.cross_entropy((known - mean) / std @ weight + bias, labels) + 0.05 / 2 * weight.square().sum()
-        value.backward()
-        return value
-
-    solver.step(loss)
-    expected = ((queries - mean) / std @ weight + bias).softmax(-1)
-    for i in range(2):
-        assert (trained.logits(queries)[:, i].softmax(-1) - expected).abs().max() < 1e-4
-    right = (((known - mean) / std @ weight + bias).argmax(-1) == labels).double().mean()
-    assert trained.accuracies(known, labels).tolist() == pytest.approx([right.item()] * 2)
+    weight = ((fitted.weight * std[:, None]).detach()).requires_grad_()
+    bias = (fitted.bias + mean @ fitted.weight).requires_grad_()
+    penalty = weight.square().sum() / (2 * 10 * len(labels))
+    loss = F.cross_entropy((known - mean) / std @ weight + bias, labels) + penalty
+    gradients = torch.autograd.grad(loss, [weight, bias])
+    assert max(gradient.abs().max() for gradient in gradients) < 2e-5  # the minimum: the objective is convex
+    right = fitted.logits(queries).argmax(-1) == labels[:30]
+    assert fitted.correct(queries, labels[:30]) == right.sum()
 
 
-def test_each_learning_rate_is_trained_as_if_it_were_alone(features):
+def test_cross_validation_on_the_training_images_chooses_the_regularisation(features):
     known, labels, _ = features
-    together = linear_probes(known, labels, CLASSES, [0.01, 1.0], epochs=3, batch_size=50)
-    alone = linear_probes(known, labels, CLASSES, [1.0], epochs=3, batch_size=50)
-    assert torch.allclose(together.weight[:, 1:], alone.weight)
-    assert not torch.allclose(together.weight[:, :1], alone.weight)
+    other = torch.randn(len(labels), 60, dtype=torch.float64)  # tells nothing of the classes
+    chosen = linear_probe(torch.cat([known, other], 1), labels, CLASSES)
+    alone = linear_probe(torch.cat([known, other], 1), labels, CLASSES, [chosen.strength])
+    torch.testing.assert_close(chosen.weight, alone.weight)
+    assert chosen.strength < 1  # the unrelated features want a strong penalty
+    assert linear_probe(known[:4], labels[:4], CLASSES).strength == min(STRENGTHS)  # nothing to choose by
+
+
+def test_parts_of_the_logits_change_nothing(features, monkeypatch):
+    known, labels, _ = features
+    whole = linear_probe(known, labels, CLASSES, [1.0])
+    monkeypatch.setattr(probes, "LOGITS", 100)
+    torch.testing.assert_close(linear_probe(known, labels, CLASSES, [1.0]).weight, whole.weight, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(

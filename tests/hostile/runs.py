@@ -117,7 +117,7 @@ DOORS: dict[str, Door] = {
     "linvit predict --model": _within("predict", "--model", ".", "image.png", "--output=../out"),
     "linvit push": _within("push", ".", "--to", "../out", "--license=mit"),
     "linvit analyze RUN": _within("analyze", "--ckpt_path", ".", "--count=1", "--output=../out"),
-    "linvit probe": _within("probe", ".", "--epochs=1", "--layers=-1", "--output=../out"),
+    "linvit probe": _within("probe", ".", "--layers=-1", "--output=../out"),
     "linvit linearize --teacher": _within("linearize", "--teacher=.", "--model.attention=linear", *FAST),
     "linvit compare --report": _within("compare", "--report", ".", "--output=../out"),
     "linvit fit --model.pretrained=RUN": lambda path, address: main(

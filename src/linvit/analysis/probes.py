@@ -1,7 +1,6 @@
-"""What frozen features of a network tell of the classes: nearest neighbours, and linear classifiers side by side."""
+"""What frozen features of a network tell of the classes: nearest neighbours, and linear classifiers."""
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +13,10 @@ from linvit.signatures import takes
 
 SIMILARITIES = 2**26  # that nearest neighbours hold at a time
 TEMPERATURE = 0.07  # of the votes: the smaller, the more the nearest count
-MOMENTUM = 0.9
+STRENGTHS = tuple(10.0**power for power in range(-3, 4))
+FOLDS, MANY = 5, 50_000  # parts of cross-validation; images from which one part is enough
+LOGITS = 2**24  # that logistic regression holds at a time
+STEPS, TOLERANCE = 1000, 1e-5  # of L-BFGS: most steps, and the gradient at which it ends
 
 
 def pooled_features(
@@ -68,57 +70,77 @@ def nearest_neighbours(features: Tensor, labels: Tensor, queries: Tensor, counts
     return torch.cat(found, 1)
 
 
-class LinearProbes(NamedTuple):
-    """Linear classifiers, one per learning rate."""
+class LinearProbe(NamedTuple):
+    """A linear classifier of features."""
 
-    weight: Tensor  # (C, G, K) of G classifiers of K classes
-    bias: Tensor  # (G, K)
+    weight: Tensor  # (C, K)
+    bias: Tensor  # (K,)
+    strength: float
+    """`C` of the regularisation."""
 
     def logits(self, features: Tensor) -> Tensor:
-        """Logits (N, G, K) of features (N, C)."""
-        return torch.addmm(self.bias.flatten(), features, self.weight.flatten(1)).view(-1, *self.bias.shape)
+        """Logits (N, K) of features (N, C)."""
+        return torch.addmm(self.bias, features, self.weight)
 
-    def accuracies(self, features: Tensor, labels: Tensor) -> Tensor:
-        """The fraction (G,) of features (N, C) that each classifier gives their label (N,)."""
+    def correct(self, features: Tensor, labels: Tensor) -> int:
+        """Number of features (N, C) that get their label (N,)."""
         parts = zip(features.split(4096), labels.split(4096), strict=True)
-        right = torch.stack([(self.logits(part).argmax(-1) == own[:, None]).sum(0) for part, own in parts])
-        return right.sum(0) / len(labels)
+        return sum(int((self.logits(part).argmax(-1) == own).sum()) for part, own in parts)
 
 
-def linear_probes(
-    features: Tensor,
-    labels: Tensor,
-    num_classes: int,
-    lrs: Sequence[float],
-    *,
-    epochs: int = 100,
-    batch_size: int = 256,
-    weight_decay: float = 0.0,
-) -> LinearProbes:
-    """Trains linear classifiers of features (N, C) side by side: SGD with momentum 0.9, and a cosine to 0.
+def linear_probe(
+    features: Tensor, labels: Tensor, num_classes: int, strengths: Sequence[float] = STRENGTHS
+) -> LinearProbe:
+    """Fits logistic regression to features (N, C) until it has converged; cross-validation chooses the regularisation.
 
-    Features are standardised, as by the BatchNorm without parameters before MAE's linear probe, so that one grid of
-    learning rates fits all layers. Weights start at 0. DINOv2 trains such a grid at once, too. The order of the
-    features is always the same; biases are not decayed.
+    Five folds with equal shares of each class, of more than 50,000 images one of them, are held out. Of the strengths
+    `C` (scikit-learn's: the weight of the loss beside the penalty) that with the most held-out images right is taken,
+    of equal ones the strongest penalty, and all features are fitted with it.
+    """
+    right = dict.fromkeys(sorted(strengths), 0)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0)).to(labels.device)
+    fold = torch.empty_like(labels)
+    fold[order[labels[order].argsort(stable=True)]] = torch.arange(len(labels), device=labels.device) % FOLDS
+    for k in range(FOLDS if len(labels) <= MANY else 1):
+        held = fold == k
+        if len(right) > 1 and 0 < held.sum() < len(labels):
+            found = _logistic_regressions(features[~held], labels[~held], num_classes, [*right])
+            for each in found:
+                right[each.strength] += each.correct(features[held], labels[held])
+    best = max(right, key=lambda strength: right[strength])
+    return next(_logistic_regressions(features, labels, num_classes, [best]))
+
+
+def _logistic_regressions(
+    features: Tensor, labels: Tensor, num_classes: int, strengths: Sequence[float]
+) -> Iterator[LinearProbe]:
+    """Fits one classifier after the other, each from the weights of the one before, by L-BFGS.
+
+    Minimises the mean cross entropy plus |weight|^2 / (2 C N), of standardised features; biases have no penalty. The
+    logits are computed in parts, so that those of many images and classes fit the memory.
     """
     std, mean = torch.std_mean(features, 0, correction=0)
     std = (std.square() + 1e-6).sqrt()
-    wide = len(lrs) * num_classes
-    weight, bias = features.new_zeros(features.shape[1], wide), features.new_zeros(wide)
-    momenta = torch.zeros_like(weight), torch.zeros_like(bias)
-    rates = features.new_tensor(lrs).repeat_interleave(num_classes)  # (G K,)
-    order = torch.Generator().manual_seed(0)
-    per_epoch = math.ceil(len(features) / batch_size)
-    for epoch in range(epochs):
-        for i, rows in enumerate(torch.randperm(len(features), generator=order).split(batch_size)):
-            x = (features[rows.to(features.device)] - mean) / std  # (B, C)
-            target = F.one_hot(labels[rows.to(labels.device)], num_classes)[:, None]  # (B, 1, K)
-            probability = torch.addmm(bias, x, weight).unflatten(1, (len(lrs), num_classes)).softmax(-1)
-            error = (probability - target).flatten(1) / len(rows)  # (B, G K), of the loss over the logits
-            gradients = torch.addmm(weight, x.T, error, beta=weight_decay), error.sum(0)
-            factor = rates * 0.5 * (1 + math.cos(math.pi * (epoch + i / per_epoch) / epochs))
-            for value, momentum, gradient in zip((weight, bias), momenta, gradients, strict=True):
-                momentum.mul_(MOMENTUM).add_(gradient)
-                value -= factor * momentum
-    weight = weight / std[:, None]  # of features as they are
-    return LinearProbes(weight.view(-1, len(lrs), num_classes), (bias - mean @ weight).view(len(lrs), num_classes))
+    count, size = len(features), max(1, LOGITS // num_classes)
+    joint = features.new_zeros(features.shape[1] + 1, num_classes)  # (C + 1, K), the last row is the bias
+    for strength in strengths:
+
+        def loss(penalty: float = 1 / (strength * count)) -> Tensor:
+            """The objective, whose gradient it writes into that of `joint`."""
+            weight = joint[:-1]
+            value, joint.grad = penalty / 2 * weight.square().sum(), torch.cat([penalty * weight, 0 * joint[-1:]])
+            for part, own in zip(features.split(size), labels.split(size), strict=True):
+                x = (part - mean) / std  # (n, C)
+                logs = torch.addmm(joint[-1], x, weight).log_softmax(-1)  # (n, K)
+                value = value + F.nll_loss(logs, own, reduction="sum") / count
+                error = (logs.exp() - F.one_hot(own, num_classes)) / count
+                joint.grad[:-1] += x.T @ error
+                joint.grad[-1] += error.sum(0)
+            return value
+
+        solver = torch.optim.LBFGS(
+            [joint], max_iter=STEPS, tolerance_grad=TOLERANCE, tolerance_change=1e-9, line_search_fn="strong_wolfe"
+        )
+        solver.step(loss)
+        weight = joint[:-1] / std[:, None]  # of features as they are
+        yield LinearProbe(weight, joint[-1] - mean @ weight, strength)

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from linvit.analysis.probes import linear_probes, nearest_neighbours, pooled_features
+from linvit.analysis.probes import STRENGTHS, linear_probe, nearest_neighbours, pooled_features
 from linvit.callbacks.report import write_table
 from linvit.cli.spec import timm_images
 from linvit.data import ClassificationData
 from linvit.data.base import ImageData
-from linvit.errors import UserError, check_number
+from linvit.errors import UserError
 from linvit.experiments.page import Page
 from linvit.experiments.plots import Axis, Series, line_plot
 from linvit.files import write_text
@@ -42,10 +42,9 @@ those of the last layer alone.
 ABOUT = (
     "Features are those of the training split, frozen and without augmentation: the mean of the patches, and the class "
     "token, with the norm of the layer (in a plain transformer the final one). kNN: votes of the nearest, weighted by "
-    "exp(cosine similarity / 0.07). Linear: classifiers of standardised features, {} epochs of SGD with learning rates "
-    "{}, of which the validation split chooses one."
+    "exp(cosine similarity / 0.07). Linear: logistic regression of standardised features, trained to "
+    "convergence; cross-validation on the training split chooses the C of its regularisation, of {}."
 )
-LRS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 Features = dict[tuple[int, str, str], Tensor]
 """Of a split: (N, C) by position of a layer, its name, and what is pooled."""
 
@@ -61,8 +60,8 @@ class ProbeScore(NamedTuple):
     position: int  # of the layer, from 0
     layer: str
     feature: str  # "mean" or "class token"
-    accuracies: tuple[float, ...]  # for each number of neighbours, then of the linear classifier that val chooses
-    lr: float  # of that
+    accuracies: tuple[float, ...]  # for each number of neighbours, then of the linear classifier
+    strength: float  # C of its regularisation
 
 
 def main(argv: list[str]) -> int:
@@ -74,13 +73,11 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--layers", nargs="+", type=int, metavar="N", help="blocks or stages: 0, 1, ... or -1, -2, ...")
     neighbours = "of kNN (default: 10 20)"
     parser.add_argument("--neighbours", nargs="+", type=int, metavar="K", default=(10, 20), help=neighbours)
-    parser.add_argument("--epochs", type=int, metavar="N", default=100, help="(default: %(default)s)")
     parser.add_argument("--config", metavar="CONFIG", help="of the images, and of a network that is named nowhere else")
     parser.add_argument("--output", type=Path, metavar="DIR", help="to write to (default: RUN/probe, or probe)")
     # argparse would take an option with a space in it for a network
     options = [option for option in argv if option.startswith(("--data", "--model"))]
     args, others = parser.parse_known_args([option for option in argv if option not in options])
-    check_number("--epochs", args.epochs, at_least=1)
     folder = args.output or Path(*[run_of_checkpoint(name) or "" for name in args.networks[:1]], "probe")
     check_writable(folder, "--output")
     options = [*others, *options, "--model.compile=false"]
@@ -95,11 +92,11 @@ def main(argv: list[str]) -> int:
         found, images = probe(name, network.to(device).eval(), data, args)
         scores += found
     about = f"Images of {', '.join(sources)}: {images}, the last of which is tested. "
-    about += ABOUT.format(args.epochs, ", ".join(f"{lr:g}" for lr in LRS))
+    about += ABOUT.format(", ".join(f"{strength:g}" for strength in STRENGTHS))
     titles = [*(f"kNN, k = {count}" for count in args.neighbours), "linear"]
-    rows = [("network", "layer", "feature", *titles, "learning rate")]
-    for of, _, layer, feature, accuracies, lr in scores:
-        rows.append((of, layer, feature, *(f"{accuracy:.4f}" for accuracy in accuracies), f"{lr:g}"))
+    rows = [("network", "layer", "feature", *titles, "C")]
+    for of, _, layer, feature, accuracies, strength in scores:
+        rows.append((of, layer, feature, *(f"{accuracy:.4f}" for accuracy in accuracies), f"{strength:g}"))
     for name in dict.fromkeys(score.network for score in scores):
         own = [rows[0], *(row for row in rows if row[0] == name)]
         print("\n".join([name, *table([("", *row[1:], "") for row in own]), ""]))
@@ -162,20 +159,16 @@ def probe(name: str, network: nn.Module, data: ImageData, args: argparse.Namespa
     """Probes a network: a score for each feature of each layer, and the images of each split, in words."""
     device = next(network.parameters()).device
     tested = data.data_source.evaluated({*data.splits, "val"})
-    read = {
-        split: features_of_split(network, data, split, args.layers, device)
-        for split in dict.fromkeys(("train", "val", tested))
-    }
-    (train, labels), (val, val_labels), (test, test_labels) = (read[split] for split in ("train", "val", tested))
+    read = {split: features_of_split(network, data, split, args.layers, device) for split in ("train", tested)}
+    (train, labels), (test, test_labels) = (read[split] for split in ("train", tested))
     scores, classes = [], int(max(own.max() for _, own in read.values())) + 1
     for key in train:
         known, queries = train[key].to(device), test[key].to(device)
         voted = nearest_neighbours(known, labels, queries, args.neighbours)
-        probes = linear_probes(known, labels, classes, LRS, epochs=args.epochs)
-        best = int(probes.accuracies(val[key].to(device), val_labels).argmax())
-        linear = probes.accuracies(queries, test_labels)[best]
-        accuracies = (*(voted == test_labels).double().mean(1).tolist(), linear.item())
-        scores.append(ProbeScore(name, *key, accuracies, LRS[best]))
+        fitted = linear_probe(known, labels, classes)
+        linear = fitted.correct(queries, test_labels) / len(test_labels)
+        accuracies = (*(voted == test_labels).double().mean(1).tolist(), linear)
+        scores.append(ProbeScore(name, *key, accuracies, fitted.strength))
     return scores, ", ".join(f"{len(own):,} of {split}" for split, (_, own) in read.items())
 
 
