@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 from torchmetrics.functional.classification import multiclass_calibration_error
 
-from linvit.evaluation.corruptions import ALEXNET, OF_THE_MCE
+from linvit.evaluation.corruptions import ALEXNET, CORRUPTIONS
 from linvit.evaluation.model import EvaluatedModel
 from linvit.evaluation.report import corruption_tables
 from linvit.evaluation.scores import Score, corruption_errors, is_imagenet, outcomes, summary
@@ -27,7 +27,7 @@ def drawn(images=500, classes=7):
 
 def test_calibration_and_nll_are_those_of_torchmetrics_and_torch():
     logits, label = drawn()
-    score = summary(of(7), (32, 32), None, outcomes(logits, [[each] for each in label.tolist()], range(7)))
+    score = summary(of(7), (32, 32), outcomes(logits, [[each] for each in label.tolist()], range(7)))
     assert score.top1 == (logits.argmax(1) == label).double().mean()
     assert score.nll == pytest.approx(F.cross_entropy(logits, label).item(), abs=1e-6)
     wanted = multiclass_calibration_error(logits.softmax(1), label, 7, n_bins=15, norm="l1")
@@ -42,12 +42,12 @@ def test_several_labels_none_and_a_choice_among_some():
     assert found[0].tolist() == pytest.approx([1, p[0], -math.log(p[0] + p[1])])
     assert found[1:3].isnan().all()  # no label, and one that cannot be chosen
     assert found[3].tolist() == pytest.approx([0, p[0], -math.log(p[2])])
-    score = summary(of(3), (32, 32), None, found)
+    score = summary(of(3), (32, 32), found)
     assert (score.images, score.top1) == (2, 0.5)
 
 
 def test_mce_by_hand():
-    top1 = {(name, severity): 1 - 0.1 * severity for name in OF_THE_MCE for severity in range(1, 6)}
+    top1 = {(name, severity): 1 - 0.1 * severity for name in ALEXNET for severity in range(1, 6)}
     top1["fog", 5] = 0.0  # errors 0.1, 0.2, 0.3, 0.4, 1
     plain = corruption_errors(top1, published=False)
     assert (plain["snow"], plain["fog"]) == (pytest.approx(0.3), pytest.approx(0.4))
@@ -62,8 +62,20 @@ def test_alexnet_is_for_imagenet_alone():
     assert not is_imagenet(names, (64, 64))
     assert not is_imagenet([*map(str, range(1000))], (224, 224))
     model = EvaluatedModel(lambda images: images, names, Preprocessing([0], [1]))
-    own = ["fog", "spatter"], range(1, 6)
-    scores = [Score(k, (224, 224), 9, 1000, 0.5, 0, 0, [], corruption=k, severity=i) for k in own[0] for i in own[1]]
+    kinds = [("c", name) for name in ALEXNET] + [("few", "fog"), ("c_extra", "spatter")]
+    scores = [
+        Score(set_name, (224, 224), 9, 1000, 0.5, 0, 0, [], corruption=kind, severity=severity)
+        for set_name, kind in kinds
+        for severity in range(1, 6)
+    ]
     found = corruption_tables(scores, model)
-    assert "mCE" in found["fog"][1]
-    assert "not over AlexNet's" in found["spatter"][1]  # whose errors nobody published
+    assert "mCE" in found["c"][1]
+    assert "not over AlexNet's" in found["few"][1]  # an mCE is of all 15
+    assert "not over AlexNet's" in found["c_extra"][1]  # whose errors nobody published
+
+
+def test_there_are_15_and_4_corruptions():
+    assert [len(names) for names in CORRUPTIONS.values()] == [15, 4]
+    of_each_severity = [0.69528, 0.82542, 0.93554, 0.98138, 0.99452], [0.51002, 0.54718, 0.57294, 0.65458, 0.74778]
+    for name, errors in zip(("gaussian_noise", "jpeg_compression"), of_each_severity, strict=True):
+        assert ALEXNET[name] == pytest.approx(sum(errors) / 5)

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from lightning.fabric import Fabric
+from lightning.pytorch.utilities import rank_zero_warn
 
 from linvit.cli.export import check_finished
 from linvit.data import ClassificationData
-from linvit.errors import UserError, check_choice, check_number
-from linvit.evaluation.corruptions import CORRUPTIONS, OF_THE_MCE
+from linvit.errors import UserError, check_number
+from linvit.evaluation.corruptions import CORRUPTIONS, SEVERITIES
 from linvit.evaluation.model import TIMM, EvaluatedModel, read_model
 from linvit.evaluation.report import corruption_tables, table_of, top1_by_set, write
 from linvit.evaluation.scores import Evaluator
@@ -22,7 +23,6 @@ from linvit.runs.run import Run
 from linvit.runs.trainer import usable_accelerator
 from linvit.terminal import argument_parser, reflow, table
 
-CORRUPTED = {"c": OF_THE_MCE, "c_extra": [name for name in CORRUPTIONS if name not in OF_THE_MCE]}
 EPILOG = """sets:
   clean=FOLDER    the images that others are compared with; of a run its own
                   test images if it is left out
@@ -33,14 +33,15 @@ EPILOG = """sets:
                   on the same classes stands beside
   objectnet=FOLDER,FILE
                   with a JSON object: folder to classes, by name or number
-  c, c_extra      the clean images with ImageNet-C's 15 corruptions of 5
-                  severities, and 4 more; c=FOLDER of other images
+  c=FOLDER c_extra=FOLDER
+                  ImageNet-C's 15 corruptions and the 4 others, which lie in
+                  FOLDER/CORRUPTION/SEVERITY, such as FOLDER/fog/3
 
 examples:
-  linvit evaluate RUN --sets c --sizes 32 48 64
+  linvit evaluate RUN --sizes 32 48 64
   linvit evaluate model.onnx --sets clean=imagenet/val real=real.json
   linvit evaluate timm:deit_tiny_patch16_224 --sets clean=imagenet/val \\
-    a=imagenet-a r=imagenet-r c --devices 8
+    a=imagenet-a r=imagenet-r c=imagenet-c --devices 8
 
 Nothing is downloaded but timm's weights. A .pt2 is a program: trust its author.
 """
@@ -89,7 +90,7 @@ def read_spec(text: str) -> tuple[str, list[Path]]:
     """NAME, or NAME=PATH, or NAME=PATH,FILE."""
     name, _, paths = text.partition("=")
     if not paths:
-        check_choice("a set without =FOLDER", name, CORRUPTED)
+        raise UserError(f"'--sets {text}' names no images: write {name}=FOLDER")
     if name == "objectnet" and "," not in paths:
         raise UserError("ObjectNet's folders need a file that says which classes they are: objectnet=FOLDER,FILE")
     return name, [Path(path) for path in paths.split(",") if path]
@@ -97,26 +98,39 @@ def read_spec(text: str) -> tuple[str, list[Path]]:
 
 def read_sets(model: EvaluatedModel, given: dict[str, list[Path]], name: str) -> tuple[list[ImageSet], list[ImageSet]]:
     """Reads the clean set, with ReaL's labels, too, and the others; none of their images yet."""
-    prepared = model.preprocessing
-    if {*given} & {*CORRUPTED} and (prepared.bands or prepared.value_range):
-        raise UserError("corruptions are of RGB images of 8 bits, and this network takes others")
     run = None if name.startswith(TIMM) else run_of_checkpoint(name)
-    sets = {each: read_folder(each, model, paths) for each, paths in given.items() if paths and each != "real"}
+    plain = {each: paths for each, paths in given.items() if each != "real" and each not in CORRUPTIONS}
+    sets = {each: read_folder(each, model, paths) for each, paths in plain.items()}
+    named = [each for each in CORRUPTIONS if each in given]
+    corrupted = [own for each in named for own in read_corrupted(each, model, given[each][0])]
     if run is not None and "clean" not in sets:
         data = Run("test", ["--config", saved(run)], quiet=True).data
         if isinstance(data, ClassificationData):
             sets["clean"] = read_set("clean", data, model.classes, whole=False)
     clean = sets.pop("clean", None)
-    if clean is None and (not sets or sets.keys() != given.keys()):
+    if clean is None and ("real" in given or not (sets or corrupted)):
         raise UserError(f"'{name}' has no images of its own: name some, --sets clean=FOLDER")
     views = [] if clean is None else [clean]
     if clean is not None and "real" in given:
         every = range(len(model.classes))
         labels = real_labels(given["real"][0], clean, len(every))
         views.append(clean._replace(name="real", answers=labels, classes=every))
-    others = [(each, sets.get(each, clean)) for each in given if each not in ("clean", "real")]
-    return views, [
-        own._replace(name=each, corruptions=CORRUPTED.get(each, ())) for each, own in others if own is not None
+    return views, [*sets.values(), *corrupted]
+
+
+def read_corrupted(name: str, model: EvaluatedModel, folder: Path) -> list[ImageSet]:
+    """Returns the sets of each corruption and severity in a folder; corruptions that are missing are named."""
+    places = {each: [folder / each / str(severity) for severity in SEVERITIES] for each in CORRUPTIONS[name]}
+    there = [each for each, own in places.items() if all(place.is_dir() for place in own)]
+    missing = [each for each in places if each not in there]
+    if not there:
+        raise UserError(f"'{folder}' has no corruption of {name}: expected folders such as '{places[missing[0]][0]}'")
+    if missing:
+        rank_zero_warn(f"left out of {name}, since a severity of 1 to 5 is missing in '{folder}': {', '.join(missing)}")
+    return [
+        read_folder(name, model, [place])._replace(kind=(each, severity))
+        for each in there
+        for severity, place in zip(SEVERITIES, places[each], strict=True)
     ]
 
 

@@ -14,9 +14,9 @@ from linvit.data.loading.loader import make_loader
 from linvit.data.loading.sampler import EvalSampler
 from linvit.data.sources.images import collate
 from linvit.errors import UserError
-from linvit.evaluation.corruptions import ALEXNET, LARGE
+from linvit.evaluation.corruptions import ALEXNET, SEVERITIES
 from linvit.evaluation.model import EvaluatedModel
-from linvit.evaluation.sets import Answers, ImageSet, Kind, Variants
+from linvit.evaluation.sets import Answers, ImageSet
 from linvit.experiments.measure import interleaved, peak_memory
 
 BINS = 15
@@ -55,8 +55,8 @@ class Evaluator:
         """The scores of all sets; `clean` are the same images with other answers, the first at further sizes, too."""
         nominal: Any = tuple(self.model.preprocessing.size or ())
         costs = {size: self.cost(size) for size in dict.fromkeys([nominal, *((side, side) for side in sizes)])}
-        some = [each for each in others if clean and {*each.classes} < {*clean[0].classes}]
-        same = [clean[0]._replace(name=each.name, classes=each.classes) for each in some]
+        some = {each.name: each.classes for each in others if clean and {*each.classes} < {*clean[0].classes}}
+        same = [clean[0]._replace(name=name, classes=classes) for name, classes in some.items()]
         scores = self.score([*clean, *same], nominal)
         on_clean = {each.set: each.top1 for each in scores[len(clean) :]}
         del scores[len(clean) :]
@@ -68,26 +68,24 @@ class Evaluator:
 
     @torch.inference_mode()
     def score(self, sets: Sequence[ImageSet], size: tuple[int, int]) -> list[Score]:
-        """The scores of sets of the same images, for each kind of corruption."""
+        """Returns the scores of sets of the same images."""
         if not sets:
             return []
-        kinds, rank = sets[0].kinds, self.fabric.global_rank
-        images = Variants(sets[0].images(replace(self.model.preprocessing, size=size).transform), kinds)
+        prepared = replace(self.model.preprocessing, size=size)
+        if sets[0].kind is not None:
+            prepared = replace(prepared, crop_pct=1.0)  # the images of ImageNet-C are cropped already
+        images, rank = sets[0].images(prepared.transform), self.fabric.global_rank
         sampler = EvalSampler(len(images), rank, self.fabric.world_size)
-        loader = make_loader(images, max(1, self.batch_size // len(kinds)), self.num_workers, collate, sampler)
-        found = torch.zeros(len(sets), len(images), len(kinds), 3, device=self.fabric.device)
-        for batch in tqdm(loader, sets[0].name, unit=" batches", disable=None if rank == 0 else True):
-            parts = batch["image"].flatten(0, 1).split(self.batch_size)
-            logits = torch.cat([self.model(part.to(self.fabric.device)).double().cpu() for part in parts])
+        loader = make_loader(images, self.batch_size, self.num_workers, collate, sampler)
+        found = torch.zeros(len(sets), len(images), 3, device=self.fabric.device)
+        said = " ".join(map(str, [sets[0].name, *(sets[0].kind or ())]))
+        for batch in tqdm(loader, said, unit=" batches", disable=None if rank == 0 else True):
+            logits = self.model(batch["image"].to(self.fabric.device)).double().cpu()
             for own, each in zip(found, sets, strict=True):
-                answers = [each.answers[row] for row in batch["index"] for _ in kinds]
-                own[batch["index"]] = outcomes(logits, answers, each.classes).view(-1, len(kinds), 3).to(own)
+                answers = [each.answers[row] for row in batch["index"]]
+                own[batch["index"]] = outcomes(logits, answers, each.classes).to(own)
         whole: Any = self.fabric.all_reduce(found, reduce_op="sum")
-        return [
-            summary(each, size, kind, own[:, i])
-            for each, own in zip(sets, whole.cpu(), strict=True)
-            for i, kind in enumerate(kinds)
-        ]
+        return [summary(each, size, own) for each, own in zip(sets, whole.cpu(), strict=True)]
 
     @torch.inference_mode()
     def cost(self, size: Any) -> dict[str, Any]:
@@ -120,8 +118,8 @@ def outcomes(logits: Tensor, answers: Answers, classes: Sequence[int]) -> Tensor
     return found.masked_fill(~right.any(1, keepdim=True), torch.nan)
 
 
-def summary(of: ImageSet, size: tuple[int, int], kind: Kind, found: Tensor) -> Score:
-    """The score of outcomes (N, 3) of a set with one of its corruptions, without those that are NaN.
+def summary(of: ImageSet, size: tuple[int, int], found: Tensor) -> Score:
+    """Returns the score of outcomes (N, 3) of a set, without those that are NaN.
 
     The expected calibration error is that of Guo et al. 2017. Figures have no digits that depend on the batch size.
     """
@@ -132,7 +130,7 @@ def summary(of: ImageSet, size: tuple[int, int], kind: Kind, found: Tensor) -> S
     bins = [(int(n), float(a / n), round(float(c / n), 6)) for n, a, c in zip(counts, hits, sums, strict=True) if n]
     ece = np.abs(hits - sums).sum() / len(right)
     figures = float(right.mean()), round(float(nll.mean()), 6), round(float(ece), 6), bins
-    corruption, severity = kind or (None, None)
+    corruption, severity = of.kind or (None, None)
     return Score(of.name, size, len(right), len(of.classes), *figures, corruption=corruption, severity=severity)
 
 
@@ -140,9 +138,9 @@ def corruption_errors(top1: Mapping[tuple[str, int], float], published: bool) ->
     """The error of each corruption, the mean over its severities, with `published` over AlexNet's (CE)."""
     over = ALEXNET if published else {}
     names = dict.fromkeys(name for name, _ in top1)
-    return {name: sum(1 - top1[name, each] for each in range(1, 6)) / 5 / over.get(name, 1.0) for name in names}
+    return {name: sum(1 - top1[name, each] for each in SEVERITIES) / 5 / over.get(name, 1.0) for name in names}
 
 
 def is_imagenet(classes: Sequence[str], size: Sequence[int]) -> bool:
     """Whether AlexNet's published errors are for these classes and images."""
-    return len(classes) == 1000 and classes[0] in IMAGENET and min(size) >= LARGE
+    return len(classes) == 1000 and classes[0] in IMAGENET and tuple(size) == (224, 224)

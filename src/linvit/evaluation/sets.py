@@ -9,17 +9,13 @@ from typing import Any, NamedTuple
 import datasets
 import numpy as np
 import pyarrow.compute
-import torch
-from torch.utils.data import Dataset
 
 from linvit.data import ClassificationData
-from linvit.data.loading.sampler import SeededIndex
 from linvit.data.sources.data_source import DataSource
 from linvit.data.sources.images import Images, Sample, Transform
 from linvit.data.sources.labels import places_of
 from linvit.data.sources.read import BadImages
 from linvit.errors import UserError
-from linvit.evaluation.corruptions import corrupt
 from linvit.reading import read_text
 
 BORDER = {"objectnet": 2}  # pixels that are cut off on each side: the images have a red frame
@@ -29,7 +25,7 @@ Answers = Sequence[Sequence[int]]
 
 
 class ImageSet(NamedTuple):
-    """Rows of a table, what is right for each, classes among which to choose, and corruptions of the images."""
+    """Rows of a table, what is right for each, classes among which to choose, and the corruption of the images."""
 
     name: str
     source: DataSource
@@ -37,34 +33,13 @@ class ImageSet(NamedTuple):
     chosen: np.ndarray
     answers: Answers
     classes: Sequence[int]
-    corruptions: Sequence[str] = ()
-
-    @property
-    def kinds(self) -> Sequence[Kind]:
-        """The corruptions with their severities, or that there is none."""
-        return [(name, severity) for name in self.corruptions for severity in range(1, 6)] or [None]
+    kind: Kind = None
 
     def images(self, transform: Transform) -> Images:
-        """The images as a transform prepares them, without corruptions."""
+        """Returns the images as a transform prepares them."""
         border = BORDER.get(self.name)
         cut = transform if border is None else partial(_without_border, transform, border)
         return Images(self.rows, self.source.reader({}, cut), BadImages("raise"), self.chosen)
-
-
-class Variants(Dataset[Sample]):
-    """Images, each decoded once, with all of the kinds of corruption: (kinds, C, H, W)."""
-
-    def __init__(self, images: Images, kinds: Sequence[Kind]) -> None:
-        self.images, self.kinds = images, kinds
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitem__(self, at: SeededIndex) -> Sample:
-        """Makes the variants of the image of a row."""
-        image = self.images[at.row]["image"]
-        each = [image if kind is None else corrupt(image, *kind, at.row) for kind in self.kinds]
-        return {"image": torch.stack(each), "index": at.row}
 
 
 def read_set(
