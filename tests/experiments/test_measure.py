@@ -1,9 +1,12 @@
 """Time and memory of callables: the rounds with a clock that works turn, the memory against what is known."""
 
+import itertools
+import time
+
 import pytest
 import torch
 
-from linvit.experiments.measure import Timing, interleaved, out_of_memory, peak_memory
+from linvit.experiments.measure import Timing, interleaved, out_of_memory, peak_memory, processor_share
 
 KIB = 1024
 
@@ -113,3 +116,12 @@ def test_exceptions_that_say_that_memory_is_used_up():
 def test_peak_memory_on_cuda():
     x = torch.zeros(256, KIB, device="cuda")
     assert peak_memory(lambda: x + x, "cuda") == KIB * KIB
+
+
+@pytest.mark.parametrize("share", [0.25, 1.0])
+def test_the_share_of_the_processor_is_that_of_all_threads(monkeypatch, share):
+    clock = itertools.count()
+    now = [0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now.append(next(clock)) or now[-1] / 10)
+    monkeypatch.setattr(time, "process_time", lambda: share * torch.get_num_threads() * now[-1] / 10)
+    assert processor_share(0.5) == pytest.approx(share)

@@ -14,6 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 SAMPLE = 2e-3  # seconds that one sample takes at least: a short call is repeated, and divided by the number of calls
 LONG = 0.1  # seconds of a call that is made but once to warm up
 LEAST, MOST = 3, 100  # samples of each callable
+BUSY = 0.8  # the share of the processor below which a machine is busy
 
 Work = Callable[[], Any]
 Name = TypeVar("Name")
@@ -90,6 +91,18 @@ def interleaved(
             if on_sample is not None:
                 on_sample(sum(max(0.0, share - spent[name]) for name in works if unfinished(name)))
     return {name: Timing(tuple(times[name])) for name in works}
+
+
+def processor_share(seconds: float = 0.1) -> float:
+    """Returns which share of the time that torch's threads need a processor they get: about 1 on an idle machine.
+
+    Multiplies matrices for so many seconds. Below `BUSY`, times by the clock are too long, and differ by chance.
+    """
+    matrix = torch.ones(512, 512)
+    wall, used = time.perf_counter(), time.process_time()
+    while (passed := time.perf_counter() - wall) < seconds:
+        matrix @ matrix
+    return (time.process_time() - used) / passed / torch.get_num_threads()
 
 
 def peak_memory(work: Work, device: str | torch.device = "cpu") -> int:

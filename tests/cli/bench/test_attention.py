@@ -19,6 +19,7 @@ QUICK = ["--grids=4,4x8,8", "--budget=0.05", "--dim=8", "--heads=2"]
 @pytest.fixture(autouse=True)
 def _own_threads(monkeypatch):
     monkeypatch.setattr("linvit.cli.bench.costs.keep_memory", lambda: None)
+    monkeypatch.setattr("linvit.cli.bench.costs.processor_share", lambda: 1.0)
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
@@ -62,6 +63,28 @@ def test_tables_crossovers_exponents_files_and_plots(tmp_path, capsys):
     for plot in re.findall(r"\]\((\w+\.svg)\)", text):
         svg = (tmp_path / "out" / plot).read_text(encoding="utf-8")
         assert all(name in svg for name in names)
+
+
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize("given", [[], ["--threads=2"]])
+@pytest.mark.parametrize("shares", [(0.2, 0.9), (0.9, 0.2)])
+def test_on_a_busy_machine_times_have_no_exponents_and_a_warning(tmp_path, monkeypatch, capsys, given, shares):
+    """Whether it is busy at the start, when processor time is measured instead of the clock's, or at the end."""
+    torch.set_num_threads(2)
+    left = [*shares]
+    monkeypatch.setattr(verbs, "processor_share", lambda: left.pop(0))
+    assert bench.main(["attention", "linear", *QUICK, *given, "--output", str(tmp_path)]) == 0
+    text, said = (tmp_path / "costs.md").read_text(encoding="utf-8"), capsys.readouterr()
+    by_processor = not given and shares[0] < 0.5
+    assert ("processor time of one thread" in text) == by_processor == (torch.get_num_threads() == 1)
+    for warning in (text, said.out, said.err):
+        assert "this one got 20%" in " ".join(warning.split())
+    heads, fits = (
+        re.search(rf"^\| {name} *\|.*$", text.partition("## Growth exponents")[2], re.M)[0].split("|")
+        for name in ("", "linear")
+    )
+    for head, fit in zip(heads[2:-1], fits[2:-1], strict=True):
+        assert ("-" in fit) == head.strip().endswith("time"), head  # memory is the same
 
 
 @pytest.mark.usefixtures("undrawn")

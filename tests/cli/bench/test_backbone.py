@@ -15,6 +15,7 @@ QUICK = ["--img_sizes=32,32x48", "--budget=0.05"]
 @pytest.fixture(autouse=True)
 def _own_memory(monkeypatch):
     monkeypatch.setattr("linvit.cli.bench.costs.keep_memory", lambda: None)
+    monkeypatch.setattr("linvit.cli.bench.costs.processor_share", lambda: 1.0)
 
 
 def test_sizes_and_crossover(tmp_path, capsys):

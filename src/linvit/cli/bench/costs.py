@@ -22,11 +22,18 @@ from linvit.experiments.bench.builders import BASELINES, backbone_label, spec_la
 from linvit.experiments.bench.costs import costs_over_sizes
 from linvit.experiments.bench.report import CostReport
 from linvit.experiments.bench.runner import Build, Mode, Settings
+from linvit.experiments.measure import BUSY, processor_share
 from linvit.machine import keep_memory
 from linvit.registry import attentions, backbones
 from linvit.runs.conditions import conditions, cpu_load
 from linvit.terminal import argument_parser, reflow, table
 
+BUSY_MACHINE = (
+    "other processes use the processor: this one got {:.0%} of the time that it needs. {}; growth exponents of times "
+    "are left out. Repeat it on an idle machine"
+)
+CPU_TIME = "Times are processor time of one thread, as by --threads 1 --cpu_time"
+CLOCK_TIME = "Times by the clock are too long (--threads 1 --cpu_time measures processor time)"
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
 CTRL_C = 130  # the exit code of a program that it ended
 INTERRUPTED = "interrupted"  # of the conditions
@@ -189,6 +196,10 @@ def _measured(
     """Costs, and the conditions under which they were measured, a Ctrl-C that ended the measurement among them."""
     for build in modules.values():
         builders.check_builds(build, sizes)
+    share = processor_share() if torch.device(args.device).type == "cpu" else 1.0
+    if share < BUSY and args.threads is None and not args.cpu_time:
+        args.cpu_time = True
+        torch.set_num_threads(1)
     how = f"batch {args.batch}, {args.dtype}{' autocast' * args.autocast}, {' and '.join(settings.modes)}"
     how += ", processor time of one thread" * args.cpu_time
     known = conditions(args.device) | {"settings": f"{what}, {how}", "batch": str(args.batch)}
@@ -201,7 +212,12 @@ def _measured(
 
         found, interrupted = costs_over_sizes(modules, sizes, settings, skipped=BASELINES, report=report, **measuring)
     known |= {"load at the end": cpu_load()} | ({INTERRUPTED: "yes, by Ctrl-C"} if interrupted else {})
-    return CostReport(costs=found, conditions=known, **about)
+    if torch.device(args.device).type == "cpu":
+        share = min(share, processor_share())
+    if share < BUSY:
+        known["warning"] = BUSY_MACHINE.format(share, CPU_TIME if args.cpu_time else CLOCK_TIME)
+        print(f"linvit: warning: {known['warning']}", file=sys.stderr)
+    return CostReport(costs=found, conditions=known, fitted=share >= BUSY, **about)
 
 
 def parse_sizes(option: str, text: str) -> list[tuple[int, int]]:

@@ -64,13 +64,21 @@ Section = tuple[str, str, list[list[str]], str]
 class CostReport:
     """Costs over an axis, such as "tokens N", and the conditions under which they were measured.
 
-    Other modules are compared with those that are named as `baselines`.
+    Other modules are compared with those that are named as `baselines`. Times that are not `fitted`, of a busy machine,
+    have no exponents.
     """
 
     def __init__(
-        self, title: str, axis: str, costs: Sequence[Cost], conditions: Mapping[str, str], baselines: Sequence[str]
+        self,
+        title: str,
+        axis: str,
+        costs: Sequence[Cost],
+        conditions: Mapping[str, str],
+        baselines: Sequence[str],
+        fitted: bool = True,
     ) -> None:
         self.title, self.axis, self.costs, self.conditions, self.baselines = title, axis, costs, conditions, baselines
+        self.fitted = fitted
         self.names = list(dict.fromkeys(cost.label for cost in costs))  # the modules in each of their modes
         self.metrics = [each for each in METRICS if any(each.value(cost) is not None for cost in costs)]
         self.sizes = list(dict.fromkeys(cost.size for cost in costs))  # the smallest first
@@ -105,9 +113,13 @@ class CostReport:
                 rows = [[name, *(self.crossover(name, baseline, each) for each in self.metrics)] for name in compared]
                 note = CROSSOVER.format(self.axis, baseline, f"{min(amounts):,} to {max(amounts):,}")
                 yield f"crossover with {baseline}", note, [titles, *rows], ""
-            fits = {name: [growth_exponent(self.curve(name, metric)) for metric in self.metrics] for name in self.names}
+            fits = {name: [self._exponent(name, metric) for metric in self.metrics] for name in self.names}
             rows = [[name, *("-" if fit is None else f"{fit:.2f}" for fit in own)] for name, own in fits.items()]
             yield "growth exponents", EXPONENT.format(self.axis), [titles, *rows], ""
+
+    def _exponent(self, name: str, metric: Metric) -> float | None:
+        known = self.fitted or metric.attribute != "seconds"
+        return growth_exponent(self.curve(name, metric)) if known else None
 
     def notes(self) -> list[str]:
         """What was not measured, and why."""
