@@ -66,8 +66,7 @@ def test_tables_crossovers_exponents_files_and_plots(tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("undrawn")
-@pytest.mark.parametrize("given", [[], ["--threads=2"]])
-@pytest.mark.parametrize("shares", [(0.2, 0.9), (0.9, 0.2)])
+@pytest.mark.parametrize(("given", "shares"), [([], (0.2, 0.9)), (["--threads=2"], (0.9, 0.2))])
 def test_on_a_busy_machine_times_have_no_exponents_and_a_warning(tmp_path, monkeypatch, capsys, given, shares):
     """Whether it is busy at the start, when processor time is measured instead of the clock's, or at the end."""
     torch.set_num_threads(2)

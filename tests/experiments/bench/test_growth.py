@@ -34,8 +34,8 @@ def test_the_crossover_of_a_line_with_a_parabola():
 
 def test_curves_that_do_not_cross():
     low, high = dict.fromkeys(SIZES, 1.0), dict.fromkeys(SIZES, 2.0)
-    assert str(crossover(high, low)) == f"not up to {max(SIZES):,}"
-    assert str(crossover(low, high)) == f"{min(SIZES):,} or below"
+    assert str(crossover(high, low)) == f"> {max(SIZES):,}"
+    assert str(crossover(low, high)) == f"≤ {min(SIZES):,}"
     assert crossover(low, {}) is None
 
 

@@ -201,9 +201,9 @@ class Crossover(NamedTuple):
     """The sizes at which both were measured, the smallest first."""
 
     def __str__(self) -> str:
-        """The size as tables have it: "1,432", or "196 or below" or "not up to 3,136" of the measured sizes."""
+        """The size as tables have it: "1,432", or "≤ 196" or "> 3,136" of the measured sizes."""
         low, high = (f"{self.measured[end]:,.0f}" for end in (0, -1))
-        return {0.0: f"{low} or below", math.inf: f"not up to {high}"}.get(self.size, f"{self.size:,.0f}")
+        return {0.0: f"≤ {low}", math.inf: f"> {high}"}.get(self.size, f"{self.size:,.0f}")
 
 
 def crossover(costs: Mapping[float, float], baseline: Mapping[float, float]) -> Crossover | None:
