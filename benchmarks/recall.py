@@ -97,7 +97,7 @@ def page(rows: Rows, where: str) -> str:
         rate = found[amounts[0]]["model.lr"]
         state, rank = float(found[most]["state_bytes"]) / 1024, found[most]["rank"]
         mark = "C" * has_convolution(name)
-        lines.append([f"`{name}`", mark, *scores, rate, f"{state:.1f}", f"{float(rank):.1f}" if rank else "-"])
+        lines.append([name, mark, *scores, rate, f"{state:.1f}", f"{float(rank):.1f}" if rank else "-"])
     return PAGE.format(
         pairs=",".join(map(str, amounts)),
         where=where,

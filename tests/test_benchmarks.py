@@ -111,10 +111,10 @@ def test_recall_keeps_the_rates_of_the_fewest_pairs_and_its_page_has_a_column_pe
     page = recall.page(rows, "device: cpu")
     wanted = [
         "attention||8 pairs|32 pairs|rate|state (KiB)|rank",
-        "`focused`|C|1.000 ± 0.000|0.500 ± 0.200|0.004|1.0|64.0",
+        "focused|C|1.000 ± 0.000|0.500 ± 0.200|0.004|1.0|64.0",
     ]
     table = [line.strip("| ").replace(" | ", "|") for line in page.splitlines() if line.startswith("|")]
     assert table[0].replace("  ", "") == wanted[0]
-    assert table[2:] == [wanted[1], "`xca`||0.900 ± 0.050|0.300 ± 0.100|0.001|1.0|-"]
+    assert table[2:] == [wanted[1], "xca||0.900 ± 0.050|0.300 ± 0.100|0.001|1.0|-"]
     assert "PAIRS=8,32 SEEDS=3`; device: cpu" in page
     assert {"focused", "xca", "32 pairs"} <= set(re.findall(r">([a-z0-9].*?)</text>", recall.picture(rows)))

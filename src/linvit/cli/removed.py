@@ -15,7 +15,7 @@ REMOVED = {
     "compare --trials": "Use --tune OPTION=VALUE,VALUE, or a loop of Optuna around linvit fit (docs/guides/search.md)",
     "doctor": "Use pip check, which names packages that do not fit, and python -m torch.utils.collect_env",
     "leaderboard": "Use linvit compare --report FOLDER..., which makes one table of the runs in all folders",
-    "probe --epochs": "Leave it out: the linear classifier is trained to convergence",
+    "probe --epochs": "Use linvit probe without it: the linear classifier is trained to convergence",
     "verify-resume": "Use linvit fit --resume=auto: a run resumes exactly (docs/guides/train.md)",
 }
 """What to use instead of a removed `VERB`, `VERB WORD`, `VERB --option`, or `--option` of all verbs: one line each.
