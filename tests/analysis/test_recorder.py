@@ -32,7 +32,7 @@ def test_a_call_is_the_first_images(attention: str) -> None:
 
 def test_no_hook_stays_and_the_calls_do() -> None:
     model = linvit.create_backbone("deit_nano")
-    with pytest.raises(RuntimeError), Recorder(model) as recorder:
+    with pytest.raises(linvit.UserError), Recorder(model) as recorder:
         model(torch.zeros(1, 4, 32, 32))
     assert not recorder.calls
     with Recorder(model) as recorder:

@@ -130,7 +130,7 @@ class TestFit:
         done = linvit("fit", f"--config={QUICKSTART}", *short, cwd=tmp_path)
         assert done.code == 0, done.err
         assert not list(tmp_path.rglob("events*"))
-        assert (tmp_path / "checkpoints" / "last.ckpt").is_file()
+        assert (tmp_path / "checkpoints" / "quickstart" / "version_0" / "checkpoints" / "last.ckpt").is_file()
 
     def test_nothing_is_advertised_and_no_library_speaks_of_its_own_affairs(self, run):
         done = run.then("fit", *flags(trainer__max_epochs=2), checkpoint="last")

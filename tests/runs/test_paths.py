@@ -67,7 +67,7 @@ def test_the_last_configuration_of_a_run_is_that_of_the_last_step(tmp_path):
         (tmp_path / name).write_text("a: 1\n")
     assert run_config(tmp_path) == tmp_path / "config_from_step_10.yaml"
     again = SaveRunConfig("a: 2\n", "config_from_step_9.yaml")  # resumed from an earlier checkpoint
-    again.setup(mock.Mock(log_dir=str(tmp_path), is_global_zero=True), mock.Mock(), "fit")
+    again.setup(mock.Mock(log_dir=str(tmp_path), is_global_zero=True, checkpoint_callbacks=[]), mock.Mock(), "fit")
     assert run_config(tmp_path).read_text() == "a: 2\n"
 
 

@@ -1,7 +1,7 @@
 """What attention layers do around a mechanism: stem, projections, heads, norm, gate, projection back."""
 
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -203,20 +203,17 @@ def attend(
     k = k.reshape(*k.shape[:2], key_heads, k.shape[2:].numel() // key_heads).transpose(1, 2)
     v = v.reshape(*v.shape[:2], heads, v.shape[2:].numel() // heads).transpose(1, 2)
     out: Tensor = mechanism(q, k, v, grid, **extra)
-    check_output(mechanism, out, q, v)
+    right = isinstance(out, Tensor) and out.ndim == 4 and out.shape[2] == q.shape[2]
+    if not right or out.shape[1] * out.shape[3] != mechanism.out_dim:
+        raise wrong_output(mechanism, out, q, v)
     return out.transpose(1, 2).flatten(2)
 
 
-def check_output(mechanism: Attention, out: Tensor, q: Tensor, v: Tensor) -> None:
-    """Raises a `UserError` unless a mechanism has returned (B, h', N, out_dim / h') for q (B, h, N, dk)."""
-    if not isinstance(out, Tensor):
-        given = f"a {type(out).__name__}"
-    elif out.ndim == 4 and out.shape[2] == q.shape[2] and out.shape[1] * out.shape[3] == mechanism.out_dim:
-        return
-    else:
-        given = str(tuple(out.shape))
+def wrong_output(mechanism: Attention, out: Any, q: Tensor, v: Tensor) -> UserError:
+    """Returns the error of a mechanism that has not returned (B, h', N, out_dim / h') for q (B, h, N, dk)."""
+    given = str(tuple(out.shape)) if isinstance(out, Tensor) else f"a {type(out).__name__}"
     heads, tokens = v.shape[1], q.shape[2]
-    raise UserError(
+    return UserError(
         f"{type(mechanism).__name__} returned {given} for queries {tuple(q.shape)}; expected are (B, h, N, d) = "
         f"{(len(q), heads, tokens, mechanism.out_dim // heads)}: images, heads, queries, channels per head. {CHECK}"
     )

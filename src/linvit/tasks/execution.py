@@ -76,7 +76,12 @@ def add_up_over_ranks(metrics: nn.Module) -> None:
     """Lets metrics whose states are sums be summed by the ranks, not collected by each: of 1,024 confusion matrices."""
     for metric in metrics.modules():
         if isinstance(metric, Metric) and all(reduction is dim_zero_sum for reduction in metric._reductions.values()):
-            metric.dist_sync_fn = lambda own, group=None: [total_over_ranks(own, group)]
+            metric.dist_sync_fn = _summed_over_ranks
+
+
+def _summed_over_ranks(own: Tensor, group: Any = None) -> list[Tensor]:
+    """Returns the sum as a metric expects what it gathers; a function, since a metric is pickled with it."""
+    return [total_over_ranks(own, group)]
 
 
 def total_over_ranks(own: Tensor, group: Any = None) -> Tensor:
