@@ -68,7 +68,7 @@ def test_the_same_logits_by_linvit_and_timm(run, pushed):
     torch.testing.assert_close(logits(larger, torch.ones(1, 3, 48, 48)), logits(network, torch.ones(1, 3, 48, 48)))
     data = timm.data.resolve_model_data_config(network)
     prepared = description.preprocessing
-    assert [data["input_size"][1:], data["mean"], data["crop_mode"]] == [
+    assert [[*data["input_size"][1:]], data["mean"], data["crop_mode"]] == [
         list(prepared[name]) if name != "crop_mode" else prepared[name] for name in ("size", "mean", "crop_mode")
     ]
     config = json.loads((folder / "config.json").read_text())
