@@ -55,7 +55,7 @@ def test_labels_are_needed(run, tmp_path):
         (["--config=segmentation_quickstart"], "'digit_scenes' is for SegmentationData: name others"),
         (["--config=segmentation_quickstart", "--data.source=nowhere"], "no data at 'nowhere'"),
         (["--config=quickstart", "--model.backbone={name: timm, model: resnet18x}"], "has no model 'resnet18x'"),
-        (["--config=quickstart", "--epochs", "9"], "probe --epochs was removed. Leave it out"),
+        (["--config=quickstart", "--epochs", "9"], "probe --epochs was removed. Use linvit probe without it"),
         (["--config=quickstart", "--layers", "7"], "feature indices \\[7\\] do not fit 4 features"),
         (["timm:resnet18x", "--data.source=digits"], "has no model 'resnet18x'"),
     ],
