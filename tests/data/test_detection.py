@@ -484,7 +484,7 @@ def test_an_image_of_one_pixel(tmp_path, monkeypatch):
     write_coco(tmp_path, found=[annotation(1, 1, bbox=(0, 0, 1, 1))], sizes={1: (1, 1)}, categories=CATEGORIES[1:2])
     with pytest.raises(UserError, match=r"all 1 training images .* too small"):
         coco(tmp_path).setup("fit")
-    monkeypatch.setattr("linvit.data.sources.objects.MIN_SIDE", 0)
+    monkeypatch.setattr("linvit.data.sources.object_audit.MIN_SIDE", 0)
     data = coco(tmp_path, masks=True, resize_limits=(90, 60), batch_size=1)
     data.setup("fit")
     batch = batch_of(data, data.train_dataloader())

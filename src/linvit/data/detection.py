@@ -16,11 +16,8 @@ from linvit.data.base import ImageData, TargetReport
 from linvit.data.sources.coco import AnnotationFinding, find_coco, other_format
 from linvit.data.sources.images import Sample, Target, wrong_size
 from linvit.data.sources.labels import Classes, features_of, read_names
-from linvit.data.sources.objects import (
-    OBJECT_COLUMNS,
-    BoxFormat,
+from linvit.data.sources.object_audit import (
     ObjectAudit,
-    ObjectSource,
     absent_classes,
     annotation_name,
     class_table,
@@ -28,6 +25,8 @@ from linvit.data.sources.objects import (
     say_left_out,
     untrainable,
 )
+from linvit.data.sources.object_column import OBJECT_COLUMNS, BoxFormat
+from linvit.data.sources.objects import ObjectSource
 from linvit.data.sources.scan import ImageFinding, ScanResult
 from linvit.data.sources.scenes import Scenes, SceneSource
 from linvit.data.sources.splits import HUB, table_features

@@ -205,6 +205,14 @@ def rle_counts(segmentation: Any, size: tuple[int, int]) -> str:
     return counts if isinstance(counts, str) else counts.decode("ascii")
 
 
+def mask_counts(stored: Any, size: tuple[int, int]) -> str | None:
+    """The counts of the compressed RLE of a stored mask (H, W), or None if it is missing or malformed."""
+    try:
+        return stored if isinstance(stored, str) else rle_counts(stored, size)  # COCO's table has text
+    except (UserError, KeyError, TypeError, ValueError, OverflowError):
+        return None
+
+
 class CocoTables(NamedTuple):
     """A table of each split with a row per image, names of categories by id, and annotations that are in no table."""
 
