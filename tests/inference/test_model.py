@@ -255,6 +255,12 @@ def test_detections_are_those_of_the_test(tmp_path):
     (saved,) = (tmp_path / "out").glob("*/results.json")
     ids = [each["category_id"] for each in json.loads(saved.read_text())]
     assert ids == [each["category_id"] for each in new[: len(ids)]] == found[0].objects.labels.tolist()
+    options = [f"--config={folder / 'config.yaml'}", f"--ckpt_path={folder}", f"--data.predict_path={photos}"]
+    assert command_line("predict", *options, cwd=tmp_path).code == 0
+    (other,) = folder.glob("predictions_photos*/results.json")
+    own, theirs = (json.loads(path.read_text()) for path in (saved, other))
+    keys = ("image_id", "category_id")
+    assert [[one[key] for key in keys] for one in own] == [[one[key] for key in keys] for one in theirs]
     some = model(samples[0]["image"], threshold=found[0].scores[2])
     assert len(some.boxes) == len(some.masks) == len(some.labels) >= 3
     assert some.masks.shape[1:] == samples[0]["image"].shape[1:]

@@ -42,7 +42,8 @@ class PredictionWriter(Callback):
         """Writes the files of a batch, and keeps what the table of all images needs."""
         outputs, batch, *_ = args
         indices = batch["index"].tolist()
-        numbers, results = batch.get("image_id") or indices, pl_module.image_results(outputs)  # type: ignore[operator]
+        numbers = batch.get("image_id") or [index + 1 for index in indices]  # as linvit predict --model counts them
+        results = pl_module.image_results(outputs)  # type: ignore[operator]
         for index, number, name, image, result in zip(
             indices, numbers, batch["id"], batch["image"], results, strict=True
         ):
