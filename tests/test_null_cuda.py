@@ -104,7 +104,7 @@ def test_ranks_do_not_wait_for_the_device(server, tmp_path, steps, strategy):
         "--trainer.num_nodes=8",
         "--trainer.log_every_n_steps=100",
     ]
-    more = ["--trainer.devices=1", "--trainer.callbacks=[]", "--model.predict_with=raw"]
+    more = ["--trainer.devices=1", "--trainer.callbacks=[]", "--attention_rank=false", "--model.predict_with=raw"]
     found = rehearsed(server, tmp_path, "fit", "quickstart", *FIT, *few, *more, *strategy)
     training = [step for step in found if step["name"] == "training"]
     assert len(training) == steps

@@ -79,7 +79,8 @@ def main(argv: list[str]) -> int:
     check.add_argument("source", metavar="PATH", help=source)
     check.add_argument("--output", type=Path, metavar="FILE", help="write split, image and reason of bad images as CSV")
     check.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: one per core)")
-    check.add_argument("--data", choices=[task.__name__ for task in TASKS], help="the task; found if left out")
+    names = [task.__name__ for task in TASKS]
+    check.add_argument("--data", choices=names, metavar="TASK", help=f"{', '.join(names)}; found if left out")
     tasks: list[type] = [*TASKS]
     for name, option in {name: one for task in tasks for name, one in options_of(task).items()}.items():
         short = [f"--{name}"] * (name != "source")
