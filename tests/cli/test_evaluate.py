@@ -113,6 +113,16 @@ def test_corruptions_are_the_same_on_two_ranks(run, tmp_path):
     assert found[0] == found[1]
 
 
+def test_a_damaged_record_of_the_run_costs_no_scores(run, tmp_path):
+    digit_folder(tmp_path / "few", ["0", "1"], 1)
+    copy = tmp_path / "runs" / "version_0"
+    shutil.copytree(run.folder, copy)
+    (copy / "result.json").write_text("{", encoding="utf-8")
+    done = linvit("evaluate", copy, "--sets", "a=few", *QUICK, cwd=tmp_path)
+    assert (done.code, "result.json' cannot be read" in done.err) == (2, True)
+    assert ("a", 32, None, None) in records(tmp_path)
+
+
 def test_a_model_of_timm_knows_imagenets_folders(tmp_path, monkeypatch):
     create = timm.create_model
     monkeypatch.setattr(timm, "create_model", lambda name, pretrained: create(name))

@@ -74,15 +74,15 @@ def main(argv: list[str]) -> int:
         print("\n".join(table(table_of(scores, model))))
         for _, said in corruption_tables(scores, model).values():
             print(reflow(said))
+        print(shown(write(scores, model, others, args.model, shlex.join(["linvit", "evaluate", *argv]), folder)))
         run = run_of_checkpoint(args.model)
         if run is not None and (run / RESULT).exists() and RunFolder(run).is_best(args.model):
             record = result.read(run / RESULT)
             named = scores
             if other := given.get("clean"):  # not the run's own images
-                of, name = {"clean", "real", *(each for each in given if not given[each])}, other[0].resolve().name
+                name, of = other[0].resolve().name, ("clean", "real")
                 named = [one._replace(set=f"{one.set} of {name}") if one.set in of else one for one in scores]
             result.write(run / RESULT, record | {"evaluation": record["evaluation"] | top1_by_set(named, model)})
-        print(shown(write(scores, model, others, args.model, shlex.join(["linvit", "evaluate", *argv]), folder)))
     return 0
 
 
