@@ -1,7 +1,6 @@
 """`linvit export`: what a file says, that it computes what the network computes, and what is refused."""
 
 import json
-import re
 import shutil
 import sys
 import zipfile
@@ -45,16 +44,6 @@ def test_a_file_takes_pixels_of_any_size_and_says_what_its_classes_are(run, tmp_
     mean, std = (torch.tensor(description.preprocessing[name]).view(-1, 1, 1) for name in ("mean", "std"))
     want = build_task(description, state, run.folder).network((pixels / 255 - mean) / std)
     torch.testing.assert_close(in_onnxruntime(content)(pixels)[0], want, rtol=0, atol=1e-5 * want.abs().max().item())
-
-
-def test_a_mistake_in_the_data_of_a_run_names_no_help_of_another_verb(run, tmp_path):
-    folder = shutil.copytree(run.folder, tmp_path / "quickstart" / "version_0")
-    config = (folder / "config.yaml").read_text(encoding="utf-8")
-    (folder / "config.yaml").write_text(config.replace("    batch_size: 16", "    batch_sizes: 16"), encoding="utf-8")
-    done = linvit("export", folder, "model.onnx", "--int8", cwd=tmp_path)
-    assert done.code == 2
-    assert "batch_sizes" in done.err
-    assert "--help" not in done.err
 
 
 def test_a_run_that_is_not_finished_is_refused(run, tmp_path):
@@ -194,15 +183,3 @@ def test_a_program_of_torch_export_in_half_precision(run, tmp_path):
     with zipfile.ZipFile(tmp_path / "model.pt2") as file:
         assert not any(SOURCE in file.read(name) for name in file.namelist())
     assert json.loads(json.loads(said["description.json"])["class_names"]) == list("0123456789")
-
-
-@pytest.mark.slow
-def test_eight_bits_keep_the_attention_in_float_and_the_score(run, tmp_path):
-    done = linvit("export", run.folder, "model.onnx", "--int8", "--skip_latency", cwd=tmp_path)
-    assert done.code == 0, done.out + done.err
-    before, after = map(float, re.findall(r"0\.\d{4}", done.out.rpartition("8 bits")[2]))
-    assert abs(before - after) <= 0.02
-    graph = onnx.load(tmp_path / "model.onnx").graph
-    restored = {node.output[0] for node in graph.node if node.op_type == "DequantizeLinear"}
-    products = [node for node in graph.node if node.op_type in ("MatMul", "Gemm", "Conv")]
-    assert {len(restored & {*node.input[:2]}) for node in products} == {0, 2}

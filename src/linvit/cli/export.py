@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,7 @@ from linvit.experiments.measure import interleaved
 from linvit.files import LAST, check_new_file
 from linvit.inference.description import build_task, read_trained
 from linvit.inference.export import SUFFIXES, TOLERANCE, Export, RunFile
-from linvit.inference.quantize import QUANTISED, quantise_file
-from linvit.runs.folder import CHECKPOINTS, RunFolder, run_config, run_of_checkpoint
-from linvit.runs.run import Run
+from linvit.runs.folder import CHECKPOINTS, RunFolder
 from linvit.terminal import argument_parser, reflow, table
 from linvit.testing.compile import has_compiler
 from linvit.testing.numbers import worst
@@ -26,8 +23,6 @@ EPILOG = """examples:
   linvit export RUN/checkpoints/last.ckpt model.onnx
   linvit export RUN model.onnx --with_preprocessing
                                               takes pixels from 0 to 255
-  linvit export RUN model.onnx --int8         in 8 bits, with the score before
-                                              and after
   linvit export RUN model.pt2                 for torch.export.load
 
 Batch, height and width of the images may be any, where the network allows it.
@@ -47,7 +42,6 @@ def main(argv: list[str]) -> int:
     parser.add_argument("file", type=Path, metavar="FILE", help="what to write: NAME.onnx or NAME.pt2")
     parser.add_argument("--with_preprocessing", action="store_true", help="normalise pixels from 0 to 255 in the file")
     parser.add_argument("--dtype", choices=list(TOLERANCE), default="float32", help="(default: %(default)s)")
-    parser.add_argument("--int8", action="store_true", help="in 8 bits, by the run's training images")
     parser.add_argument("--skip_latency", action="store_true", help="do not measure how fast it is")
     args = parser.parse_args(argv)
     if args.file.suffix not in SUFFIXES:
@@ -56,26 +50,16 @@ def main(argv: list[str]) -> int:
     if args.file.suffix == ".onnx":
         require("onnx", "onnxscript", "onnxruntime")
     check_finished(Path(args.model), "export")
-    data = None
-    if args.int8:
-        folder = run_of_checkpoint(args.model)
-        if args.file.suffix != ".onnx" or args.dtype != "float32":
-            raise UserError("--int8 is for a file NAME.onnx, without --dtype")
-        if folder is None:
-            raise UserError(f"--int8 needs images of the run that trained the network; '{args.model}' is no run")
-        data = Run("predict", ["--config", str(run_config(folder))], quiet=True).data
     description, state = read_trained(args.model)
     task = build_task(description, state, args.model)
     export = Export(task.network, description, args.with_preprocessing, args.dtype)
-    if data is not None and export.is_detector:
-        raise UserError("--int8 is for classification and segmentation; the run is of detection")
     run = export.write(args.file)
     kind = f"ONNX, opset {OPSET}" if args.file.suffix == ".onnx" else "a program of torch.export"
     size = f"images of {export.size[0]}x{export.size[1]} only, since {export.fixed}" if export.fixed else "any size"
     takes = f"Takes images ({export.metadata['images']}), gives {', '.join(export.outputs)}."
     print(reflow(f"{args.file}: {kind}, {export.dtype}, for any batch and {size}. {takes}"))
-    cases, works = export.compare(run), {"the file": run}
-    rows = [("  images", "error" + " before 8 bits" * args.int8, "detections" * export.is_detector)]
+    cases = export.compare(run)
+    rows = [("  images", "error", "detections" * export.is_detector)]
     for batch, (height, width), one, detections in cases:
         rows.append((f"  {batch} x {height}x{width}", f"{one:.0e}", str(detections) * export.is_detector))
     print("\n".join(table(rows)))
@@ -85,12 +69,8 @@ def main(argv: list[str]) -> int:
         return 1
     if export.is_detector and not any(case.detections for case in cases):
         print("nothing was detected in these images, of noise: the file is not compared with torch")
-    if data is not None:
-        works["the file in 8 bits"], (before, after), (large, small) = quantise_file(args.file, export, run, task, data)
-        print(f"8 bits: {', '.join(QUANTISED)} of layers; {large / 1e6:.1f} MB before, {small / 1e6:.1f} after")
-        print(f"test/{task.score_metric} before {before:.4f}, after {after:.4f}")
     if not args.skip_latency:
-        print(reflow(latency(export, works)))
+        print(reflow(latency(export, run)))
     return 0
 
 
@@ -105,15 +85,15 @@ def check_finished(model: Path, verb: str) -> None:
 
 
 @torch.no_grad()
-def latency(export: Export, files: dict[str, RunFile]) -> str:
-    """Times torch, compiled torch and files in turns on one batch of the nominal size, in words."""
+def latency(export: Export, run: RunFile) -> str:
+    """Times torch, compiled torch and the file in turns on one batch of the nominal size, in words."""
     images = export.images(export.cases[0][0], export.size)
     works: dict[str, Callable[[], Any]] = {"torch": lambda: export.exported(images)}
     if has_compiler():
         compiled = copy.deepcopy(export.exported)
         compiled.network.compile()  # of a detector the backbone
         works["compiled torch"] = lambda: compiled(images)
-    works |= {name: partial(run, images) for name, run in files.items()}
+    works["the file"] = lambda: run(images)
     found = interleaved(works, budget=BUDGET)
     times = ", ".join(f"{name} {1000 * timing.median:.3g}" for name, timing in found.items())
     size = f"{len(images)} x {export.size[0]}x{export.size[1]}"

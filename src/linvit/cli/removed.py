@@ -14,6 +14,7 @@ REMOVED = {
     "compare --search": "Use --tune OPTION=VALUE,VALUE, or a loop of Optuna around linvit fit (docs/guides/search.md)",
     "compare --trials": "Use --tune OPTION=VALUE,VALUE, or a loop of Optuna around linvit fit (docs/guides/search.md)",
     "doctor": "Use pip check, which names packages that do not fit, and python -m torch.utils.collect_env",
+    "export --int8": "Use torchao on the network of linvit.load (docs/export.md, 8 bits)",
     "leaderboard": "Use linvit compare --report FOLDER..., which makes one table of the runs in all folders",
     "probe --epochs": "Use linvit probe without it: the linear classifier is trained to convergence",
     "verify-resume": "Use linvit fit --resume=auto: a run resumes exactly (docs/guides/train.md)",

@@ -126,13 +126,6 @@ class Export:
             return torch.randint(256, shape, generator=generator).to(self.pixels)
         return torch.randn(shape, generator=generator)
 
-    def from_normalised(self, images: Tensor) -> Tensor:
-        """Returns normalised images (B, C, H, W) as the file takes them."""
-        if not self.with_preprocessing:
-            return images
-        pixels = images * self.wanted.std + self.wanted.mean
-        return pixels if self.pixels.is_floating_point else pixels.round().clamp(0, 255).to(self.pixels)
-
     @property
     def metadata(self) -> dict[str, str]:
         """What a file says of itself."""
