@@ -36,7 +36,7 @@ SUBSET = (  # tests of every part that leans on a dependency
     "tests/backbones/timm/test_attention.py",
     "tests/heads/detection/test_golden_parts.py",
     "tests/tasks/test_graphs.py",
-    "tests/analysis/test_roofline.py",
+    "tests/test_roofline.py",
     "tests/runs/test_checkpoint.py",
     "tests/inference/test_model.py",
     "tests/cli/test_list.py",

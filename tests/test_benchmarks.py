@@ -3,6 +3,8 @@
 import ast
 import importlib
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import torch
 import yaml
 
 import linvit
+from benchmarks import loading
 from tests.golden_files import Golden, of_case
 from tests.helpers import perturb
 
@@ -118,3 +121,37 @@ def test_recall_keeps_the_rates_of_the_fewest_pairs_and_its_page_has_a_column_pe
     assert table[2:] == [wanted[1], "xca||0.900 ± 0.050|0.300 ± 0.100|0.001|1.0|-"]
     assert "PAIRS=8,32 SEEDS=3`; device: cpu" in page
     assert {"focused", "xca", "32 pairs"} <= set(re.findall(r">([a-z0-9].*?)</text>", recall.picture(rows)))
+
+
+def like_imagenet(folder):
+    """A tiny folder of the benchmarks' images."""
+    script = FOLDER / "imagenet_like.py"
+    subprocess.run([sys.executable, script, folder, "--train=80", "--val=20", "--side=60"], check=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return like_imagenet(tmp_path_factory.mktemp("like") / "set")
+
+
+def test_the_folder_has_twenty_classes_and_is_the_same_every_time(folder, tmp_path):
+    files = sorted(folder.rglob("*.jpg"))
+    assert len(files) == 100
+    assert len(list((folder / "train").iterdir())) == len(list((folder / "val").iterdir())) == 20
+    again = like_imagenet(tmp_path / "again")
+    for file in files:
+        assert (again / file.relative_to(folder)).read_bytes() == file.read_bytes()
+
+
+def test_ours_and_timm_s_rates_and_their_ratio_are_printed(folder, capsys):
+    threads = torch.get_num_threads()
+    loading.main([str(folder), "--images=64", "--rounds=1"])
+    assert torch.get_num_threads() == threads  # though it measures on one
+    printed = capsys.readouterr().out
+    rows = dict(re.findall(r"^  (\S.*?)  +(\d+) +[\d.]+$", printed, re.MULTILINE))
+    assert len(rows) == 3
+    assert next(iter(rows)).startswith("timm ")
+    assert all(int(rate) > 0 for rate in rows.values())
+    ours = re.search(r"^  linvit +(\d+) +([\d.]+)$", printed, re.MULTILINE)
+    assert float(ours[2]) == pytest.approx(int(ours[1]) / int(next(iter(rows.values()))), rel=0.05)

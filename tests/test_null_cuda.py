@@ -132,11 +132,12 @@ def test_memory_of_docs_is_what_is_counted(server, tmp_path):
 
 def test_a_roofline_of_attention(server, tmp_path):
     """Bytes that can be added up by hand, and what they take at least."""
-    options = ["bench", "attention", "tests.null_cuda.rehearse:Sum", "--roofline", "--device", "cuda"]
-    options += ["--grids", "56", "--batch", "64", "--dtype", "bfloat16"]
-    _, said = server.run(tmp_path / "calls", "rehearse", *options)
+    name = "tests.null_cuda.rehearse:Sum"
+    _, said = server.run(tmp_path / "calls", "rehearse", "roofline", name)
     assert "PREDICTED" in said, said[-2000:]
-    own = next(line.split() for line in said.splitlines() if line.split()[:2] == ["Sum", "3,136"])
+    own = next(
+        line.split() for line in said.splitlines() if line.split()[:2] == ["tests.null_cuda.rehearse:Sum", "3,136"]
+    )
     moved = 3 * 64 * 3136 * 96 * 2 / 1e9  # q and v are read, o is written
     assert own[2:5] == ["1", "+", "2"]
     assert float(own[5]) == pytest.approx(moved, rel=0.01)

@@ -17,7 +17,6 @@ import linvit
 from linvit.attention.base import Grid, create_attention
 from linvit.attention.kernels import Formula, choice, linear_attention
 from linvit.attention.kernels.choice import set_attention_kernel
-from linvit.entries import Entry
 from linvit.errors import UserError
 from linvit.registry import attention_kernels, attentions
 from tests.attention.kernel_cases import CASES, MECHANISMS, on_a_device, plain
@@ -178,34 +177,7 @@ def test_a_subclass_inherits_no_formula():
     assert not choice.has_kernel(Other(8, 2, Grid((2, 2))))
 
 
-@pytest.fixture
-def own_findings(tmp_path, monkeypatch):
-    """The file of what this machine has measured: none yet."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    choice.findings.cache_clear()
-    yield choice._file()
-    choice.findings.cache_clear()
-
-
-def test_findings_are_read_back(own_findings, monkeypatch):
-    assert choice.findings() == choice.MEASURED
-    choice.add_findings("a card", "triton", {"linear": 2.0})
-    choice.add_findings("a card", "triton", {"slab": 0.5})
-    choice.add_findings("a card", "of a package that is gone", {"slab": 1.5})
-    known = {"triton": {"linear": 2.0, "slab": 0.5}}
-    written = {"a card": {**known, "of a package that is gone": {"slab": 1.5}}}
-    assert json.loads(own_findings.read_text(encoding="utf-8")) == written
-    assert choice.findings() == {**choice.MEASURED, "a card": known}
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a card")
-    assert choice._quickest("linear", 0) == "triton"
-    assert choice._quickest("slab", 0) is None
-    assert choice._quickest("focused", 0) is None
-    own_findings.write_text("{", encoding="utf-8")
-    choice.findings.cache_clear()
-    assert choice.findings() == choice.MEASURED
-
-
-def test_what_was_measured_is_of_mechanisms_and_gives_way_to_this_machine(own_findings):
+def test_what_was_measured_is_of_mechanisms_and_on_its_page():
     names = {choice.mechanism_name(attentions.get(name)) for name in attentions.names()}
     page = (Path(__file__).parents[2] / "benchmarks/2026-11-26-h100.md").read_text(encoding="utf-8")
     for card, found in choice.MEASURED.items():
@@ -215,9 +187,6 @@ def test_what_was_measured_is_of_mechanisms_and_gives_way_to_this_machine(own_fi
         assert card in page
         for name, ratio in ratios.items():
             assert f"{name.split('.')[2]} {ratio:.2f}" in page.replace("\n", " ")
-        name = next(iter(ratios))
-        choice.add_findings(card, "triton", {name: 0.9})
-        assert choice.findings()[card] == {"triton": {**ratios, name: 0.9}}
 
 
 @pytest.mark.parametrize(
@@ -229,15 +198,12 @@ def test_what_was_measured_is_of_mechanisms_and_gives_way_to_this_machine(own_fi
         ("a card", torch.bfloat16, 64, None),
     ],
 )
-def test_auto_takes_a_kernel_where_it_was_measured(own_findings, monkeypatch, card, dtype, width, chosen):
+def test_auto_takes_a_kernel_where_it_was_measured(monkeypatch, card, dtype, width, chosen):
     x = mock.Mock(is_cuda=True, dtype=dtype, shape=(1, 2, 9, width), device=torch.device("cuda", 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: card)
     monkeypatch.setattr(choice, "takes_function", lambda v: True)
     mechanism = create_attention("linear", dim=2 * width, num_heads=2, grid=Grid((3, 3)))
     assert choice._chosen(mechanism, x, x) == chosen
-    monkeypatch.setitem(attention_kernels._registered, "quick", Entry("quick", "tests:quick", "tests"))
-    choice.add_findings(card, "quick", {choice.mechanism_name(type(mechanism)): 9.0})
-    assert choice._chosen(mechanism, x, x) == ("quick" if (dtype, width) == (torch.bfloat16, 64) else None)
 
 
 def test_a_kernel_of_another_package_computes_attention(monkeypatch):

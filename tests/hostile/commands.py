@@ -76,7 +76,6 @@ def _with(*arguments: str) -> Door:
 CONFIG_DOORS: dict[str, Door] = {
     "linvit fit --config": lambda path, address: main(["fit", f"--config={path}"]),
     "linvit predict --config": lambda path, address: main(["predict", "--config", str(path)]),
-    "linvit bench data --config": lambda path, address: main(["bench", "data", "digits", "--config", str(path)]),
 }
 PLUGIN_DOORS: dict[str, Door] = {
     "linvit list": _with("list", "attentions"),

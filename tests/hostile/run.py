@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 import torch
 
-import linvit.cli.bench.data
 import linvit.cli.check
 import linvit.cli.data
 import linvit.cli.import_weights

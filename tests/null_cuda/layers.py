@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from benchmarks.roofline import Operators, touched
 from linvit import AttentionLayer, Grid, list_attentions
-from linvit.analysis.roofline import Operators, touched
 from linvit.attention.kernels.choice import MEASURED
 from linvit.tasks.execution import keep_attention_features
 from linvit.testing.attention import precision

@@ -18,6 +18,7 @@ from torch.nn import parallel
 
 import linvit
 import linvit.cli
+from benchmarks import roofline
 from linvit import Attention, AttentionLayer, Grid
 from linvit.callbacks.save_checkpoints import AtomicCheckpointIO, SaveCheckpoints
 from linvit.data.transforms.geometry import PixelOp, Warp
@@ -203,8 +204,8 @@ def report(name: str, calls: Calls, error: str = "") -> None:
 def main() -> int:
     """Does each step twice, and counts the second time: what is kept from the first need not be made again."""
     torch.backends.cuda.enable_cudnn_sdp(False)  # a graph of cuDNN's, which is not stood in for: torch's own kernel
-    if sys.argv[1] == "bench":
-        return linvit.cli.main(sys.argv[1:])
+    if sys.argv[1] == "roofline":
+        return roofline.main(sys.argv[2:])
     if sys.argv[1] == "fit":
         return fit(sys.argv[2])
     for name, step in globals()[sys.argv[1]]():

@@ -30,7 +30,7 @@ usage: linvit VERB [options]
   import-weights
              write an official checkpoint as a file for --model.pretrained
   data       decode every image of a set and list those that cannot be used
-  bench      what mechanisms and backbones cost, and how fast images are loaded
+  bench      what mechanisms and backbones cost: time, memory and operations
   analyze    ranks and maps of a trained model's attention, as a page
   probe      kNN and linear classifiers on frozen features, layer by layer
   evaluate   a classifier on ImageNet-V2, A, R, C, ReaL ..., and its calibration

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from linvit.errors import UserError
 
 REMOVED = {
+    "bench --roofline": "Use benchmarks/roofline.py of linvit's repository, on a machine with a GPU",
+    "bench data": "Use benchmarks/loading.py of linvit's repository, which measures the same",
     "check --head": "Use a test of a few lines with linvit.create_segmentor or create_detector (tests/plugin has two)",
     "compare --budget": "Use equal epochs, --trainer.max_epochs=N, or a grid of variants with epochs of their own",
     "compare --level": "Use the curves in TensorBoard or metrics.csv, which say when a score is reached",

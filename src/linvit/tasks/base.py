@@ -103,8 +103,7 @@ class Task(SavedTask):
             the first step, and else computes them again. Compiled networks decide that themselves.
         attention_kernel: What computes linear attention on a GPU: "torch", its operators; "triton", the kernels of
             `linvit.attention.kernels`, where a mechanism has one; one that another package has registered, by its name;
-            "auto" in bfloat16 the kernel that was measured to be the quickest on such a card, by us (H100) or by
-            `linvit bench attention --kernel`, and else torch.
+            "auto" in bfloat16 the kernel that was measured to be the quickest on such a card (H100), and else torch.
         **optimisation: Arguments of `linvit.tasks.optimisation.Optimisation`.
 
     Attributes:

@@ -184,7 +184,7 @@ def test_ctrl_c_keeps_what_is_measured(tmp_path, monkeypatch, capsys):
         (["attention", "--cpu_time", "--threads=2"], "add --threads 1"),
         (["attention", "--batch=0"], "--batch must be a whole number at least 1; got 0"),
         (["attention", "--dim=10", "--heads=3", "linear"], "10 is not divisible|dim 10"),
-        (["atention"], r"linvit bench measures data, attention, backbone; got 'atention'. Did you mean 'attention'\?"),
+        (["atention"], r"linvit bench measures attention, backbone; got 'atention'. Did you mean 'attention'\?"),
     ],
     ids=str,
 )

@@ -50,20 +50,11 @@ def test_a_kernel_with_gradients_that_are_not_numbers_is_not_measured(monkeypatc
         Runner(*builders.mechanism("linear", 16, 2, settings, (4, 4)), settings, "broken")
 
 
-@pytest.mark.parametrize(
-    ("dtype", "width", "recorded"),
-    [(torch.bfloat16, 64, 1.5), (torch.bfloat16, 128, None), (torch.float32, 64, None)],
-)
-def test_what_auto_goes_by_is_recorded_at_the_least_favourable_size(monkeypatch, tmp_path, dtype, width, recorded):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a card")
+def test_kernels_are_compared_at_the_least_favourable_size():
     seconds = {("eager", 14): 4.0, ("triton", 14): 1.0, ("eager", 28): 3.0, ("triton", 28): 2.0}
     costs = [
         Cost("linear", (side, side), mode, seconds={"forward_backward": Timing((time,))})
         for (mode, side), time in seconds.items()
     ]
-    said = builders.record_kernels(costs, ["linear"], Settings("cuda", dtype, modes=("eager", "triton")), width)
-    assert "LinearAttention 1.50" in said
-    own = {"a card": {"triton": {"linvit.attention.linear.LinearAttention": recorded}}} if recorded else {}
-    assert choice._own() == own
-    choice.findings.cache_clear()
+    said = builders.kernel_ratios(costs, ["linear"], Settings("cuda", modes=("eager", "triton")))
+    assert said == "torch / triton, at the least favourable size: linear 1.50"

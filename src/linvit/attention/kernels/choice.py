@@ -6,10 +6,7 @@ entry-point group `linvit.attention_kernels`, or registers it by `linvit.registe
 
 import functools
 import importlib.util
-import json
-import os
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -48,7 +45,7 @@ def with_kernel(core: Callable[[Any, Tensor, Tensor, Tensor, "Grid"], Tensor]) -
     """Decorates a method `(self, q, k, v, grid) -> o` of a mechanism that has a `formula(q, k, grid)` of it.
 
     Its attribute `attention_kernel` names the kernel ("triton"), or chooses the method itself ("torch") or what was
-    measured to be quickest on such a GPU ("auto"), by us or by `linvit bench attention --kernel`. "auto" is the method
+    measured to be quickest on such a GPU ("auto"), in the table `MEASURED`. "auto" is the method
     where nothing was measured: compiled, for wider heads, and in other precisions than bfloat16.
     A subclass that computes the same must name its own `formula`: it is not inherited.
     """
@@ -131,51 +128,12 @@ def _chosen(mechanism: "Attention", q: Tensor, v: Tensor) -> str | None:
 
 
 def mechanism_name(mechanism: Callable[..., Any]) -> str:
-    """The class, as findings name it."""
+    """Returns the class, as `MEASURED` names it."""
     return f"{mechanism.__module__}.{mechanism.__qualname__}"
 
 
 def _quickest(mechanism: str, device: int) -> str | None:
     """The kernel of a mechanism that was found to be the quickest on such a device; None if that are torch's."""
-    found = findings().get(torch.cuda.get_device_name(device), {})
+    found = MEASURED.get(torch.cuda.get_device_name(device), {})
     ratio, kernel = max(((own.get(mechanism, 0), kernel) for kernel, own in found.items()), default=(0, ""))
     return kernel if ratio > 1 else None
-
-
-def _file() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "linvit" / "attention_kernels.json"
-
-
-@functools.cache
-def findings() -> Findings:
-    """What is known of the kernels that there are: `MEASURED`, and before it what was measured on this machine."""
-    known = MEASURED, _own()
-    return {
-        device: {
-            kernel: {name: ratio for one in known for name, ratio in one.get(device, {}).get(kernel, {}).items()}
-            for kernel in kernel_names()
-        }
-        for device in {**known[0], **known[1]}
-    }
-
-
-def _own() -> dict[str, dict[str, dict[str, float]]]:
-    try:
-        known = json.loads(_file().read_text(encoding="utf-8"))
-        return {
-            device: {kernel: {name: float(ratio) for name, ratio in own.items()} for kernel, own in found.items()}
-            for device, found in known.items()
-        }
-    except (OSError, ValueError, TypeError, AttributeError):  # a file that others have changed
-        return {}
-
-
-def add_findings(device: str, kernel: str, ratios: Mapping[str, float]) -> Path:
-    """Writes measurements of a kernel for a device; returns the file."""
-    known = _own()
-    known.setdefault(device, {}).setdefault(kernel, {}).update(ratios)
-    path = _file()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(known, indent=1, sort_keys=True), encoding="utf-8")
-    findings.cache_clear()
-    return path

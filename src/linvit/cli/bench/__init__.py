@@ -1,17 +1,16 @@
-"""`linvit bench`: how fast images are loaded, and what mechanisms and backbones cost."""
+"""`linvit bench`: what mechanisms and backbones cost."""
 
 from linvit.errors import UserError, did_you_mean
 
 HELP = """linvit bench: how fast, and in how much memory?
 
-usage: linvit bench data [FOLDER]          loading images, beside timm's loader
-       linvit bench attention [NAMES...]   mechanisms over the number of tokens,
+usage: linvit bench attention [NAMES...]   mechanisms over the number of tokens,
                                            beside softmax attention
        linvit bench backbone [NAMES...]    whole backbones over the image size
 
 `linvit bench attention --help` explains one of them.
 """
-WHAT = ("data", "attention", "backbone")
+WHAT = ("attention", "backbone")
 
 
 def main(argv: list[str]) -> int:
@@ -22,6 +21,6 @@ def main(argv: list[str]) -> int:
         return 0
     if what not in WHAT:
         raise UserError(f"linvit bench measures {', '.join(WHAT)}; got '{what}'.{did_you_mean(what, WHAT)}")
-    from linvit.cli.bench import costs, data
+    from linvit.cli.bench import costs
 
-    return {"data": data.main, "attention": costs.attention, "backbone": costs.backbone}[what](argv[1:])
+    return {"attention": costs.attention, "backbone": costs.backbone}[what](argv[1:])

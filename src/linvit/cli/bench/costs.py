@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from linvit.analysis.roofline import GPUS
 from linvit.attention.kernels.choice import kernel_names
 from linvit.attention.kernels.formula import INTERPRETED
 from linvit.cli.spec import read_spec, read_value, usable_device
@@ -45,7 +44,7 @@ MODES: dict[str, tuple[Mode, str]] = {
 }
 KERNEL = (
     "beside each module the same with attention_kernel=triton, and by kernels of other packages, where it has one, "
-    "after a check of its values; what a GPU finds of an attention is recorded for attention_kernel=auto"
+    "after a check of its values; attention_kernel=triton uses them"
 )
 ATTENTION = """examples:
   linvit bench attention                     all mechanisms up to 3,136 tokens:
@@ -84,15 +83,6 @@ are those of linvit bench attention, over the image size; the crossover is with
 the first backbone. accuracy.svg shows ImageNet-1K top-1 as published by the
 authors (linvit measured none of it) over the time measured here.
 """
-PREDICTION = (
-    "Forward + backward by torch's operators, for most of which it launches one kernel. GB: of the tensors that they "
-    "read and write. GFLOP: of products. ms on a GPU are PREDICTED, not measured: what these take at least at the "
-    "peaks of its data sheet in bfloat16, without what starting an operator costs:",
-    *(
-        f"{name}: {gpu.flops / 1e12:g} TFLOP/s, {gpu.bandwidth / 1e12:g} TB/s ({gpu.source})"
-        for name, gpu in GPUS.items()
-    ),
-)
 
 
 def attention(argv: list[str]) -> int:
@@ -102,8 +92,6 @@ def attention(argv: list[str]) -> int:
     parser.add_argument("--dim", type=int, default=96, help="channels over all heads (%(default)s, as in Swin-T)")
     parser.add_argument("--heads", type=int, default=3, help="heads (%(default)s)")
     parser.add_argument("--layer", action="store_true", help="with the projections of the layer around it")
-    counts = "measure nothing: count operators, bytes and FLOPs, and predict the least time on several GPUs"
-    parser.add_argument("--roofline", action="store_true", help=counts)
     args = parser.parse_intermixed_args(argv)
     check_number("--dim", args.dim, at_least=1, whole=True)
     check_number("--heads", args.heads, at_least=1, whole=True)
@@ -113,16 +101,12 @@ def attention(argv: list[str]) -> int:
     modules = {
         name: partial(build, spec, args.dim, args.heads, settings) for name, spec in (named | dict(BASELINES)).items()
     }
-    if args.roofline:
-        rows = builders.roofline(modules, grids, settings)
-        print("\n".join([*(reflow(line) for line in PREDICTION), "", *_aligned(rows)]))
-        return 0
     what = f"{'attention layers' if args.layer else 'mechanisms alone'}, {args.dim} channels, {args.heads} heads"
     about: Any = {"title": "Attention", "axis": "tokens N", "baselines": list(BASELINES)}
     report = _measured(args, what, modules, grids, settings, **about)
     code = _finish(report, args.output)
     if settings.kernels:
-        print(reflow(builders.record_kernels(report.costs, specs, settings, args.dim // args.heads)))
+        print(reflow(builders.kernel_ratios(report.costs, specs, settings)))
     return code
 
 

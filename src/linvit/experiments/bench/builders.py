@@ -9,14 +9,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from linvit.analysis.operations import make_inputs
-from linvit.analysis.roofline import GPUS, Operators, least_seconds
 from linvit.attention.base import Attention, Grid
-from linvit.attention.kernels.choice import WIDEST_MEASURED, add_findings, mechanism_name, set_attention_kernel
 from linvit.backbones.create import create_backbone
 from linvit.errors import UserError
 from linvit.experiments.bench.costs import Cost
 from linvit.experiments.bench.report import CostReport
-from linvit.experiments.bench.runner import Build, Built, Mode, Runner, Settings
+from linvit.experiments.bench.runner import Built, Settings
 from linvit.experiments.plots import Axis, Series, line_plot
 from linvit.layers.attention_layer import AttentionLayer
 from linvit.model_info import model_info
@@ -90,60 +88,20 @@ def backbone_label(spec: Spec) -> str:
     return f"timm {options['model']}" if name == "timm" and set(options) == {"model"} else spec_label(spec)
 
 
-def record_kernels(costs: Sequence[Cost], specs: Sequence[Spec], settings: Settings, width: int) -> str:
-    """Has `attention_kernel: auto` choose on such a GPU by these costs of heads of a width, at the worst size.
-
-    Returns what was found.
-    """
+def kernel_ratios(costs: Sequence[Cost], specs: Sequence[Spec], settings: Settings) -> str:
+    """Returns torch's time over a kernel's by mechanism, at the least favourable size, in words."""
     at = {(cost.name, cost.mode, cost.size): cost.seconds.get(settings.passes[-1]) for cost in costs}
-    found: dict[str, dict[str, float]] = {kernel: {} for kernel in settings.kernels}
-    for spec in specs:
-        name = mechanism_name(attentions.get(spec if isinstance(spec, str) else spec["name"]))
-        for (label, mode, size), quick in at.items():
-            slow = at.get((label, "eager", size))
-            if label == spec_label(spec) and mode in found and slow is not None and quick is not None:
-                found[mode][name] = min(found[mode].get(name, math.inf), slow.over(quick))
-    chosen = settings.dtype == torch.bfloat16 and width <= WIDEST_MEASURED  # where "auto" goes by it
-    recorded = torch.device(settings.device).type == "cuda" and chosen
     said = []
-    for kernel, ratios in found.items():
-        each = ", ".join(f"{name.rpartition('.')[2]} {ratio:.2f}" for name, ratio in ratios.items())
+    for kernel in settings.kernels:
+        ratios = dict[str, float]()
+        for name in map(spec_label, specs):
+            for size in {cost.size for cost in costs}:
+                slow, quick = at.get((name, "eager", size)), at.get((name, kernel, size))
+                if slow is not None and quick is not None:
+                    ratios[name] = min(ratios.get(name, math.inf), slow.over(quick))
+        each = ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items())
         said.append(f"torch / {kernel}, at the least favourable size: {each or 'nothing measured'}")
-        if ratios and recorded:
-            path = add_findings(torch.cuda.get_device_name(settings.device), kernel, ratios)
-            said.append(f"recorded for attention_kernel=auto in {path}")
-    if not recorded:
-        said.append(
-            f"not recorded, which needs a GPU, --dtype bfloat16, and heads of at most {WIDEST_MEASURED} channels"
-        )
     return "; ".join(said)
-
-
-def roofline(builders: Mapping[str, Build], grids: Sequence[tuple[int, int]], settings: Settings) -> list[list[str]]:
-    """Counts the operators of mechanisms and of torch's SDPA, forward + backward, and predicts their least times.
-
-    A GPU chooses other operators than a CPU, so there is no counting without one.
-    """
-    if torch.device(settings.device).type != "cuda":
-        raise UserError("--roofline counts the operators that torch chooses for a GPU: add --device cuda")
-    rows = [["", "tokens", "operators", "GB", "GFLOP", *(f"{name} ms" for name in GPUS)]]
-    mode: Mode = "no recompute" if "no recompute" in settings.modes else "eager"
-    for name, build in builders.items():
-        for grid in grids if name != "naive softmax" else ():
-            runner = Runner(*build(grid), settings, mode)
-            set_attention_kernel(runner.trained, "torch")  # whose operators can be counted
-            runner.forward_backward()
-            with Operators() as there:
-                out = runner.training_forward()
-            with Operators() as back:
-                out.backward(runner.gradient)
-            both = there.called, back.called
-            figures = [[sum(one.bytes for one in own) / 1e9 for own in both]]
-            figures.append([sum(one.flops for one in own) / 1e9 for own in both])
-            figures += [[1e3 * least_seconds(own, gpu) for own in both] for gpu in GPUS.values()]
-            counts = " + ".join(str(len(own)) for own in both)
-            rows.append([name, f"{grid[0] * grid[1]:,}", counts, *(f"{a:.3g} + {b:.3g}" for a, b in figures)])
-    return rows
 
 
 def accuracy_plot(report: CostReport) -> dict[str, str]:

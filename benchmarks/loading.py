@@ -1,4 +1,11 @@
-"""`linvit bench data`: how fast images are loaded, beside timm's loader."""
+"""How fast images are loaded, beside timm's loader.
+
+    python benchmarks/loading.py path/to/folder             # with DeiT's augmentation at 224x224
+    python benchmarks/loading.py path/to/folder --config imagenet/swin_tiny
+
+"images/s per core" is the number of images divided by the CPU seconds of one thread that decodes, augments and collates
+them to 8-bit batches. Whether training waits for its images says data_wait in the curves of a run.
+"""
 
 import argparse
 import statistics
@@ -16,40 +23,28 @@ from linvit.data import ClassificationData
 from linvit.data.transforms.classification import Augmentation, TrainTransform
 from linvit.errors import UserError, check_number
 from linvit.runs.run import Run
-from linvit.terminal import argument_parser
 
 RECIPE = Augmentation(auto_augment="rand-m9-mstd0.5-inc1", random_erasing=0.25)
-EPILOG = """examples:
-  linvit bench data path/to/folder    linvit's loader and timm's, with DeiT's
-                                      augmentation at 224x224
-  linvit bench data path/to/folder --config imagenet/swin_tiny
-                                      with the augmentation of a configuration
-
-"images/s per core" is the number of images divided by the CPU seconds of one
-thread that decodes, augments and collates them to 8-bit batches. Whether
-training waits for its images says data_wait in the curves of a run.
-"""
 
 
-def main(argv: list[str]) -> int:
-    """Runs `linvit bench data`; prints the rates and returns 0."""
-    parser = argument_parser("linvit bench data", __doc__, EPILOG)
+def main(argv: list[str] | None = None) -> None:
+    """Prints the rates."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", nargs="?", help="the images; the configuration's if left out")
     parser.add_argument("--config", metavar="CONFIG", help="configuration whose data is measured")
     parser.add_argument("--images", type=int, default=512, help="images per round and loader (%(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="rounds; loaders take turns (%(default)s)")
-    args = parser.parse_intermixed_args(argv)  # linvit bench data --images 64 FOLDER
+    args = parser.parse_intermixed_args(argv)  # --images 64 FOLDER
     check_number("--images", args.images, at_least=1, whole=True)
     check_number("--rounds", args.rounds, at_least=1, whole=True)
     if args.source is None and args.config is None:
-        raise UserError("linvit bench data needs images: linvit bench data FOLDER, or --config FILE")
+        parser.error("name the images: FOLDER, or --config FILE")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         _measure(args)
     finally:
         torch.set_num_threads(threads)
-    return 0
 
 
 def _measure(args: argparse.Namespace) -> None:
@@ -102,7 +97,7 @@ def _timm_loader(data: ClassificationData, given: Any) -> Any:
     if policy and policy.startswith("rand") and "mmax" not in policy:
         policy += "-mmax9"  # at magnitude 10 timm posterizes to 0 bits, which Pillow 13 refuses
     return create_loader(
-        ImageDataset(str(Path(data.source, "train"))),  # type: ignore[no-untyped-call]
+        ImageDataset(str(Path(data.source, "train"))),
         input_size=(3, *data.size),
         batch_size=data.batch_size,
         is_training=True,
@@ -128,3 +123,7 @@ def rate(loader: Any, images: int) -> float:
         if count >= images:
             break
     return count / (time.thread_time() - started)
+
+
+if __name__ == "__main__":
+    main()
