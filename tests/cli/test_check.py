@@ -68,7 +68,7 @@ def test_a_failure_is_exit_code_1_and_names_its_line(mine, capsys, arguments):
 
 
 def test_an_exit_in_a_mechanism_is_a_failure_with_a_report(capsys):
-    assert main(["tests.testing.wrong_behaviour:ExitsInForward", "--quick"]) == 1
+    assert main(["tests.testing.wrong:ExitsInForward", "--quick"]) == 1
     out = capsys.readouterr().out
     assert failures(out) == ["declarations"]
     assert "SystemExit: no licence" in out

@@ -31,6 +31,7 @@ from linvit.attention.kernels.choice import MEASURED
 from linvit.tasks.execution import keep_attention_features
 from linvit.testing.attention import precision
 from linvit.testing.attention.inputs import AttentionSubject
+from tests.bfloat16 import bfloat16_stays, root_mean_square
 from tests.null_cuda.device import HERE, Calls, build, missing, run
 
 BATCH, SIDE, DIM, HEADS = 64, 56, 96, 3
@@ -110,14 +111,14 @@ def count(names: list[str], shown: bool, recompute: bool, kernel: bool) -> None:
 def errors(name: str) -> tuple[float, float]:
     """Relative errors of output and worst gradient against float64 in what a GPU leaves in bfloat16, here on a CPU."""
     run_at = precision.run_at(AttentionSubject(name, DIM, HEADS, True), precision.PRECISIONS[3], 28, torch.clone)
-    return precision._root_mean_square(run_at)
+    return root_mean_square(run_at)
 
 
 def with_counts(text: str, counted: str) -> str:
     """The text of docs/gpu.md with the rows of its table that were counted, and with their errors."""
     figures = r"\| ([\w ]+) \| (\d+) \| (\d+) \| ([\d.]+) \| ([\d.]+)"
     rows = {name: found for name, *found in re.findall(figures, counted)}
-    with precision._bfloat16_stays():
+    with bfloat16_stays():
         kernel = errors("softmax")
 
     def replaced(row: re.Match[str]) -> str:
@@ -130,7 +131,7 @@ def with_counts(text: str, counted: str) -> str:
         launches, moved = (int(up) + int(down)) / sum(old[:2]), (float(there) + float(back)) / sum(old[2:])
         error = ""
         if tick and name != "softmax":
-            with precision._bfloat16_stays():
+            with bfloat16_stays():
                 own = errors(name)
             if own != errors(name):  # without bfloat16
                 error = " / ".join(f"{a / b:.1f}" for a, b in zip(own, kernel, strict=True))

@@ -7,12 +7,11 @@ import torch
 
 import linvit
 from linvit.testing import Verdict, check_attention
-from linvit.testing.attention.check import CONTRACT
 from linvit.testing.attention.inputs import AttentionSubject
 from linvit.testing.attention.precision import PRECISIONS, numerics
 from linvit.testing.attention.shape import shape
-from tests.testing import wrong, wrong_declarations
-from tests.testing.helpers import attention_lines, clauses, verdicts
+from tests.testing import wrong
+from tests.testing.helpers import attention_lines, verdicts
 
 PLUGIN = Path(__file__).parent.parent / "plugin" / "linvit-cosine"
 
@@ -21,14 +20,7 @@ def test_a_third_partys_ten_lines_pass_and_declare_nothing(monkeypatch: pytest.M
     monkeypatch.syspath_prepend(PLUGIN)
     report = check_attention("linvit_cosine:Cosine", quick=True)
     assert report.passed, f"\n{report}"
-    assert verdicts(report, Verdict.UNDECLARED) == {
-        "factors",
-        "matrix parts",
-        "order of tokens",
-        "channel matrix",
-        "rank",
-        "growth of work",
-    }
+    assert verdicts(report, Verdict.UNDECLARED) == {"factors", "order of tokens", "growth of work"}
     assert "operations ~ N^1.00" in report["growth of work"].note
 
 
@@ -62,13 +54,13 @@ def test_a_crash_in_the_constructor_is_a_failure() -> None:
     ],
 )
 def test_a_constructor_that_hosts_cannot_call(name: str, words: str) -> None:
-    report = check_attention(getattr(wrong_declarations, name), quick=True)
+    report = check_attention(getattr(wrong, name), quick=True)
     assert [line.name for line in report.lines] == report.failures == ["constructor"]
     assert report["constructor"].note == words
 
 
 def test_an_option_without_a_default_is_for_the_spec_to_set() -> None:
-    spec = {"name": "tests.testing.wrong_declarations:NeedsAnOption", "width": 2}
+    spec = {"name": "tests.testing.wrong:NeedsAnOption", "width": 2}
     (line,) = attention_lines(spec, {"constructor"})
     assert line.verdict is Verdict.PASS
 
@@ -105,10 +97,6 @@ def test_ctrl_c_is_the_users() -> None:
         attention_lines(Interrupted, {"shape and dtype"})
 
 
-def test_a_quick_run_leaves_out_the_compiler() -> None:
-    assert clauses(CONTRACT, lambda check: not check.quick) == ["torch.compile", "torch.export", "onnx"]
-
-
 @pytest.mark.parametrize("spec", ["enhanced_linear", {"name": "linear", "feature_map": "relu"}], ids=str)
 def test_an_ill_conditioned_mechanism_passes(spec: object) -> None:
     """A normaliser of ReLUs comes near 0, where float64 itself moves by as much when its inputs are rounded."""
@@ -119,6 +107,4 @@ def test_an_ill_conditioned_mechanism_passes(spec: object) -> None:
 
 def test_a_gradient_that_cancels_to_nothing_has_no_digits_to_compare() -> None:
     """Distances of 64 channels are so large that the landmarks' kernel is the identity but for 1e-8."""
-    subject = AttentionSubject("soft_norm", 64, 1, quick=True)
-    for precision in PRECISIONS:
-        assert numerics(precision)(subject)
+    assert numerics(PRECISIONS[0])(AttentionSubject("soft_norm", 64, 1, quick=True))

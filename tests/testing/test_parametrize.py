@@ -10,7 +10,7 @@ import linvit.testing
 from linvit.testing import parametrize_with_checks
 from linvit.testing.attention.check import CONTRACT
 from linvit.testing.backbone.check import CONTRACT as BACKBONE
-from tests.testing import wrong, wrong_backbones, wrong_declarations
+from tests.testing import wrong, wrong_backbones
 from tests.testing.helpers import clauses
 
 LINEAR = {"name": "linear", "feature_map": "relu"}
@@ -30,11 +30,10 @@ def test_one_case_per_spec_and_clause_that_can_fail() -> None:
     judged = clauses(CONTRACT)
     assert len(found) == 4 * len(judged)
     assert {"focused-gradients", "linear,feature_map=relu-shape-and-dtype", "Sound-numerics-float16"} <= found.keys()
-    assert "tests.testing.wrong:Sound-rank" in found
-    full = cases(["focused"])
-    assert full.keys() - found.keys() == {"focused-torch.compile", "focused-torch.export", "focused-onnx"}
-    backbones = cases([wrong_backbones.Sound], kind="backbone", quick=True)
+    assert "tests.testing.wrong:Sound-factors" in found
+    backbones, full = (cases([wrong_backbones.Sound], kind="backbone", quick=quick) for quick in (True, False))
     assert len(backbones) == len(clauses(BACKBONE))
+    assert full.keys() - backbones.keys() == {"Sound-torch.compile", "Sound-torch.export", "Sound-onnx"}
 
 
 def test_a_clause_that_holds_passes_and_one_that_does_not_is_an_assertion_error_with_its_cause() -> None:
@@ -49,16 +48,19 @@ def test_a_clause_that_holds_passes_and_one_that_does_not_is_an_assertion_error_
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [("Sound-position-bias", "not supported: takes_bias is False"), ("HasNoMatrix-rank", "not declared: no atten")],
+    [
+        ("Sound-position-bias", "not supported: takes_bias is False"),
+        ("Sound-order-of-tokens", "not declared: equivariant is False"),
+    ],
 )
 def test_a_clause_that_is_not_declared_or_not_supported_is_skipped_with_its_reason(name: str, reason: str) -> None:
-    found = cases([wrong.Sound, wrong_declarations.HasNoMatrix], quick=True)
+    found = cases([wrong.Sound], quick=True)
     with pytest.raises(pytest.skip.Exception, match=f"^{reason}"):
         found[name]()
 
 
 def test_after_declarations_that_cannot_be_read_the_other_clauses_are_skipped() -> None:
-    found = cases([wrong_declarations.FlagInWords], quick=True)
+    found = cases([wrong.FlagInWords], quick=True)
     found["FlagInWords-constructor"]()
     with pytest.raises(AssertionError, match=r"^declarations: takes_bias must be True or False"):
         found["FlagInWords-declarations"]()

@@ -1,12 +1,10 @@
 """One sound backbone, and one for each way of being wrong that changes a single thing in it."""
 
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from linvit import AttentionLayer, Grid, UserError
 from linvit.backbones.base import Backbone
@@ -58,21 +56,24 @@ class Sound(Backbone):
         return {"stages.0.pos_embed", "stages.1.pos_embed"}
 
 
-class Crashes(Sound):
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        raise RuntimeError("out of luck\nand more")
+def changed(**members: Any) -> Any:
+    """A class with other members; its name is that of the variable of this module."""
+    return type("", (Sound,), {"__module__": __name__, **members})
 
 
-class Exits(Sound):
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        sys.exit(0)
+def with_images(change: Callable[[Tensor], Tensor]) -> Any:
+    """One that does something to its images first."""
+    return changed(forward_levels=lambda self, x, *args, **own: Sound.forward_levels(self, change(x), *args, **own))
 
 
-class ExitsWhenPruned(Sound):
-    def prune_intermediate_layers(self, *args: Any, **kwargs: Any) -> Any:
-        sys.exit(0)
+def with_stages(change: Callable[[Tensor, Grid], tuple[Tensor, Grid]]) -> Any:
+    """One with other tokens, or another grid, behind each stage."""
+    return changed(stage=type("", (Stage,), {"forward": lambda self, x: change(*Stage.forward(self, x))}))
+
+
+def with_head(change: Callable[[Tensor], Tensor]) -> Any:
+    """One that does something to its logits or pooled features."""
+    return changed(forward_head=lambda self, x, pre_logits=False: change(Sound.forward_head(self, x, pre_logits)))
 
 
 class Plain(nn.Module):
@@ -96,362 +97,11 @@ class PlainWithoutSize(Plain):
         super().__init__(in_chans)
 
 
-class TakesNoImageSize(Sound):
-    def __init__(self, in_chans: int = 3, num_classes: int = 1000, drop_path_rate: float = 0.0) -> None:
-        super().__init__(in_chans, num_classes, drop_path_rate=drop_path_rate)
-
-
 class HundredClasses(Sound):
     def __init__(
         self, in_chans: int = 3, num_classes: int = 100, img_size: int = 96, drop_path_rate: float = 0.0
     ) -> None:
         super().__init__(in_chans, num_classes, img_size, drop_path_rate=drop_path_rate)
-
-
-class LiesAboutFeatures(Sound):
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.head_hidden_size = DIMS[0]
-
-
-class ReportsOtherClasses(Sound):
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.num_classes = 1000
-
-
-class ForwardIsAnother(Sound):
-    def forward(self, x: Tensor) -> Tensor:
-        return 1.001 * super().forward(x)
-
-
-class LiesAboutChannels(Sound):
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.feature_info[0]["num_chs"] = 24
-
-
-class LiesAboutReductions(Sound):
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.feature_info[0]["reduction"] = 2
-
-
-class CountsFromTheEnd(Sound):
-    """Index -1 is the first."""
-
-    def forward_intermediates(self, x: Tensor, indices: Any = None, **options: Any) -> Any:
-        return super().forward_intermediates(x, [0] if indices == [-1] else indices, **options)
-
-
-class PrunesNothing(Sound):
-    def prune_intermediate_layers(self, indices: Any = 1, prune_norm: bool = False, prune_head: bool = True) -> Any:
-        return list(range(len(self.stages)))[indices:] if isinstance(indices, int) else list(indices)
-
-
-class PrunesTooMuch(Sound):
-    def prune_intermediate_layers(self, indices: Any = 1, prune_norm: bool = False, prune_head: bool = True) -> Any:
-        take = super().prune_intermediate_layers(indices, prune_norm, prune_head)
-        if len(self.stages) == 1:
-            self.stages[0].blocks = self.stages[0].blocks[:-1]
-        return take
-
-
-class FixedSizeStage(Stage):
-    """Positions that are never interpolated."""
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Grid]:
-        x, size = self.embed(x)
-        grid = self.grid._replace(size=size)
-        return run_blocks(self.blocks, x + self.pos_embed, grid, self.grad_checkpointing and self.training), grid
-
-
-class FixedSize(Sound):
-    stage = FixedSizeStage
-
-
-class RefusesOthers(Sound):
-    """Sides that 8 does not divide are refused, with the size."""
-
-    def forward_levels(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if x.shape[-2] % 8 or x.shape[-1] % 8:
-            raise UserError(f"got an image of {x.shape[-2]}x{x.shape[-1]}; sides must be multiples of 8")
-        return super().forward_levels(x, *args, **kwargs)
-
-
-class RefusesInSilence(RefusesOthers):
-    """The same, without the size."""
-
-    def forward_levels(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return super().forward_levels(x, *args, **kwargs)
-        except UserError as error:
-            raise UserError("not this image") from error
-
-
-class CrashesAtOthers(RefusesOthers):
-    def forward_levels(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return super().forward_levels(x, *args, **kwargs)
-        except UserError as error:
-            raise RuntimeError("shape mismatch") from error
-
-
-class SquareStage(Stage):
-    """Recovers the grid by a square root."""
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Grid]:
-        tokens, grid = super().forward(x)
-        side = int(tokens.shape[1] ** 0.5)
-        return tokens, grid._replace(size=(side, side))
-
-
-class SquareOnly(Sound):
-    stage = SquareStage
-
-
-class SwappedStage(Stage):
-    """Height and width exchanged in the grid that leaves the stage."""
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Grid]:
-        tokens, grid = super().forward(x)
-        return tokens, grid._replace(size=grid.size[::-1])
-
-
-class Swapped(Sound):
-    stage = SwappedStage
-
-
-class MisplacingStage(Stage):
-    """Tokens in the order of columns, said to be in the order of rows."""
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Grid]:
-        tokens, grid = super().forward(x)
-        return grid.plane(tokens).mT.flatten(2).mT, grid
-
-
-class Misplaces(Sound):
-    stage = MisplacingStage
-
-
-class Symmetric(Sound):
-    """A square image and its transpose are one to it."""
-
-    def forward_levels(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        return super().forward_levels(x + x.mT if x.shape[-1] == x.shape[-2] else x, *args, **kwargs)
-
-
-class ColourOnly(Sound):
-    def __init__(self, in_chans: int = 3, *args: Any, **kwargs: Any) -> None:
-        super().__init__(3, *args, **kwargs)
-
-
-class KeepsItsHead(Sound):
-    """Only the number is changed."""
-
-    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        self.num_classes = num_classes
-
-
-class KeepsItsWeights(Sound):
-    """The same number of classes does not give a fresh head."""
-
-    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        if num_classes != self.num_classes:
-            super().reset_classifier(num_classes, global_pool)
-
-
-class IgnoresAttention(Sound):
-    def __init__(
-        self, in_chans: int = 3, num_classes: int = 1000, img_size: Any = 96, attention: Any = "softmax", **own: Any
-    ) -> None:
-        super().__init__(in_chans, num_classes, img_size, **own)
-
-
-class DropsInEvaluation(Sound):
-    def forward_features(self, x: Tensor) -> Tensor:
-        return F.dropout(super().forward_features(x), 1e-3)
-
-
-class Counts(Sound):
-    """A call in evaluation changes the state."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.register_buffer("calls", torch.zeros(()))
-
-    def forward_levels(self, *args: Any, **kwargs: Any) -> Any:
-        self.calls += 1
-        return super().forward_levels(*args, **kwargs)
-
-
-class WritesToItsImages(Sound):
-    def forward_levels(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        out = super().forward_levels(x, *args, **kwargs)
-        with torch.no_grad():
-            x.mul_(2)
-        return out
-
-
-class BatchCoupled(Sound):
-    """Images are scaled by the largest pixel of the batch."""
-
-    def forward_levels(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        return super().forward_levels(x / x.abs().amax(), *args, **kwargs)
-
-
-class ForgetsItsBuffer(Sound):
-    """Random numbers that the state dict does not have."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.register_buffer("gains", 1 + 0.1 * torch.randn(DIMS[-1]), persistent=False)
-
-    def pool(self, x: Tensor) -> Tensor:
-        return super().pool(x) * self.gains
-
-
-class KeepsALambda(Sound):
-    """No pickle."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.activation = lambda x: x
-
-
-class DeadParameter(Sound):
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.norm.unused = nn.Parameter(torch.ones(3))
-
-
-class DetachingStage(Stage):
-    """No gradient passes to what lies below."""
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Grid]:
-        return super().forward(x.detach())
-
-
-class Detaches(Sound):
-    stage = DetachingStage
-
-
-class CheckpointsNothing(Sound):
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        self.grad_checkpointing = enable
-
-
-class SkipsWhenCheckpointing(Sound):
-    """The final norm is forgotten."""
-
-    def forward_features(self, x: Tensor) -> Tensor:
-        return self.forward_levels(x)[0] if self.grad_checkpointing else super().forward_features(x)
-
-
-class DividesWhenCheckpointing(Sound):
-    """A gradient that is no number, behind others that are."""
-
-    def forward_features(self, x: Tensor) -> Tensor:
-        found: Tensor = super().forward_features(x)
-        weight = self.norm.weight
-        return found + 0 * (weight - weight.detach()).sqrt().sum() if self.grad_checkpointing else found
-
-
-class CheckpointsForever(Sound):
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        super().set_grad_checkpointing(True)
-
-
-class DroppingBlock(Block):
-    """Stochastic depth in evaluation, too."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.drop = kwargs.get("drop_path", args[3])
-
-    def forward(self, x: Tensor, grid: Grid) -> Tensor:
-        return x + (1 - self.drop) * (super().forward(x, grid) - x)
-
-
-class DropsAlways(Sound):
-    block = DroppingBlock
-
-
-class IgnoresDropPath(Sound):
-    def __init__(
-        self,
-        in_chans: int = 3,
-        num_classes: int = 1000,
-        img_size: Any = 96,
-        attention: Any = "softmax",
-        drop_path_rate: float = 0.0,
-    ) -> None:
-        super().__init__(in_chans, num_classes, img_size, attention)
-
-
-class NeedsTwoImages(Sound):
-    def forward_levels(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if self.training and len(x) == 1:
-            raise ValueError("expected more than 1 value per channel")
-        return super().forward_levels(x, *args, **kwargs)
-
-
-class SparesWhatIsNotThere(Sound):
-    def no_weight_decay(self) -> set[str]:
-        return {"pos_embed"}
-
-
-class FirstStageUngrouped(Sound):
-    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        return {"stem": r"^stages\.0\.embed", "blocks": [(r"^stages\.1\.blocks\.(\d+)", None), (r"^norm", (99999,))]}
-
-
-class OneGroup(Sound):
-    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        return {"all": r"^stages|norm|head"}
-
-
-class ReturnsFloat32(Sound):
-    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        return super().forward_head(x, pre_logits).float()
-
-
-class Cancels(Sound):
-    """Adds a large number and takes it away: float32 has no digits left."""
-
-    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        return super().forward_head(x, pre_logits) + 3e4 - 3e4
-
-
-class OverflowsInHalf(Sound):
-    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        return super().forward_head(x, pre_logits) * 2**20 / 2**20
-
-
-class BreaksUnderAutocast(Sound):
-    def forward_features(self, x: Tensor) -> Tensor:
-        return super().forward_features(x) / (0 if torch.is_autocast_enabled("cpu") else 1)
-
-
-class PlainTensor(Sound):
-    """Neither parameter nor buffer."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.mean = [torch.zeros(())]
-
-
-class InsistsOnTheProcessor(Sound):
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.register_buffer("mean", torch.zeros((), device="cpu"))
-
-
-class BreaksTheGraph(Sound):
-    """Python control flow on a number in a tensor."""
-
-    def forward_levels(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        return super().forward_levels(x if float(x.sum()) > 0 else x + 0, *args, **kwargs)
 
 
 class Optional(Sound):
@@ -469,3 +119,107 @@ class Optional(Sound):
         super().__init__(in_chans, num_classes, img_size, attention, drop_path_rate)
         if unused:
             self.norm.unused = nn.Parameter(torch.ones(3))
+
+
+class LiesAboutChannels(Sound):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.feature_info[0]["num_chs"] = 24
+
+
+class FixedSizeStage(Stage):
+    """Positions that are never interpolated."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Grid]:
+        x, size = self.embed(x)
+        grid = self.grid._replace(size=size)
+        return run_blocks(self.blocks, x + self.pos_embed, grid, self.grad_checkpointing and self.training), grid
+
+
+class KeepsItsWeights(Sound):
+    """The same number of classes does not give a fresh head."""
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        if num_classes != self.num_classes:
+            super().reset_classifier(num_classes, global_pool)
+
+
+class IgnoresAttention(Sound):
+    def __init__(
+        self, in_chans: int = 3, num_classes: int = 1000, img_size: Any = 96, attention: Any = "softmax", **own: Any
+    ) -> None:
+        super().__init__(in_chans, num_classes, img_size, **own)
+
+
+class DroppingBlock(Block):
+    """Stochastic depth in evaluation, too."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.drop = kwargs.get("drop_path", args[3])
+
+    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+        return x + (1 - self.drop) * (super().forward(x, grid) - x)
+
+
+class PlainTensor(Sound):
+    """Neither parameter nor buffer."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.mean = [torch.zeros(())]
+
+
+class InsistsOnTheProcessor(Sound):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.register_buffer("mean", torch.zeros((), device="cpu"))
+
+
+def divided_by_8(x: Tensor) -> Tensor:
+    """Refuses images with other sides, and names the size."""
+    if x.shape[-2] % 8 or x.shape[-1] % 8:
+        refuse(f"got an image of {x.shape[-2]}x{x.shape[-1]}; sides must be multiples of 8")
+    return x
+
+
+def refuse(words: str) -> Any:
+    raise UserError(words)
+
+
+ForwardIsAnother = changed(forward=lambda self, x: 1.001 * Sound.forward(self, x))
+CountsFromTheEnd = changed(
+    forward_intermediates=lambda self, x, indices=None, **own: Sound.forward_intermediates(
+        self, x, [0] if indices == [-1] else indices, **own
+    )
+)
+PrunesNothing = changed(prune_intermediate_layers=lambda self, indices, *args, **own: indices)
+FixedSize = changed(stage=FixedSizeStage)
+RefusesOthers = with_images(divided_by_8)
+RefusesInSilence = with_images(lambda x: x if x.shape[-1] % 8 == 0 else refuse("not this image"))
+Swapped = with_stages(lambda x, grid: (x, grid._replace(size=grid.size[::-1])))
+Misplaces = with_stages(lambda x, grid: (grid.plane(x).mT.flatten(2).mT, grid))  # in the order of columns
+Symmetric = with_images(lambda x: x + x.mT if x.shape[-1] == x.shape[-2] else x)
+CheckpointsNothing = changed(set_grad_checkpointing=lambda self, enable=True: None)
+CheckpointsForever = changed(set_grad_checkpointing=lambda self, enable=True: Sound.set_grad_checkpointing(self))
+SkipsWhenCheckpointing = changed(  # the final norm
+    forward_features=lambda self, x: (
+        self.forward_levels(x)[0] if self.stages[0].grad_checkpointing else Sound.forward_features(self, x)
+    )
+)
+DropsAlways = changed(block=DroppingBlock)
+IgnoresDropPath = changed(__init__=lambda self, *args, drop_path_rate=0.0, **own: Sound.__init__(self, *args, **own))
+SparesWhatIsNotThere = changed(no_weight_decay=lambda self: {"pos_embed"})
+FirstStageUngrouped = changed(
+    group_matcher=lambda self, coarse=False: {
+        "stem": r"^stages\.0\.embed",
+        "blocks": [(r"^stages\.1\.blocks\.(\d+)", None), (r"^norm", (99999,))],
+    }
+)
+ReturnsFloat32 = with_head(lambda x: x.float())
+Cancels = with_head(lambda x: x + 3e4 - 3e4)
+BreaksUnderAutocast = with_head(lambda x: x / (0 if torch.is_autocast_enabled("cpu") else 1))
+
+for name, found in list(vars().items()):
+    if isinstance(found, type) and not found.__name__:
+        found.__name__ = found.__qualname__ = name

@@ -11,15 +11,17 @@ from linvit.testing import check_attention, check_backbone
 from linvit.testing.report import Report
 
 EPILOG = """examples:
-  linvit check focused                       shapes, grids, numerics, rank, ...
-  linvit check focused --quick               in seconds: without torch.compile,
-                                             export, ONNX, the largest sizes
+  linvit check focused                       shapes, grids, numerics, ...
+  linvit check focused --quick               in seconds: without the largest
+                                             sizes
   linvit check '{name: focused, focusing_factor: 4}'
   linvit check my_package.my_module:MyAttention
                                              a class that is not registered, in
                                              this folder or installed
   linvit check                               every registered mechanism
-  linvit check --backbone swin_tiny --attention focused --img_size 32 --quick
+  linvit check --backbone deit_nano --attention focused --img_size 32
+                                             in a backbone: torch.compile,
+                                             export and ONNX, too
 
 exit code: 0 if nothing failed, 1 if something did. What a mechanism does not
 declare does not fail. In Python: linvit.testing.check_attention("focused"),
@@ -39,7 +41,7 @@ def main(argv: list[str]) -> int:
     one.add_argument("--backbone", metavar="NAME", help="check a backbone instead; written like a mechanism")
     parser.add_argument("--attention", metavar="SPEC", help="the backbone's attention: NAME, {name: ...}, or a list")
     parser.add_argument("--img_size", metavar="SIZE", help="images of the backbone: a side or [H, W] (default: 64)")
-    parser.add_argument("--quick", action="store_true", help="without torch.compile, export, ONNX, the largest sizes")
+    parser.add_argument("--quick", action="store_true", help="without the largest sizes, torch.compile, export, ONNX")
     parser.add_argument("--timeout", type=float, default=TIMEOUT, metavar="SECONDS", help="to import a plug-in (60)")
     args = parser.parse_args(argv)
     check_number("--timeout", args.timeout, above=0)

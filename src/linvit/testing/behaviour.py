@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from linvit.testing.compile import compiles, exports, onnx
 from linvit.testing.numbers import relative_error, trainable, worst
 from linvit.testing.report import Check, at, failed, judged, require
 from linvit.testing.subject import Given, Subject
@@ -146,8 +145,6 @@ def copies(subject: Subject) -> str:
 
 BATCH_INDEPENDENCE = Check("batch independence", batch_independence)
 COMMON = (Check("gradients", gradients), Check("determinism", determinism), Check("copies", copies))
-COMPILER = (Check("torch.compile", compiles, quick=False), Check("torch.export", exports, quick=False))
-ONNX = Check("onnx", onnx, quick=False)
 
 
 @torch.no_grad()

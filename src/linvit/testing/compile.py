@@ -1,25 +1,26 @@
-"""Compilation and export of an attention or a backbone."""
+"""Compilation and export of a backbone, with any attention."""
 
 import os
 import shutil
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from linvit.errors import UserError
+from linvit.testing.backbone.images import BackboneSubject, images
 from linvit.testing.numbers import EXACT, gradients_of, relative_error, trainable, worst
 from linvit.testing.onnx import in_onnxruntime, require, to_onnx
 from linvit.testing.report import at, judged, message, not_supported
-from linvit.testing.subject import Subject, sized
+from linvit.testing.subject import Size, sized
 
 ONNX_EXACT = 1e-5
 """The same for float32 in onnxruntime."""
 COMPILERS = ("g++", "clang++", "cl")
 
 
-def compiles(subject: Subject) -> str:
+def compiles(subject: BackboneSubject) -> str:
     """Checks `torch.compile(fullgraph=True)` against eager; a second size, with symbolic sizes, is only traced."""
     errors, note = {}, ""
     for backend, sizes, with_gradients in subject.compilations:
@@ -38,54 +39,49 @@ def has_compiler() -> bool:
 
 
 @torch.no_grad()
-def exports(subject: Subject) -> str:
+def exports(subject: BackboneSubject) -> str:
     """Checks that one exported program gives eager's outputs for any batch and size, or one that is declared."""
 
-    def export(model: nn.Module, planes: tuple[Tensor, ...], shapes: Any) -> Any:
-        return torch.export.export(model, planes, dynamic_shapes=shapes).module()
+    def export(model: nn.Module, x: Tensor, shapes: Any) -> Any:
+        return torch.export.export(model, (x,), dynamic_shapes=shapes).module()
 
     return _as_program(subject, export, torch.float64, EXACT)
 
 
 @torch.no_grad()
-def onnx(subject: Subject) -> str:
+def onnx(subject: BackboneSubject) -> str:
     """Checks that onnxruntime gives eager's outputs by one ONNX file, in float32; see `exports`."""
     try:
         require("onnx", "onnxscript", "onnxruntime")
     except UserError as error:
         raise not_supported(message(error)) from error
 
-    def export(model: nn.Module, planes: tuple[Tensor, ...], shapes: Any) -> Any:
-        run = in_onnxruntime(to_onnx(model.eval(), planes, shapes).SerializeToString())
-        return lambda *planes: run(*planes)[0]
+    def export(model: nn.Module, x: Tensor, shapes: Any) -> Any:
+        run = in_onnxruntime(to_onnx(model.eval(), (x,), shapes).SerializeToString())
+        return lambda x: run(x)[0]
 
     return _as_program(subject, export, torch.float32, ONNX_EXACT)
 
 
-def _as_program(subject: Subject, export: Callable[..., Any], dtype: torch.dtype, tolerance: float) -> str:
+def _as_program(subject: BackboneSubject, export: Callable[..., Any], dtype: torch.dtype, tolerance: float) -> str:
     model = subject.build(dtype=dtype)
     fixed = sorted({type(part).__name__ for part in model.modules() if not getattr(part, "exports_any_size", True)})
     refused = f"{', '.join(fixed)}: exports_any_size is False" if fixed else ""
     cases = subject.exported_sizes[: 1 if fixed else None]
-
-    def inputs(batch: int, size: Any) -> Any:
-        return subject.inputs(model, size, batch).map(lambda x: x.to(dtype))
-
     try:
         for batch, size in cases[1:]:
-            inputs(batch, size)(model)
+            model(images(size, batch=batch, dtype=dtype))
     except UserError as error:
         refused, cases = message(error), cases[:1]
     errors: dict[str, float] = {}
     program: Any = None
     for batch, size in cases:
-        given = inputs(batch, size)
-        planes = given.planes
+        x = images(size, batch=batch, dtype=dtype)
         if program is None:
-            free = [dict.fromkeys((0, *(x.ndim + i for i in given.spatial)), torch.export.Dim.DYNAMIC) for x in planes]
-            program = export(_OnPlanes(model, given), planes, (tuple(free),) if len(cases) > 1 else None)
+            free = dict.fromkeys((0, 2, 3), torch.export.Dim.DYNAMIC)
+            program = export(model, x, (free,) if len(cases) > 1 else None)
         with at(f"a batch of {batch}, {sized(size)}"):
-            errors[sized(size)] = relative_error(program(*planes), given(model))
+            errors[sized(size)] = relative_error(program(x), model(x))
     said = "exported and eager differ by " + ", ".join(f"{error:.0e} ({size})" for size, error in errors.items())
     judged(worst(errors.values()), said, tolerance)
     if refused:
@@ -93,38 +89,25 @@ def _as_program(subject: Subject, export: Callable[..., Any], dtype: torch.dtype
     return said
 
 
-class _OnPlanes(nn.Module):
-    """A model all of whose arguments are tensors; these say by their shapes what the size is."""
-
-    def __init__(self, model: nn.Module, given: Any) -> None:
-        super().__init__()
-        self.model = model
-        self.given = given
-
-    def forward(self, *planes: Tensor) -> Tensor:
-        return cast("Tensor", self.given.from_planes(planes)(self.model))
-
-
-def _compiled_error(subject: Subject, backend: str, sizes: tuple[Any, ...], with_gradients: bool) -> float:
-    """Returns the largest relative error of outputs and gradients over the sizes, all through one instance."""
+def _compiled_error(subject: BackboneSubject, backend: str, sizes: tuple[Size, ...], with_gradients: bool) -> float:
+    """Returns the largest relative error of logits and gradients over the sizes, all through one instance."""
     torch.compiler.reset()
     model = subject.build()
     compiled = torch.compile(model, fullgraph=True, backend=backend)
     errors = []
     for size in sizes:
         with at(f"{backend}, {sized(size)}"), torch.set_grad_enabled(with_gradients):
-            got, want = (_results(subject, run, model, size) for run in (compiled, model))
+            got, want = (_results(run, model, images(size)) for run in (compiled, model))
         errors += [relative_error(a, b) for a, b in zip(got, want, strict=True)]
     torch.compiler.reset()
     return worst(errors)
 
 
-def _results(subject: Subject, run: Any, model: Any, size: Any) -> list[Tensor]:
-    """Returns the output and, where gradients are on, the gradients of a random scalar of it."""
-    given = subject.inputs(model, size)
+def _results(run: Any, model: nn.Module, x: Tensor) -> list[Tensor]:
+    """Returns the logits and, where gradients are on, the gradients of a random scalar of them."""
     if not torch.is_grad_enabled():
-        return [given(run)]
-    given = given.map(lambda x: x.requires_grad_())
-    out = given(run)
-    found = gradients_of(out, {**given.named, **trainable(model)})
+        return [run(x)]
+    x.requires_grad_()
+    out = run(x)
+    found = gradients_of(out, {"images": x, **trainable(model)})
     return [out, *(x for x in found.values() if x is not None)]

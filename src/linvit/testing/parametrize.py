@@ -40,7 +40,7 @@ def parametrize_with_checks(
             "package.module:Class", classes, or functions that build a backbone. Nothing is imported or built before the
             first case of a spec runs.
         kind: Which contract: "attention" or "backbone".
-        quick: Leave out `torch.compile`, `torch.export`, ONNX and the largest sizes.
+        quick: Leave out the largest sizes and, of backbones, `torch.compile`, `torch.export` and ONNX.
         options: Of the checks: `dim` and `num_heads` of attentions, `attention` and `img_size` of backbones.
 
     Raises:

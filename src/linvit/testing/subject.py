@@ -20,9 +20,6 @@ Size = tuple[int, int]
 class Given:
     """The inputs of one call, such as images (B, 3, H, W): the distinct tensors by name, in the order of the call."""
 
-    spatial = (-2, -1)
-    """Dimensions of height and width in `planes`."""
-
     def __init__(self, **named: Tensor) -> None:
         self.named = named
 
@@ -40,15 +37,6 @@ class Given:
         copied.named = self.named | named
         return copied
 
-    @property
-    def planes(self) -> tuple[Tensor, ...]:
-        """The distinct tensors with their height and width."""
-        return tuple(self.named.values())
-
-    def from_planes(self, planes: tuple[Tensor, ...]) -> Self:
-        """Returns inputs of other planes."""
-        return self.replace(**dict(zip(self.named, planes, strict=True)))
-
 
 class Subject(abc.ABC):
     """An attention or backbone under test: instances with changed initial values, and what shared clauses ask."""
@@ -61,8 +49,6 @@ class Subject(abc.ABC):
     base = "linvit.Attention"  # which has all of these
     picklable = True
     independent_in_training = False  # whether a sample's output in training, too, is that of the sample alone
-    compilations: tuple[tuple[str, tuple[Any, ...], bool], ...] = ()  # backend, sizes, whether gradients are compared
-    exported_sizes: tuple[tuple[int, Any], ...] = ()  # numbers of samples, and sizes; the first is exported
 
     def __init__(self, spec: Any, registry: Registry, quick: bool) -> None:
         self.spec, self.quick, self._registry = spec, quick, registry

@@ -18,8 +18,8 @@ from linvit.testing.report import Check, Contract, Report, at, failed, message, 
 
 PROJECTIONS = ("qkv", "qv", "kv", "qk")
 FLAGS = (
-    *("narrow_keys", "fewer_keys", "takes_bias", "takes_input", "channelwise", "linear_in_values", "matrix_is_exact"),
-    *("rotary", "equivariant", "exports_any_size"),
+    *("fewer_keys", "takes_bias", "takes_input", "channelwise", "linear_in_values", "matrix_is_exact", "rotary"),
+    *("equivariant", "exports_any_size"),
 )
 
 
@@ -62,9 +62,6 @@ def _check_results(mechanism: Attention) -> None:
     with at("forward"):
         out = given(mechanism)
     _check(isinstance(out, Tensor), "what forward returns", "one tensor (B, h, N, out_dim / h)", out)
-    with at("rank_bound(grid)"):
-        bound = mechanism.rank_bound(NOMINAL)
-    check_number("rank_bound(grid)", bound, at_least=1, whole=True)
     with at("factors(q, k, grid)"):
         factors = mechanism.factors(given["q"], given["k"], NOMINAL)
     pair = isinstance(factors, tuple) and len(factors) == 2 and all(isinstance(factor, Tensor) for factor in factors)
@@ -112,7 +109,6 @@ TAKE_THE_SIZE = "it works at 14x14, so take the size from grid and not from the 
 FOLLOW = "take all sizes from the grid of the call, or refuse it by a linvit.UserError that names it, as 7x9"
 HALF = "run the delicate part in float32: decorate forward, or a method (self, q, k, v), with @linvit.full_precision"
 AS_MANY = "if keys must be as many as queries, declare fewer_keys = False"
-AS_WIDE = "if keys must be as wide as values, declare narrow_keys = False"
 
 
 def _numerics(one: precision.Precision) -> Check:
@@ -132,24 +128,16 @@ CONTRACT = Contract(
         Check("resizes its tables", shape.resizes_its_tables, refusable=True),
         Check("prefix tokens", host.prefix_tokens, refusable=True),
         Check("spatial reduction", host.spatial_reduction, advice=AS_MANY, refusable=True),
-        Check("narrow keys", host.narrow_keys, advice=AS_WIDE, refusable=True),
         Check("attention layer", host.attention_layer),
         Check("position bias", host.position_bias),
         Check("masked keys", host.masked_keys),
         behaviour.BATCH_INDEPENDENCE,
         *behaviour.COMMON,
         Check("order of tokens", shape.order_of_tokens, advice="declare equivariant = False"),
-        Check("NaN propagates", shape.nan_propagates),
         Check("equivalent matrix", matrix.equivalent_matrix),
         Check("factors", matrix.factors),
-        Check("matrix parts", matrix.matrix_parts),
-        Check("channel matrix", matrix.channel_matrix),
-        Check("rank", matrix.rank_bound),
         *map(_numerics, precision.PRECISIONS),
-        Check("numerics, kept in bfloat16", precision.kept_in_bfloat16),
         Check("growth of work", growth_of_work, refusable=True),
-        *behaviour.COMPILER,
-        behaviour.ONNX,
     ),
 )
 
@@ -166,7 +154,7 @@ def check_attention(
 
     Args:
         spec_or_class: A registered name, `{name: ..., option: value}`, "package.module:Class", or the class itself.
-        quick: Leave out `torch.compile`, `torch.export`, ONNX and the largest numbers of tokens.
+        quick: Leave out the largest numbers of tokens.
         dim: Channels C of the instances.
         num_heads: Their heads h.
 

@@ -11,7 +11,7 @@ from linvit.layers.spatial_reduction import reducible
 from linvit.testing.attention.inputs import NOMINAL, AttentionSubject, Inputs, inputs
 from linvit.testing.attention.shape import check_output
 from linvit.testing.numbers import normal, relative_error
-from linvit.testing.report import at, failed, judged, not_supported, require
+from linvit.testing.report import failed, judged, not_supported, require
 from linvit.testing.subject import sized
 
 WITH_PREFIX = (Grid((14, 14), num_prefix=2), Grid((4, 6), num_prefix=5))
@@ -47,20 +47,6 @@ def spatial_reduction(subject: AttentionSubject) -> str:
     for grid in REDUCED:
         check_output(subject.build(grid), grid)
     return ", ".join(map(sized, REDUCED))
-
-
-def narrow_keys(subject: AttentionSubject) -> str:
-    """Checks queries and keys of half the width, where the constructor takes `key_dim`."""
-    if not subject.takes("key_dim"):
-        raise not_supported("the constructor takes no key_dim")
-    if not subject.build().narrow_keys:
-        raise not_supported("narrow_keys is False")
-    width = max(1, subject.dim // subject.num_heads // 2)
-    with at(f"key_dim={width}"):
-        narrow = subject.build(key_dim=width)
-        check_output(narrow, NOMINAL, f" with key_dim={width}")
-    require(narrow.key_dim == width, f"the attribute key_dim is another with key_dim={width}")
-    return f"key_dim={width}"
 
 
 def position_bias(subject: AttentionSubject) -> str:

@@ -13,7 +13,7 @@ from linvit.registry import Spec, attentions
 from linvit.testing.numbers import gradients_of, normal, trainable
 from linvit.testing.subject import Given, Subject
 
-NOMINAL, SECOND, WIDE = Grid((14, 14)), Grid((7, 9)), Grid((12, 20))
+NOMINAL, SECOND = Grid((14, 14)), Grid((7, 9))
 NEIGHBOURS = (1.0, 2.0**-4, 2.0**4, 1.0)  # scales of the samples of a batch; the last is flat
 
 
@@ -23,8 +23,6 @@ class Inputs(Given):
     Queries `q` (B, h, N, dk); keys `k` (B, h, M, dk), but where the mechanism projects "qv" and they are q itself;
     values `v` (B, h, M, d); what else it takes, such as the layer's input `x` (B, N, C).
     """
-
-    spatial = (-3, -2)
 
     def __init__(self, grid: Grid, **named: Tensor) -> None:
         super().__init__(**named)
@@ -45,16 +43,6 @@ class Inputs(Given):
         """Calls the mechanism on these inputs."""
         given, extra = self.arguments
         return model(*given, **extra)
-
-    @property
-    def planes(self) -> tuple[Tensor, ...]:
-        """The distinct tensors, (..., H, W, d), which say the grid."""
-        return tuple(x.unflatten(-2, self.grid.size) for x in self.named.values())
-
-    def from_planes(self, planes: tuple[Tensor, ...]) -> "Inputs":
-        """Returns inputs of other planes."""
-        named = {name: plane.flatten(-3, -2) for name, plane in zip(self.named, planes, strict=True)}
-        return Inputs(Grid((planes[0].shape[-3], planes[0].shape[-2])), **named)
 
 
 def flat(x: Tensor) -> Tensor:
@@ -87,8 +75,6 @@ class AttentionSubject(Subject):
     supplied = ("dim", "num_heads", "grid")
     defaults: ClassVar = {"key_dim": None}  # dim / num_heads
     independent_in_training = True
-    compilations = (("inductor", (NOMINAL,), True), ("aot_eager", (NOMINAL, SECOND), True))
-    exported_sizes = ((2, NOMINAL), (3, SECOND), (1, WIDE))
 
     def __init__(self, spec: Spec | type[Attention], dim: int, num_heads: int, quick: bool) -> None:
         if isinstance(spec, type) and not issubclass(spec, Attention):

@@ -1,4 +1,4 @@
-"""The equivalent matrix of a mechanism, its factors and its rank."""
+"""The equivalent matrix of a mechanism, and its factors."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -7,20 +7,14 @@ import torch
 from torch import Tensor
 
 from linvit.analysis.attention_matrix import attention_matrix
-from linvit.analysis.rank import rank
 from linvit.attention.base import Attention, Grid
 from linvit.layers.spatial_reduction import reducible
-from linvit.testing.attention.inputs import NOMINAL, AttentionSubject, Inputs, inputs
-from linvit.testing.behaviour import neighbours_effect
+from linvit.testing.attention.inputs import AttentionSubject, Inputs, inputs
 from linvit.testing.numbers import EXACT, relative_error
 from linvit.testing.report import CRASHES, at, failed, judged, not_declared, not_supported, require
 from linvit.testing.subject import sized
 
 SMALL = (Grid((6, 8)), Grid((5, 7), num_prefix=1), Grid((6, 8), (3, 4), num_prefix=1))
-NEGLIGIBLE = 1e-10
-"""Singular values below this fraction of the largest are rounding. The products of float64 leave 1e-15 and an inverse
-by iteration up to 1e-12, while a mechanism above its bound has singular values of 1e-3 there."""
-ROUNDED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def at_small_grids(
@@ -76,59 +70,6 @@ def factors(mechanism: Attention, given: Inputs, grid: Grid) -> float:
     return relative_error(product, matrix)
 
 
-@at_small_grids("the sum of the parts differs from the equivalent matrix")
-def matrix_parts(mechanism: Attention, given: Inputs, grid: Grid) -> float:
-    """Compares the parts with the whole, and the rank of each with its bound."""
-    parts = mechanism.matrix_parts()
-    if not parts:
-        raise not_declared("matrix_parts() gives none")
-    matrix = _matrix(mechanism, given)
-    own = {name: _matrix(part, given) for name, part in parts.items()}
-    for name, part in parts.items():
-        found, bound = float(rank(own[name], NEGLIGIBLE).max()), part.rank_bound(grid)
-        require(found <= bound, f"the part '{name}' has rank {found:g}, declared at most {bound} at {sized(grid)}")
-    # (B, h, N, M) is the same matrix for each channel of (B, h, d, N, M)
-    summed = sum(x if x.ndim == matrix.ndim else x.unsqueeze(2) for x in own.values())
-    return relative_error(torch.as_tensor(summed), matrix)
-
-
-@at_small_grids("v A^T differs from the output")
-def channel_matrix(mechanism: Attention, given: Inputs, grid: Grid) -> float:
-    """Compares the output of a mechanism that mixes channels with A from `channel_matrix`."""
-    matrix = mechanism.channel_matrix(given["q"], given["k"], grid)
-    if matrix is None:
-        raise not_declared("channel_matrix(q, k, grid) gives None")
-    if mechanism.linear_in_values or hasattr(mechanism, "attention_matrix"):
-        raise failed("tokens are not mixed, so declare linear_in_values = False and have no attention_matrix")
-    return relative_error(given["v"] @ matrix.mT, given(mechanism))
-
-
-def rank_bound(subject: AttentionSubject) -> str:
-    """Checks that the rank stays within its bound, at several grids and for inputs rounded to every precision."""
-    mechanism = subject.build()
-    if type(mechanism).rank_bound is Attention.rank_bound and mechanism.max_rank is None:
-        raise not_declared(f"rank_bound(grid) is the {mechanism.rank_bound(NOMINAL)} of any matrix")
-    if not mechanism.linear_in_values and not hasattr(mechanism, "attention_matrix"):
-        raise not_declared("no attention_matrix to measure")
-    for grid, small, given in _small(subject):
-        found, bound = _rank(small, given), small.rank_bound(grid)
-        require(found <= bound, f"measured {found:g}, declared at most {bound} at {sized(grid)}")
-        highest = min(grid.num_queries, grid.num_keys)
-        require(bound <= highest, f"the bound {bound} is above the rank of any matrix at {sized(grid)}")
-    bound, ranks = mechanism.rank_bound(NOMINAL), {}
-    if bound == NOMINAL.num_queries:
-        return f"the bound is the {bound} of any matrix"
-    for dtype in ROUNDED:
-        given = inputs(mechanism, NOMINAL, batch=1).map(lambda x, dtype=dtype: x.to(dtype).double())  # type: ignore[misc]
-        name = str(dtype).removeprefix("torch.")
-        with at(f"{name} inputs"):
-            ranks[name] = _rank(mechanism, given)
-    measured = ", ".join(f"{value:g} ({name})" for name, value in ranks.items())
-    said = f"measured {measured}, declared at most {bound}"
-    require(all(value <= bound for value in ranks.values()), said)
-    return said
-
-
 def _small(subject: AttentionSubject) -> Iterator[tuple[Grid, Attention, Inputs]]:
     """Yields the small grids at which the mechanism runs, with an instance and inputs."""
     for grid in SMALL if reducible(subject.build()) else SMALL[:-1]:
@@ -170,10 +111,6 @@ def _matrix(mechanism: Attention, given: Inputs) -> Tensor:
     return attention_matrix(mechanism, q, k, grid, v=v, channel=None, **extra)
 
 
-def _rank(mechanism: Attention, given: Inputs) -> float:
-    return float(rank(_matrix(mechanism, given), NEGLIGIBLE).max())
-
-
 def _mixed(mechanism: Attention, matrix: Tensor, v: Tensor) -> Tensor:
     """Returns `M v`, (B, h, N, d)."""
     if not mechanism.channelwise:
@@ -187,12 +124,7 @@ def _with_values(mechanism: Attention, given: Inputs, v: Tensor) -> Tensor:
 
 
 def _why(mechanism: Attention, given: Inputs) -> str:
-    """Says what the author should fix or declare. Probing needs outputs that repeat, sample by sample."""
-    once, again = (_with_values(mechanism, given, given["v"]) for _ in range(2))
-    if not relative_error(again, once) <= EXACT:
-        return "two calls in evaluation differ, so fix determinism first"
-    if not neighbours_effect(mechanism, given) <= EXACT:
-        return "a sample's output depends on the others of its batch, so fix batch independence first"
+    """Says what the author should declare."""
     bias, once, twice = (_with_values(mechanism, given, factor * given["v"]) for factor in (0, 1, 2))
     if not relative_error(twice - bias, 2 * (once - bias)) <= EXACT:
         return "not linear in v, so declare linear_in_values = False"

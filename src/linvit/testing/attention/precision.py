@@ -4,7 +4,7 @@ import contextlib
 import copy
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from linvit.attention.base import Attention, Grid
-from linvit.attention.ops import decorators
 from linvit.errors import UserError
 from linvit.testing.attention.inputs import AttentionSubject, Inputs, flat, inputs
 from linvit.testing.numbers import gradients_of, relative_error, sortable, trainable
@@ -99,42 +98,6 @@ def numerics(precision: Precision) -> Callable[[AttentionSubject], str]:
         return "; ".join(notes)
 
     return check
-
-
-def kept_in_bfloat16(subject: AttentionSubject) -> str:
-    """Checks that what a GPU would keep in bfloat16 is at most twice as far from float64 as softmax's kernel.
-
-    It is computed on the CPU, with or without a GPU.
-    """
-    autocast = PRECISIONS[3]
-    with _bfloat16_stays():
-        run = run_at(subject, autocast, COMPARED[0], torch.clone)
-    if torch.equal(run.results["output"], run_at(subject, autocast, COMPARED[0], torch.clone).results["output"]):
-        return "nothing is"
-    softmax = AttentionSubject("softmax", subject.dim, subject.num_heads, True)
-    kernel = run_at(softmax, autocast, COMPARED[0], torch.clone)
-    (own, gradient), (fused, fused_gradient) = _root_mean_square(run), _root_mean_square(kernel)
-    said = f"on the CPU: output {own:.1e}, gradients {gradient:.1e}; softmax's kernel {fused:.1e}, {fused_gradient:.1e}"
-    require(own <= 2 * fused and gradient <= 2 * fused_gradient, f"{said}, at most twice that")
-    return said
-
-
-@contextlib.contextmanager
-def _bfloat16_stays() -> Iterator[None]:
-    """Lets methods under `mixed_precision` compute here as on a GPU."""
-    before = set(decorators.BFLOAT16_DEVICES)
-    decorators.BFLOAT16_DEVICES.add("cpu")
-    try:
-        yield
-    finally:
-        decorators.BFLOAT16_DEVICES.intersection_update(before)
-
-
-def _root_mean_square(run: Outcome) -> tuple[float, float]:
-    """Relative errors of the output and of the worst gradient, in the norm of all entries."""
-    exact = exact_results(run)
-    errors = {name: float((x.double() - exact[name]).norm() / exact[name].norm()) for name, x in run.results.items()}
-    return errors.pop("output"), max(errors.values(), default=0.0)
 
 
 def run_at(subject: AttentionSubject, precision: Precision, side: int, change: Callable[[Tensor], Tensor]) -> Outcome:

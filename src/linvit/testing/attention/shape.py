@@ -111,26 +111,6 @@ def order_of_tokens(subject: AttentionSubject) -> str:
     return judged(error, f"tokens in another order: {error:.0e}")
 
 
-def nan_propagates(subject: AttentionSubject) -> str:
-    """Checks that a NaN in an input comes out as NaN, in its own sample alone, and that the backward pass runs."""
-    mechanism = subject.build()
-    given = inputs(mechanism, NOMINAL)
-    clean = given(mechanism).detach()
-    counts = {}
-    for name, tensor in given.named.items():
-        for every in (False, True):
-            spoilt = tensor.clone()
-            spoilt[0].fill_(torch.nan) if every else spoilt[0].view(-1)[:1].fill_(torch.nan)
-            with at(f"{'all' if every else 'a'} NaN in {name}"):
-                out = given.replace(**{name: spoilt}).map(lambda x: x.requires_grad_())(mechanism)
-                out.sum().backward()
-            counts[name] = int(out[0].isnan().sum())
-            require(counts[name], f"a NaN in {name} disappears")
-            others = relative_error(out[1], clean[1])
-            require(others <= EXACT, f"a NaN in {name} of one sample changes another sample")
-    return ", ".join(f"NaN in {name} gives {count}" for name, count in counts.items())
-
-
 def check_output(mechanism: Attention, grid: Grid, where: str = "") -> None:
     """Ends a clause where the shape of an output is wrong, or a number is not finite."""
     with at(sized(grid)):

@@ -17,6 +17,7 @@ from linvit.registry import Spec, attentions
 from linvit.testing import behaviour
 from linvit.testing.backbone import numerics
 from linvit.testing.backbone.images import CLASSES, BackboneSubject, images, pyramid
+from linvit.testing.compile import compiles, exports, onnx
 from linvit.testing.numbers import EXACT, relative_error
 from linvit.testing.report import Check, Contract, Report, at, judged, message, not_supported, require
 from linvit.testing.subject import Size, sized
@@ -249,8 +250,9 @@ CONTRACT = Contract(
         Check("stochastic depth", numerics.stochastic_depth),
         Check("parameter groups", numerics.parameter_groups),
         *numerics.NUMERICS,
-        *behaviour.COMPILER,
-        behaviour.ONNX,
+        Check("torch.compile", compiles, quick=False),
+        Check("torch.export", exports, quick=False),
+        Check("onnx", onnx, quick=False),
     ),
 )
 
