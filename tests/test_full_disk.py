@@ -121,6 +121,7 @@ def test_errors_of_the_disk_are_found_behind_others_and_others_are_not():
     wrapped = RuntimeError("of a library")
     wrapped.__cause__ = OSError(errno.EMFILE, "Too many open files", "x")
     assert "ulimit -n" in str(find_user_error(wrapped))
+    assert "ulimit -n" in str(find_user_error(RuntimeError("received 0 items of ancdata")))  # Python's words for it
     mistake = UserError("mine")
     mistake.__cause__ = wrapped
     assert find_user_error(mistake) is mistake

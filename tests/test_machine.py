@@ -1,11 +1,10 @@
 """Processors and memory, by themselves and as containers limit them."""
 
-import subprocess
-import sys
+from types import SimpleNamespace
 
 import pytest
 
-from linvit import machine
+from linvit import UserError, machine
 
 GIB = 2**30
 
@@ -53,16 +52,39 @@ def test_another_system(groups, monkeypatch, tmp_path):
     assert machine.cpus() == machine.os.cpu_count()
 
 
-def test_loader_processes_need_more_files_than_may_be_open():
-    """In a process of its own, which may open 64, or raise that to 128."""
-    code = (
-        "import resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (64, int(sys.argv[1])))\n"
-        "from linvit.machine import let_open; let_open(128, '4 loader processes', 'lower --data.num_workers, or')\n"
-        "print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
-    )
-    pytest.importorskip("resource")
-    few, enough = (
-        subprocess.run([sys.executable, "-c", code, most], capture_output=True, text=True) for most in ("64", "4096")
-    )
-    assert "may open 64 files at once, and 4 loader processes need up to 128: lower --data.num_workers" in few.stderr
-    assert (enough.stdout, enough.returncode) == ("128\n", 0)
+@pytest.fixture
+def limits(monkeypatch):
+    """Limits of open files, the soft one first, of a system that sets them up to its own maximum."""
+    found = SimpleNamespace(RLIMIT_NOFILE=7, RLIM_INFINITY=-1, now=(64, 4096), maximum=2**20)
+
+    def setrlimit(kind, given):
+        if given[0] > found.maximum:
+            raise ValueError("current limit exceeds maximum limit")
+        found.now = given
+
+    found.getrlimit, found.setrlimit = lambda kind: found.now, setrlimit
+    monkeypatch.setattr(machine, "resource", found)
+    return found
+
+
+FILES = (128, "4 loader processes", "lower --data.num_workers, or")
+
+
+@pytest.mark.parametrize(("most", "now"), [(128, 128), (4096, 4096), (100_000, 2**16), (-1, 2**16)])
+def test_loader_processes_may_open_as_many_files_as_the_system_lets_them(limits, most, now):
+    """A batch of detection is a list of tensors, each of which is an open file: how many is not known before."""
+    limits.now = (64, most)
+    machine.let_open(*FILES)
+    assert limits.now == (now, most)
+
+
+def test_a_limit_of_open_files_that_is_too_low_is_refused(limits):
+    limits.now = (64, 64)
+    with pytest.raises(UserError, match="may open 64 files at once, and 4 loader processes need up to 128: lower"):
+        machine.let_open(*FILES)
+
+
+def test_a_system_that_allows_fewer_open_files_than_it_says_gives_those_that_are_needed(limits):
+    limits.now, limits.maximum = (64, -1), 10_240
+    machine.let_open(*FILES)
+    assert limits.now == (128, -1)

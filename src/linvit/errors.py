@@ -21,10 +21,12 @@ WAYS: dict[int | None, str] = {
     errno.EISDIR: "A file is expected",
     errno.ENOTDIR: "A folder is expected",
     errno.EINVAL: "Name a regular file",
-    errno.EMFILE: "Raise the limit of open files (ulimit -n), or take fewer loader processes",
+    errno.EMFILE: "Raise the limit of open files (ulimit -n), or take fewer loader processes or smaller batches",
     errno.ENFILE: "The machine has too many files open",
 }
 """What to do where the system refuses a file, by the number of its error."""
+TOO_MANY = ("Too many open files", "items of ancdata")
+"""What errors of torch and Python say of that limit which have no number."""
 
 
 class UserError(Exception):
@@ -48,6 +50,8 @@ def find_user_error(error: BaseException | None) -> UserError | None:
         if isinstance(error, OSError) and error.errno in WAYS:
             name = f"'{error.filename}': " if error.filename is not None else ""
             found = UserError(f"{name}{error.strerror}. {WAYS[error.errno]}")
+        elif isinstance(error, RuntimeError) and any(text in str(error) for text in TOO_MANY):
+            found = UserError(f"{TOO_MANY[0]}. {WAYS[errno.EMFILE]}")
         error = error.__cause__
     return found
 

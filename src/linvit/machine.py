@@ -5,7 +5,7 @@ import os
 import platform
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from linvit.errors import UserError
@@ -83,19 +83,31 @@ def _read(path: Path) -> str:
         return ""
 
 
+MOST_OPEN = 2**16  # files: what a process starts may close one by one as many as it may open
+
+
 def let_open(files: int, what: str, way_out: str) -> None:
-    """Raises this process's limit of open files to what is needed."""
+    """Raises this process's limit of open files as far as it may, up to `MOST_OPEN`.
+
+    How many a loader needs depends on its batches: each tensor of a list, as in detection, is an open file.
+
+    Raises:
+        UserError: The limit cannot be raised to `files`, which are needed in any case.
+    """
     if resource is None:
         return
     now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if now == resource.RLIM_INFINITY or now >= files:
-        return
     if most != resource.RLIM_INFINITY and most < files:
         raise UserError(
             f"this process may open {most} files at once, and {what} need up to {files}: {way_out} raise the limit "
             f"before the command, by ulimit -n {files}"
         )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (files, most))
+    for limit in (MOST_OPEN if most == resource.RLIM_INFINITY else min(most, MOST_OPEN), files):
+        if now == resource.RLIM_INFINITY or now >= limit:
+            return
+        with suppress(ValueError, OSError):  # macOS allows fewer than it says
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
+            return
 
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # as in malloc.h

@@ -124,3 +124,22 @@ def test_the_processes_of_a_loader_start_in_the_epoch_that_is_set_before_the_fir
     passing = iter(loader)  # as Lightning does
     sampler.set_epoch(3)
     assert [one for batch in passing for one in batch] == list(sampler)
+
+
+class Unsendable:
+    """A data set whose samples no process can send to another."""
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return lambda: index
+
+
+def test_a_loader_process_that_cannot_send_a_batch_ends_the_run(capfd):
+    """And does not let it wait for ever; the private name of Python that this goes by is gone if it does."""
+    loader = make_loader(Unsendable(), 1, 1, list)
+    loader.timeout = 60
+    with pytest.raises(RuntimeError, match=r"DataLoader worker .* exited unexpectedly"):
+        next(iter(loader))
+    assert "linvit: error: a loader process cannot send a batch: Can't pickle" in capfd.readouterr().err

@@ -1,7 +1,9 @@
 """The loader that makes batches of a data set."""
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.queues import Queue
 from typing import Any
 
 import torch
@@ -9,6 +11,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from linvit.data.loading.sampler import EpochProgress, TrainOrder
+from linvit.errors import find_user_error
 from linvit.machine import let_open
 from linvit.signals import ignore_stop_signals
 
@@ -75,6 +78,20 @@ class TrainLoader(DataLoader[Any]):
             self.order.progress = self.order.progress._replace(samples=self.order.total)
 
 
+def prepare_worker(worker: int) -> None:
+    """Prepares a loader process: it ignores signals, and ends if it cannot send a batch.
+
+    Python prints only the traceback then, and the run would wait for that batch for ever.
+    """
+    ignore_stop_signals(worker)
+    Queue._on_queue_feeder_error = staticmethod(_end_worker)  # type: ignore[attr-defined]
+
+
+def _end_worker(error: Exception, batch: Any) -> None:
+    os.write(2, f"\nlinvit: error: a loader process cannot send a batch: {find_user_error(error) or error}\n".encode())
+    os._exit(1)
+
+
 def make_loader(
     samples: Dataset[Any],
     batch_size: int,
@@ -94,7 +111,7 @@ def make_loader(
         collate_fn=collate,
         generator=torch.Generator(),  # without one it would draw from torch's global generator
         persistent_workers=num_workers > 0,
-        worker_init_fn=ignore_stop_signals,
+        worker_init_fn=prepare_worker,
         pin_memory=torch.cuda.is_available(),
     )
     if isinstance(loader, TrainLoader) and loader.order is not None:
