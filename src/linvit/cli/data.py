@@ -17,6 +17,7 @@ from linvit.callbacks.report import write_table
 from linvit.data.base import ImageData, TargetReport
 from linvit.data.sources.folder import ignored_files
 from linvit.data.sources.labels import read_names
+from linvit.data.sources.other_annotations import other_annotations
 from linvit.data.sources.scan import ScanResult, describe_bands, scan
 from linvit.data.sources.splits import HUB, source_kind
 from linvit.data.sources.tiles import SETS, cut, find_areas, isprs_areas, read_classes, read_mask
@@ -130,7 +131,7 @@ def _check(args: argparse.Namespace, warned: list[str]) -> int:
     task = f"  {'task':<10}{type(data).__name__}; --data chooses another"
     print("\n".join([*report.lines, *[task] * (args.data is None), *bands, *report.refused, *refused]))
     warnings_of_data = [f"  WARNING: {text}" for text in warned]
-    print("\n".join([*_bad(found, args.output), *warnings_of_data, *_ignored(args.source), *_copies(found)]))
+    print("\n".join([*_bad(found, args.output), *warnings_of_data, *_ignored(args.source, data), *_copies(found)]))
     if args.output is not None:
         lines = [(bad.split, bad.name, bad.reason) for bad in (*found.bad, *report.malformed, *report.noted)]
         write_table(args.output, [("split", "image", "reason"), *lines])
@@ -208,18 +209,20 @@ def _bad(found: ScanResult, output: Path | None) -> list[str]:
     return [f"  {len(found.bad):,} BAD IMAGES", *_first([f"{bad.name}: {bad.reason}" for bad in found.bad], where)]
 
 
-def _ignored(source: str) -> list[str]:
-    """A line for each kind of file in a folder of images that is not read."""
+def _ignored(source: str, data: ImageData) -> list[str]:
+    """A line for each kind of file in a folder of images that is not read, and for annotations of objects."""
     path = Path(source).expanduser()
     if source.startswith(HUB) or not path.is_dir() or source_kind(path) is not None:
         return []
     files = ignored_files(path)
     endings = [os.path.splitext(file)[1].lower() for file in files]
     first = dict(zip(reversed(endings), reversed(files), strict=True))
-    return [f"  WARNING: files that are not read: {len(files):,}"] * bool(files) + [
+    lines = [f"  WARNING: files that are not read: {len(files):,}"] * bool(files) + [
         f"    {count:,} {ending or 'without an ending'}, such as {first[ending]}"
         for ending, count in Counter(endings).most_common(SHOWN)
     ]
+    objects = "" if isinstance(data, linvit.data.DetectionData) else other_annotations(path)
+    return lines + [f"  WARNING: annotations of objects are not used: {objects}"] * bool(objects)
 
 
 def _copies(found: ScanResult) -> list[str]:

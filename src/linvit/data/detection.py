@@ -13,7 +13,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torchvision.utils import draw_bounding_boxes
 
 from linvit.data.base import ImageData, TargetReport
-from linvit.data.sources.coco import AnnotationFinding, find_coco, other_format
+from linvit.data.sources.coco import AnnotationFinding, find_coco
 from linvit.data.sources.images import Sample, Target, wrong_size
 from linvit.data.sources.labels import Classes, features_of, read_names
 from linvit.data.sources.object_audit import (
@@ -27,9 +27,11 @@ from linvit.data.sources.object_audit import (
 )
 from linvit.data.sources.object_column import OBJECT_COLUMNS, BoxFormat
 from linvit.data.sources.objects import ObjectSource
+from linvit.data.sources.other_annotations import other_annotations
+from linvit.data.sources.pairs import holds_masks
 from linvit.data.sources.scan import ImageFinding, ScanResult
 from linvit.data.sources.scenes import Scenes, SceneSource
-from linvit.data.sources.splits import HUB, table_features
+from linvit.data.sources.splits import HUB, has_labels, table_features
 from linvit.data.sources.splits import SCENES as DIGIT_SCENES
 from linvit.data.transforms.detection import DetectionAugmentation, EvalTransform, TrainTransform
 from linvit.data.transforms.segmentation import check_resize_limits
@@ -217,6 +219,9 @@ class DetectionData(ImageData):
             rank_zero_warn(f"training on '{self.source}' leaves out {said}. linvit data check --output FILE lists all")
         if warning := absent_classes(self.class_names, found.per_class):
             rank_zero_warn(warning)
+        if "val" in counts and _leaves_out_many(scored := source.used("val")):
+            said = say_left_out(scored, partial(source.name_of, source.table_of("val")))
+            rank_zero_warn(f"validation on '{self.source}' scores, although training would leave out, {said}")
         if "val" in counts and source.used("val").annotated.any() and not counts["val"].any():
             rank_zero_warn(f"all objects of the validation split of '{self.source}' are crowds, which are not scored")
 
@@ -232,11 +237,12 @@ class DetectionData(ImageData):
 
     @classmethod
     def recognises(cls, source: str) -> bool:
-        """True of a folder with annotations of objects, COCO's or others, and of a table with a column of objects."""
+        """True of COCO's files, of a table with a column of objects, and of other annotations of unlabelled images."""
         path = Path(source).expanduser()
-        if not source.startswith(HUB) and path.is_dir() and (find_coco(path) or other_format(path)):
+        folder = not source.startswith(HUB) and path.is_dir()
+        if (folder and find_coco(path)) or not table_features(source).keys().isdisjoint(OBJECT_COLUMNS):
             return True
-        return not table_features(source).keys().isdisjoint(OBJECT_COLUMNS)
+        return folder and bool(other_annotations(path)) and not holds_masks(path) and not has_labels(source)
 
     def check_targets(self, found: ScanResult, workers: int) -> TargetReport:
         """Looks at all objects; see `ImageData.check_targets`."""
@@ -254,6 +260,7 @@ class DetectionData(ImageData):
             if source.column is not None and source.column.name in rows.features
         }
         lines += [f"  {split:<10}no objects" for split in self.splits if split not in audits]
+        warned = ("train", "val") if "train" in audits else ()  # of what is left out, below
         for split, audit in audits.items():
             name, rows = partial(source.name_of, split), len(audit.annotated)
             empty, objects = int((audit.annotated == 0).sum()), int(audit.annotated.sum())
@@ -263,7 +270,7 @@ class DetectionData(ImageData):
             )
             used = source.used(split)
             training = "training leaves out" if split == "train" else "scored, but training would leave out"
-            if (said := say_left_out(used, name)) and not (split == "train" and _leaves_out_many(used)):
+            if (said := say_left_out(used, name)) and not (split in warned and _leaves_out_many(used)):
                 lines.append(f"  {split:<10}WARNING: {training} {said}")
             noted += _findings(split, audit.left_out, name)
             if audit.malformed:

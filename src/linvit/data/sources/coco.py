@@ -6,18 +6,18 @@ import re
 import reprlib
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import datasets
 import pyarrow as pa
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from linvit import coco_masks
-from linvit.data.sources.folder import path_table
+from linvit.data.sources.folder import holds_images, image_names, path_table
 from linvit.data.sources.read import MAX_PIXELS
-from linvit.data.sources.splits import SPLITS
+from linvit.data.sources.splits import SPLITS, by_alias
 from linvit.errors import UserError, quote_first
 from linvit.reading import read_regular
 
@@ -29,8 +29,6 @@ OBJECT = {
 LARGEST = 1e300  # what a number may be below, of any kind: JSON's integers have no end
 UNSPLIT_NAMES = ("instances", "instances_default", "annotations", "_annotations.coco", "coco", "result")
 """Names of a file without splits; CVAT, Roboflow and Label Studio write the second, fourth and last."""
-OTHER_FORMATS = {"YOLO": ("labels/**/*.txt",), "Pascal VOC": ("Annotations/*.xml", "annotations/*.xml", "*.xml")}
-"""Files of annotations in formats that are not read."""
 
 
 class AnnotationFinding(NamedTuple):
@@ -98,8 +96,8 @@ class AnnotationFile:
         if not lists[0] or not all(isinstance(one, list) for one in lists):
             raise UserError(f"'{path}' has no images; COCO's annotations are lists of images, annotations, categories")
         self.images = self._entries(lists[0], "images", IMAGE)
-        self._check_files()
         for image in self.images:
+            image["file_name"] = os.path.normpath(image["file_name"].replace("\\", "/"))  # Windows' separators
             height, width = image["height"], image["width"]
             if min(height, width) < 1 or height * width > 2 * MAX_PIXELS:
                 raise UserError(f"'{image['file_name']}' in '{path}' has a size that cannot be: {width} x {height}")
@@ -119,22 +117,23 @@ class AnnotationFile:
             kind = datasets.List(OBJECT | ({"segmentation": Value("large_string")} if self.masks else {}))
             arrow = datasets.Features({"objects": kind}).arrow_schema.field("objects").type
             columns["objects"] = kind, pa.array(self.objects, arrow)
-        return path_table({"image": [str(folder.absolute() / image["file_name"]) for image in self.images]}, columns)
+        return path_table({"image": self.paths(folder)}, columns)
 
-    def _check_files(self) -> None:
-        """Raises a `UserError` if two images are one file; Windows' separators in names become slashes."""
+    def paths(self, folder: Path) -> list[str]:
+        """The files of the images, in their order; raises a `UserError` if one is two images."""
+        paths = [os.path.normpath(os.path.join(folder.absolute(), image["file_name"])) for image in self.images]
         first: dict[str, Any] = {}
         twice = []
-        for image in self.images:
-            image["file_name"] = os.path.normpath(image["file_name"].replace("\\", "/"))
-            if (other := first.setdefault(image["file_name"], image["id"])) != image["id"]:
+        for path, image in zip(paths, self.images, strict=True):
+            if (other := first.setdefault(path, image["id"])) != image["id"]:
                 twice.append(f"{image['file_name']} ({other} and {image['id']})")
         if twice:
             raise UserError(
-                f"{len(twice)} files in '{self.path}' are two images each, such as those with the ids {twice[0]}: in "
+                f"{len(twice)} files in '{self.path}' are two images each, such as {twice[0]}: in "
                 f"either, the objects of the other would be trained as background. Give the annotations of both one "
                 f"image_id, and remove the other entry of images"
             )
+        return paths
 
     def _entries(self, entries: list[Any], what: str, fields: Mapping[str, Field]) -> list[dict[str, Any]]:
         """Entries that have the fields, each with an id, and a name if it has one, of its own."""
@@ -223,7 +222,7 @@ class CocoTables(NamedTuple):
 
 def load_coco(path: Path, files: Mapping[str, Path], masks: bool) -> CocoTables:
     """The splits of a folder, of which `find_coco` found the annotation files, as tables."""
-    tables, malformed = {}, {}
+    tables, malformed, used = {}, {}, set[str]()
     categories: dict[int, str] = {}
     for split, file in files.items():
         started = time.time()
@@ -235,8 +234,11 @@ def load_coco(path: Path, files: Mapping[str, Path], masks: bool) -> CocoTables:
                     f"Give all files the same categories"
                 )
         categories = categories or read.categories
-        tables[split], malformed[split] = read.table(_image_folder(path, split, read)), read.malformed
+        folder = _image_folder(path, split, read)
+        tables[split], malformed[split] = read.table(folder), read.malformed
+        used.update(read.paths(folder))
         rank_zero_info(f"read '{file}' in {time.time() - started:.0f} s: {len(read.images)} images")
+    _tell_left_out(path, files, used)
     return CocoTables(tables, categories, malformed)
 
 
@@ -247,56 +249,57 @@ def find_coco(path: Path) -> dict[str, Path]:
     (`train.json`, `annotations/train.json`, `train/_annotations.coco.json`) beside a folder `train/` or `images/`, and
     one file (`annotations.json`), which is train.
     """
-    places = [path / "annotations", path]
-    found = {}
-    for split, aliases in SPLITS.items():
-        name = re.compile(rf"(instances_)?({'|'.join(aliases)})(\d{{4}})?")
-        within = [path / alias / f"{whole}.json" for alias in aliases for whole in UNSPLIT_NAMES]
-        files = [file for place in places for file in sorted(place.glob("*.json")) if name.fullmatch(file.stem)]
-        if files := [file for file in [*files, *within] if file.is_file()]:
-            found[split] = files[0]
-    whole = (place / f"{name}.json" for place in places for name in UNSPLIT_NAMES)
+    found = {split: files[0] for split, files in _split_files(path).items()}
+    whole = (place / f"{name}.json" for place in (path / "annotations", path) for name in UNSPLIT_NAMES)
     alone = next((file for file in whole if file.is_file()), None)
     return found or ({} if alone is None else {"train": alone})
 
 
-def other_format(path: Path) -> str:
-    """Says which annotations a folder has that are not read, and what to do; "" if none are found."""
-    for format_name, patterns in OTHER_FORMATS.items():
-        file = next((file for pattern in patterns for file in sorted(path.glob(pattern))), None)
-        if file is not None and _is_annotation(file):
-            return f" that can be read: '{file}' is of {format_name}. Convert the annotations to COCO's JSON"
-    for file in sorted([*path.glob("*.json"), *path.glob("annotations/*.json")]):
-        if _is_coco(file):
-            alone = file.with_name("annotations.json")
-            return f" that are found: '{file}' is COCO's, but its name says no split. Call it '{alone}', or train.json"
-    return ""
+def _split_files(path: Path) -> dict[str, list[Path]]:
+    """All annotation files of each split that has some, that which is read first."""
+    folders = by_alias(sorted(each.name for each in path.glob("*")))
+    found = {}
+    for split, aliases in SPLITS.items():
+        name = re.compile(rf"(instances_)?({'|'.join(aliases)})(\d{{4}})?", re.IGNORECASE)
+        places = [*(path / "annotations").glob("*.json"), *path.glob("*.json")]
+        files = sorted((file for file in places if name.fullmatch(file.stem)), key=lambda file: file.parent == path)
+        within = [path / folder / f"{whole}.json" for folder in folders.get(split, ()) for whole in UNSPLIT_NAMES]
+        if files := [file for file in [*files, *within] if file.is_file()]:
+            found[split] = files
+    return found
 
 
-def _is_annotation(file: Path) -> bool:
-    """True if a text file begins as annotations of YOLO or Pascal VOC do."""
-    try:
-        start = read_regular(file, 1 << 20)[:4096].decode().strip()
-    except (OSError, ValueError, UserError):
-        return False
-    yolo = re.match(r"\d+(\s+-?\d*\.?\d+(e-?\d+)?){4,}\s*($|\n)", start) is not None
-    return "<annotation" in start if file.suffix == ".xml" else yolo
-
-
-def _is_coco(file: Path) -> bool:
-    """True if a JSON file has COCO's lists."""
-    try:
-        content = json.loads(read_regular(file))
-    except (OSError, ValueError, RecursionError, UserError):
-        return False
-    return isinstance(content, dict) and {"images", "annotations", "categories"} <= content.keys()
+def _tell_left_out(path: Path, files: Mapping[str, Path], used: Set[str]) -> None:
+    """Warns of annotation files that are not read and of images that none lists; a `UserError` if all are of `val`."""
+    for split, others in _split_files(path).items():
+        if len(others) > 1:
+            rank_zero_warn(
+                f"'{path}' has several annotation files of the {split} split: '{files[split]}' is read, and left out "
+                f"are {quote_first([*map(str, others[1:])])}"
+            )
+    folders = {os.path.dirname(image) for image in used}
+    name = re.compile(rf"({'|'.join(SPLITS['val'])})(\d{{4}})?", re.IGNORECASE)
+    for folder in () if "val" in files else sorted([*path.glob("*"), *(path / "images").glob("*")]):
+        within = any(Path(one).is_relative_to(folder.absolute()) for one in folders)
+        if name.fullmatch(folder.name) and not within and holds_images(folder):
+            raise UserError(
+                f"the images in '{folder}' have no annotation file, such as "
+                f"'{path / 'annotations' / f'instances_{folder.name}.json'}'. Put it there, or move the folder away: "
+                f"then a fraction of the training images is held out (--data.val_fraction)"
+            )
+    images = (os.path.join(folder, name) for folder in sorted(folders) for name in image_names(folder))
+    if lacking := [image for image in images if image not in used]:
+        rank_zero_warn(
+            f"{len(lacking)} images beside those of '{path}' are left out, since no annotation file lists them: "
+            f"{quote_first(lacking)}"
+        )
 
 
 def _image_folder(path: Path, split: str, read: AnnotationFile) -> Path:
     """The folder with the images of an annotation file; a `UserError` names those that are not there."""
     names = [image["file_name"] for image in read.images]
     parts = [os.path.split(name) for name in names]
-    near = (path / "images", read.path.parent, path)
+    near = (path / "images", path / "data", read.path.parent, path)
     folders = [
         place
         for name in (read.path.stem.removeprefix("instances_"), *SPLITS[split])
@@ -309,6 +312,12 @@ def _image_folder(path: Path, split: str, read: AnnotationFile) -> Path:
         missing[folder] = [name for name, (below, file) in zip(names, parts, strict=True) if file not in listed[below]]
         if not missing[folder]:
             return folder
+    bare = {file for _, file in parts}
+    if within := next((folder for folder in missing if bare <= {*os.listdir(folder)}), None):
+        raise UserError(
+            f"file_name in '{read.path}' has folders in which no images are, such as '{names[0]}', but files of these "
+            f"names lie in '{within}': leave the folders out of file_name"
+        )
     folder, absent = min(missing.items(), key=lambda item: len(item[1]))
     some = len(absent) < len(names)
     where = f"'{folder}'" if some else f"any of the folders {quote_first([*map(str, missing)])}"

@@ -121,6 +121,12 @@ def files_below(folder: Path) -> list[str]:
     return _images(walk(folder))
 
 
+def image_names(folder: str) -> list[str]:
+    """Names of the images in a folder, not below, that are not hidden; sorted."""
+    names = (name for name in os.listdir(folder) if not name.startswith("."))
+    return sorted(name for name in names if name.lower().endswith(EXTENSIONS))
+
+
 def ignored_files(folder: Path) -> list[str]:
     """Paths of all files below a folder that nobody reads, such as HEIC images, sorted."""
     return _unread(walk(folder))

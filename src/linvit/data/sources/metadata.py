@@ -16,10 +16,11 @@ import datasets
 import pyarrow as pa
 
 from linvit.errors import UserError, did_you_mean, quote_first
-from linvit.reading import read_regular, read_text
+from linvit.reading import read_start, read_text
 
 NAMES = ("metadata.csv", "metadata.tsv", "metadata.jsonl")
 KEY = "file_name"
+LINE = 2**20  # bytes of the first line that are looked at
 SEPARATORS = ",;\t"
 WHOLE = re.compile(r"0|-?[1-9]\d{0,17}")  # a number that is written as Python writes it: 007 and 1.0 are words
 
@@ -27,7 +28,7 @@ WHOLE = re.compile(r"0|-?[1-9]\d{0,17}")  # a number that is written as Python w
 def find_table(folder: Path) -> Path | None:
     """The file in a folder of images that names them, as sets of the hub have; None if there is none."""
     for path in (folder / name for name in NAMES):
-        if path.is_file() and KEY.encode() in read_regular(path).partition(b"\n")[0]:
+        if path.is_file() and KEY.encode() in read_start(path, LINE).partition(b"\n")[0]:
             return path
     return None
 

@@ -12,12 +12,13 @@ import pyarrow.compute
 from lightning.pytorch.utilities import rank_zero_info
 from tqdm import tqdm
 
-from linvit.data.sources.coco import CocoTables, find_coco, load_coco, other_format
+from linvit.data.sources.coco import CocoTables, find_coco, load_coco
 from linvit.data.sources.data_source import DataSource, Splits
 from linvit.data.sources.images import SampleReader, Target, Transform
 from linvit.data.sources.labels import Classes, features_of, undecoded
 from linvit.data.sources.object_audit import MIN_SIDE, ObjectAudit, audit_objects, large_enough
 from linvit.data.sources.object_column import ObjectColumn, ObjectReader, object_column
+from linvit.data.sources.other_annotations import other_annotations
 from linvit.data.sources.read import name_of
 from linvit.data.sources.splits import HUB, load_splits
 from linvit.errors import UserError, did_you_mean
@@ -87,9 +88,10 @@ class ObjectSource(DataSource):
         column, given = self.column, self.given_names
         if column is None:
             path = Path(self.name).expanduser()
-            other = other_format(path) if not self.name.startswith(HUB) and path.is_dir() else ""
+            other = other_annotations(path) if not self.name.startswith(HUB) and path.is_dir() else ""
+            why = f" that can be read: {other}" if other else ""
             raise UserError(
-                f"data source '{self.name}' has no objects{other}; it has: {', '.join(features_of(self.tables))}"
+                f"data source '{self.name}' has no objects{why}; it has: {', '.join(features_of(self.tables))}"
             )
         if self.coco is not None:
             found: dict[Any, str] = dict(self.coco.categories)

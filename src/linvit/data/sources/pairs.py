@@ -8,7 +8,7 @@ from typing import NamedTuple
 import datasets
 from lightning.pytorch.utilities import rank_zero_warn
 
-from linvit.data.sources.folder import files_below, path_table
+from linvit.data.sources.folder import files_below, holds_images, path_table
 from linvit.data.sources.splits import HUB, SPLITS, load_splits, source_kind
 from linvit.errors import UserError, quote_first
 from linvit.reading import read_text
@@ -45,6 +45,11 @@ def has_masks(source: str) -> bool:
     """Whether a data source is a folder of images and masks."""
     path = Path(source).expanduser()
     return path.is_dir() and any(folders.masks for folders in split_folders(path).values())
+
+
+def holds_masks(path: Path) -> bool:
+    """True if a folder of masks in a folder holds images."""
+    return any(folders.masks and holds_images(folders.masks) for folders in split_folders(path).values())
 
 
 def split_folders(path: Path) -> dict[str, Folders]:

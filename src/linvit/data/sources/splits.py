@@ -5,6 +5,7 @@ import json
 import math
 import os
 import re
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -60,6 +61,7 @@ def load_splits(source: str, classes: bool = True) -> dict[str, datasets.Dataset
         if not path.is_dir():
             way = ". Unpack it, and give the folder" if path.name.endswith(PACKED) else ""
             way = ". Put it beside its images as metadata.csv" if path.suffix in (".csv", ".tsv", ".jsonl") else way
+            way = ". Give the folder that it lies in" if path.suffix in (".json", ".xml", ".yaml") else way
             raise UserError(f"cannot read '{path}' as data: expected a folder, a .parquet file or an .arrow file{way}")
         splits = image_splits(path, classes)
         images = image_folder(path, splits, classes)
@@ -141,10 +143,26 @@ def _is_split(folder: Path) -> bool:
 
 
 def table_features(source: str) -> dict[str, Any]:
-    """The columns of a data source that is stored as tables, and their kinds; none of folders and embedded sets."""
+    """The columns of a data source that is stored as tables, and their kinds; none of others and embedded sets."""
     path = Path(source).expanduser()
     stored = source.startswith(HUB) or (path.exists() and source_kind(path) in ("saved", "parquet", "arrow"))
-    return features_of(load_splits(source)) if stored else {}
+    return features_of(load_splits(source)) if stored or _described(path) else {}
+
+
+def _described(path: Path) -> bool:
+    """True if a table in a folder, or in that of a split in it, says what its images are."""
+    splits = by_alias(each.name for each in path.glob("*")).values()
+    return any(map(find_table, [path, *(path / name for names in splits for name in names)]))
+
+
+def has_labels(source: str) -> bool:
+    """True if folders or tables of a data source say more of its images than their names."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # which are shown when it is read
+        try:
+            return any(len(rows.features) > 1 for rows in load_splits(source).values())
+        except UserError:
+            return False
 
 
 def find_source(source: str) -> tuple[str | None, dict[str, str]]:
