@@ -341,6 +341,9 @@ class TestRefused:
     def test_masks_for_a_classification(self, folder):
         with pytest.raises(UserError, match="images and masks, a class for each pixel"):
             ClassificationData(str(folder), num_workers=0).setup("fit")
+        classes = ClassificationData(str(folder), num_workers=0, num_classes=2)
+        classes.setup("fit")
+        assert classes.class_names == ["annotations", "images"]
 
     def test_no_masks(self, folder):
         shutil.rmtree(folder / "annotations")

@@ -169,6 +169,29 @@ def test_exports_of_label_studio_are_read(tmp_path, separator):
     assert sum(trained(data)) == data.data_source.counts("train").sum() > 0
 
 
+def test_objects_that_are_there_twice_are_named(tmp_path, capsys):
+    found = objects(lambda one: None)
+    more = [{**found[0], "id": 77}, {**found[1], "id": 78, "category_id": 18}]
+    write_coco(tmp_path, found=[*found, *more])
+    assert main(["check", str(tmp_path), "--workers=0"]) == 0
+    said = capsys.readouterr().out
+    assert (
+        "train     WARNING: objects: 1 with the image, class and box of another one, such as annotation 77 of" in said
+    )
+
+
+@pytest.mark.parametrize(("fraction", "code"), [(0.3, 1), (0.4, 0)])
+def test_annotations_that_training_skips_are_no_failure(tmp_path, fraction, code, capsys):
+    more = [annotation(100 + i, 5) | {"bbox": [1, 2, 3]} for i in range(8)]
+    write_coco(tmp_path, found=[*objects(lambda one: None), *more])
+    listed = tmp_path / "bad.csv"
+    given = ["--data.skip_bad_annotations=true", f"--data.max_bad_fraction={fraction}", f"--output={listed}"]
+    assert main(["check", str(tmp_path), "--workers=0", *given]) == code
+    said = capsys.readouterr().out
+    assert ("8 of 24 annotations are malformed and left out" in said) == (code == 0)
+    assert listed.read_text().count("a field bbox that is not four finite numbers") == 16
+
+
 def test_turned_images_are_named(tmp_path, capsys):
     write_coco(tmp_path)
     image = picture(5, SIZES[5][1], SIZES[5][0])

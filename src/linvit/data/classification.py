@@ -145,10 +145,11 @@ class ClassificationData(ImageData):
         """The labels of a split, checked beforehand unless it is streamed."""
         if not self.labels:
             return {}
-        if has_masks(self.source):
+        if has_masks(self.source) and self.expected_classes is None:
             raise UserError(
                 f"'{self.source}' holds images and masks, a class for each pixel, and not folders of classes: train a "
-                f"segmentation task on it, such as --config segmentation_quickstart"
+                f"segmentation task on it, such as --config segmentation_quickstart. If these folders are classes, say "
+                f"so by --data.num_classes=N"
             )
         label = self.label_column
         if label is None or (split in self.splits and split not in self.labelled):

@@ -273,10 +273,14 @@ class DetectionData(ImageData):
             if (said := say_left_out(used, name)) and not (split in warned and _leaves_out_many(used)):
                 lines.append(f"  {split:<10}WARNING: {training} {said}")
             noted += _findings(split, audit.left_out, name)
+            skipped = self.skip_bad_annotations and len(audit.malformed) <= self.bad_images.allowed_of(audit.total)
             if audit.malformed:
-                lines.append(f"  {split:<10}{len(audit.malformed):>12,} of {audit.total:,} ANNOTATIONS ARE MALFORMED")
-                lines += [f"    {line}" for line in describe_findings(audit.malformed, name)]
-            malformed += _findings(split, audit.malformed, name)
+                said = "annotations are malformed and left out" if skipped else "ANNOTATIONS ARE MALFORMED"
+                lines.append(f"  {split:<10}{len(audit.malformed):>12,} of {audit.total:,} {said}")
+                lines += [f"    {line}" for line in describe_findings(audit.malformed, name) if not skipped]
+            (noted if skipped else malformed).extend(_findings(split, audit.malformed, name))
+            lines += [f"  {split:<10}WARNING: objects: {line}" for line in describe_findings(audit.repeated, name)]
+            noted += _findings(split, audit.repeated, name)
             unusable = [] if masked is None else masked.audit(split).without_mask
             if unusable:
                 lines.append(

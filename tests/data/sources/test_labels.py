@@ -13,6 +13,7 @@ from lightning.pytorch import Trainer
 import linvit
 from linvit.data import ClassificationData
 from linvit.data.sources.labels import (
+    check_label,
     check_labels,
     check_same_classes,
     check_trained_classes,
@@ -44,8 +45,15 @@ def test_the_first_rows_outside_are_named():
     assert error_of(check_labels, table(labels), "image", "label", 4, "val", "here") == (
         "7 of 9 labels in the val split of 'here' lie outside the 4 classes, 0 to 3: row 1 (1.jpg) has 4, "
         "row 3 (3.jpg) has -1, row 4 (4.jpg) has None, row 5 (5.jpg) has 9, row 6 (6.jpg) has 9, and 2 more. "
-        "Repair or remove these rows, or set --data.num_classes"
+        "Repair or remove these rows"
     )
+
+
+@pytest.mark.parametrize(
+    ("label", "way"), [(None, "its row"), (-1, "its row"), (4, "its row, or set --data.num_classes")]
+)
+def test_of_one_label_only_one_that_is_too_large_may_be_right(label, way):
+    assert error_of(check_label, label, "1.jpg", 4, "x").endswith(f"Repair or remove {way}")
 
 
 def test_a_label_that_would_fill_the_memory_is_asked_about():

@@ -1,12 +1,16 @@
 """Tables beside images: text in them is text, and a whole number is one only if all are."""
 
+import os
+
 import datasets
 import pytest
 
 import linvit
 from linvit.cli.data import main
 from linvit.data import ClassificationData
+from linvit.data.sources.metadata import find_table
 from linvit.data.sources.splits import load_splits
+from linvit.reading import MOST
 from tests.data.images import picture, save
 
 
@@ -23,6 +27,13 @@ def write(root, name="metadata.csv", text=None, **splits):
 def columns(root, split="train"):
     rows = load_splits(str(root))[split]
     return {name: rows[name][:] for name in rows.column_names if name != "image"}
+
+
+def test_only_the_first_line_is_read_to_find_a_table(tmp_path):
+    table = tmp_path / "metadata.csv"
+    table.write_text("label,file_name\n")
+    os.truncate(table, MOST + 1)  # more than is ever read; it takes no place
+    assert find_table(tmp_path) == table
 
 
 WORDS = [

@@ -128,6 +128,13 @@ def test_what_differs_besides_is_said(folder):
     assert "NOT controlled" in report.controls(results(folder))
 
 
+def test_the_place_of_the_data_is_no_difference(folder):
+    for place, path in enumerate(folder.glob("*/*/config.yaml")):
+        config = yaml.safe_load(path.read_text()) | {"data": {"init_args": {"source": f"/place_{place}/images"}}}
+        path.write_text(yaml.safe_dump(config))
+    assert report.controls(results(folder)).startswith("Controlled: ")
+
+
 def test_runs_of_different_tasks_are_refused(tmp_path):
     write_run(tmp_path / "a/version_0")
     write_run(tmp_path / "b/version_0", task="linvit.tasks.SegmentationTask")

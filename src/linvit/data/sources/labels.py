@@ -102,7 +102,7 @@ def check_labels(rows: datasets.Dataset, image: str, label: str, num_classes: in
     first += [f"and {len(wrong) - SHOWN} more"] * (len(wrong) > SHOWN)
     raise UserError(
         f"{len(wrong)} of {len(rows)} labels in the {split} split of '{source}' lie outside the {num_classes} classes, "
-        f"0 to {num_classes - 1}: {', '.join(first)}. Repair or remove these rows, or set --data.num_classes"
+        f"0 to {num_classes - 1}: {', '.join(first)}. Repair or remove these rows"
     )
 
 
@@ -117,10 +117,11 @@ def check_label(
     label: int | None, name: str, num_classes: int | None, source: str, places: Sequence[int] | None = None
 ) -> int:
     """The label of one image, or its entry in `places`, if it lies in [0, num_classes); None is any number from 0."""
-    if label is None or label < 0 or (num_classes is not None and label >= num_classes):
+    beyond = label is not None and num_classes is not None and label >= num_classes
+    if label is None or label < 0 or beyond:
         raise UserError(
             f"the label of '{name}' in '{source}' is {label}, but there are {num_classes} classes: 0 to "
-            f"{(num_classes or 0) - 1}. Repair the label, or set --data.num_classes"
+            f"{(num_classes or 0) - 1}. Repair or remove its row" + ", or set --data.num_classes" * beyond
         )
     return label if places is None else places[label]
 

@@ -25,8 +25,8 @@ class ObjectAudit(NamedTuple):
     `annotated` counts those of each image that are sound and of a class, int (rows,). `trained` and `scored` have the
     row and the label of each of them that training uses, and that evaluation scores: all but crowds; `training` says
     which of both the split is for. `left_out` names those of them that training leaves out, `malformed` those that
-    cannot be read; `total` counts all, of other categories, too. `wrong_format` says if the boxes seem to be stored in
-    another format.
+    cannot be read, `repeated` those that are there before; `total` counts all, of other categories, too. `wrong_format`
+    says if the boxes seem to be stored in another format.
     """
 
     annotated: np.ndarray
@@ -38,6 +38,7 @@ class ObjectAudit(NamedTuple):
     total: int
     left_out: list[AnnotationFinding]
     malformed: list[AnnotationFinding]
+    repeated: list[AnnotationFinding]
     wrong_format: str | None
 
     @property
@@ -111,6 +112,9 @@ def audit_objects(
         malformed += findings(sound & known & (pixels < 0), "no segmentation, or a malformed one")
         sound &= pixels >= 0
     annotated = sound & known
+    first: dict[Any, int] = {}
+    keys = zip(where.tolist(), categories, map(tuple, corners), strict=True)
+    again = np.array([first.setdefault(key, i) != i for i, key in enumerate(keys)], bool)
     reasons = {f"an image with a side of less than {MIN_SIDE} pixels": ~large_enough(sizes[where])} if training else {}
     reasons |= left_out(objects, size)
     if masks:
@@ -135,6 +139,7 @@ def audit_objects(
         len(where) + len(unread),
         unused,
         malformed,
+        findings(annotated & again, "the image, class and box of another one"),
         _wrong_format(objects["boxes"], size, column.box_format),
     )
 

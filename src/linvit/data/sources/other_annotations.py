@@ -76,10 +76,8 @@ def other_annotations(path: Path) -> str:
             whole = "annotations" if split is None or split.string != file.stem else split[0].lower()
             return f"'{file}' is COCO's, but its name says no split. Call it '{file.with_name(f'{whole}.json')}'"
         first = first or (f"'{file}' has the format {kind}" if kind else "")
-    return (
-        f"{first}. Convert the annotations to COCO's JSON of instances, which Roboflow, CVAT and Label Studio export"
-        * bool(first)
-    )
+    way = "Convert the annotations to COCO's JSON of instances, which Roboflow, CVAT and Label Studio export"
+    return f"{first}. {way}" if first else ""
 
 
 def _files(path: Path) -> Iterator[Path]:

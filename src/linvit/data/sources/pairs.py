@@ -124,7 +124,7 @@ def pairs(folders: Folders, suffix: str, split: str) -> datasets.Dataset:
             f"images in '{folders.images}' and masks in '{folders.masks}', of the {split} split, do not belong "
             f"together: {len(images.keys() - masks.keys())} of {len(images)} images have no mask of the same name, and "
             f"{len(masks.keys() - images.keys())} of {len(masks)} masks no image, such as {quote_first(alone, 3)}. "
-            f"{_ending(images, masks)}"
+            f"{_ending(images, masks)}. If the folders are classes, use ClassificationData with --data.num_classes=N"
         )
     return path_table({"image": [*images.values()], "mask": [masks[stem] for stem in images]})
 

@@ -223,9 +223,12 @@ class Results:
             return value, False
 
     def controls(self) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
-        """The options that differ between runs, with all values: the experiment's; others, without which it is fair."""
-        options = [run.options() for variant in self.variants for run in variant.runs.values()]
-        values = differing(options)
+        """The options that differ between runs, with all values: the experiment's; others, without which it is fair.
+
+        Folders in which runs and data lie are not compared; see `result.portable`.
+        """
+        runs = [run for variant in self.variants for run in variant.runs.values()]
+        values = differing(result.portable(run.options()) for run in runs)
         own = {name: found for name, found in values.items() if covered(name, [*self.keys, *self.tuned])}
         return own, {name: found for name, found in values.items() if name not in own}
 
