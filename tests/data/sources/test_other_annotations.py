@@ -103,7 +103,7 @@ def test_annotations_one_folder_below_are_named(tmp_path, capsys):
         ({"train/cat/*5.txt": YOLO, "train/dog/*5.xml": VOC}, "ClassificationData"),
         ({"train/*metadata.csv": "file_name,label\n5.png,a\n2.png,b\n", "train/*5.txt": YOLO}, "ClassificationData"),
         (
-            {"*notes.txt": "0.5 is the threshold\n", "*x.json": '{"a": 1}', "*y.csv": "name,size\n"},
+            {"*notes.txt": "0.5 is the threshold\n", "*meta/train.json": '{"a": 1}', "*y.csv": "name,size\n"},
             "ClassificationData",
         ),
         ({"images/*../labels/5.txt": YOLO, "labels/*": None}, "SegmentationData"),

@@ -66,7 +66,8 @@ FORMATS: dict[str, tuple[str, Callable[[Any], Any]]] = {
 def other_annotations(path: Path) -> str:
     """Says which annotations in a folder are not read, and what to do; "" if none are found."""
     lower = [folder for folder in sorted(path.glob("*")) if folder.is_dir() and not folder.name.startswith(HIDDEN)]
-    if within := next((folder for folder in lower if find_coco(folder)), None):
+    found = {folder: find_coco(folder).values() for folder in lower}
+    if within := next((folder for folder, files in found.items() if COCO in map(_format_of, files)), None):
         return f"those of COCO lie one folder below. Give '{within}'"
     first = ""
     for file in _files(path):
