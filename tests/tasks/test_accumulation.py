@@ -5,9 +5,11 @@ import copy
 import pytest
 import torch
 from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, IterableDataset
 
+from linvit import UserError
 from tests.training import RandomImages, batch, batches, tiny_task, trainer
 
 
@@ -72,3 +74,33 @@ def test_it_is_the_mean_over_its_own_batches(tmp_path, streamed, window, options
     assert [len(own) for own, _ in watch.steps] == sizes
     for own, found in watch.steps:
         torch.testing.assert_close(found, mean_gradient(own), rtol=1e-4, atol=1e-6)
+
+
+class SaveOnce(Callback):
+    """Saves within an accumulation."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if batch_idx == 2:
+            trainer.save_checkpoint(self.path)
+
+
+def test_after_a_resume_within_an_accumulation_it_is_the_mean_over_the_rest(tmp_path):
+    """The gradients of before are not saved."""
+    path, options = tmp_path / "within.ckpt", {"max_epochs": 1, "accumulate_grad_batches": 4}
+    with pytest.warns(UserWarning, match="written within the accumulation of 4 batches"):
+        trainer(tmp_path, **options, callbacks=[SaveOnce(path)]).fit(tiny_task(warmup_steps=0), batches(64))
+    task, watch = tiny_task(label_smoothing=0.0, warmup_steps=0), Watch()
+    trainer(tmp_path, **options, callbacks=[watch]).fit(task, batches(64), ckpt_path=path)
+    assert [len(own) for own, _ in watch.steps] == [1, 4]
+    for own, found in watch.steps:
+        torch.testing.assert_close(found, mean_gradient(own), rtol=1e-4, atol=1e-6)
+
+
+def test_a_window_that_changes_between_epochs_is_refused(tmp_path):
+    """The schedule would count the steps of the first."""
+    runner = trainer(tmp_path, max_epochs=2, callbacks=[GradientAccumulationScheduler({0: 1, 1: 2})])
+    with pytest.raises(UserError, match="GradientAccumulationScheduler"):
+        runner.fit(tiny_task(), batches(16))

@@ -342,17 +342,21 @@ class Task(SavedTask):
         }
 
     def backward(self, loss: Tensor, *args: Any, **options: Any) -> None:
-        """Adds the gradient of a batch; that of a step is the mean over its batches, of which the last may have fewer.
+        """Adds the gradient of a batch; that of a step is the mean over its batches, which may be few.
 
-        Lightning divides by `accumulate_grad_batches` also what is left at the end of an epoch.
+        Lightning divides by `accumulate_grad_batches` also what is left at the end of an epoch, or after a resume.
         """
         super().backward(loss, *args, **options)
+        self._accumulated += 1
         trainer, batches = self.trainer, self.trainer.fit_loop.batch_idx + 1
-        left = batches % trainer.accumulate_grad_batches
-        if left and (trainer.is_last_batch or batches == trainer.num_training_batches):
+        window, last = trainer.accumulate_grad_batches, trainer.is_last_batch or batches == trainer.num_training_batches
+        if batches % window and not last:
+            return
+        if self._accumulated != window:
             for weight in self.parameters():
                 if weight.grad is not None:
-                    weight.grad *= trainer.accumulate_grad_batches / left
+                    weight.grad *= window / self._accumulated
+        self._accumulated = 0
 
     def configure_gradient_clipping(self, optimizer: Optimizer, *args: Any, **options: Any) -> None:
         """Clips; then the loss scaler of 16-mixed may let a fused optimiser skip the step, which takes no wait."""
@@ -366,6 +370,7 @@ class Task(SavedTask):
         log_at_once(self.trainer)
         self._precision = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision(self.hparams["float32_matmul_precision"])
+        self._accumulated = 0
         if stage == "fit" and self.ema is not None:
             check_ema_support(self.trainer)
         if stage == "fit" and self.teacher is not None:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, Literal, cast
 
 from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.utilities import rank_zero_warn
 from torch.utils.data import DataLoader
 
@@ -114,6 +115,11 @@ class Optimisation:
 
 def run_schedule(settings: Optimisation, trainer: Trainer) -> Schedule:
     """The learning-rate schedule of the run that a trainer is about to start."""
+    if any(isinstance(one, GradientAccumulationScheduler) for one in trainer.callbacks):  # type: ignore[attr-defined]
+        raise UserError(
+            "the learning rate needs the number of steps, which GradientAccumulationScheduler changes during the run: "
+            "leave it out of --trainer.callbacks, and set --trainer.accumulate_grad_batches"
+        )
     steps = trainer.estimated_stepping_batches
     if not math.isfinite(steps):
         raise UserError("the learning rate needs an end to decay to: set trainer.max_epochs or trainer.max_steps")

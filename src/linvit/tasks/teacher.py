@@ -178,8 +178,8 @@ def teacher_network(task: "Task", teacher: Teacher) -> nn.Module:
         return type(task)(**options).network
     if teacher.untrained:
         raise UserError(
-            f"the teacher '{teacher.source}' has not been trained to its end. Do that first, linvit fit --config "
-            f"{shlex.quote(Path(str(teacher.config)).as_posix())} --resume=auto, or have linvit linearize do so"
+            f"the teacher '{teacher.source}' has not been trained to its end. linvit linearize does that first, and so "
+            f"does\n  linvit fit --config {shlex.quote(Path(str(teacher.config)).as_posix())} --resume=auto"
         )
     from linvit.weights.load import load_pretrained  # knows the layouts of all official checkpoints
 
