@@ -7,7 +7,7 @@ import time
 import pytest
 
 import linvit
-from linvit.files import lock, sweep, unlock
+from linvit.files import lock, make_folder, sweep, unlock
 
 
 def hold(folder, ready):
@@ -53,3 +53,20 @@ def test_what_is_unfinished_is_swept(tmp_path):
     (tmp_path / "mine.tmp").touch()
     assert len(sweep(tmp_path)) == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["last.ckpt", "mine.tmp"]
+
+
+def test_nothing_is_made_in_the_place_of_a_run_that_was_renamed(tmp_path):
+    run, elsewhere = tmp_path / "version_0", tmp_path / "elsewhere"
+    lock(run / "checkpoints")
+    try:
+        make_folder(run / "attention_maps")
+        run.rename(elsewhere)
+        for folder in (run, run / "attention_maps", run / "checkpoints"):
+            with pytest.raises(FileNotFoundError, match="the folder of the run was renamed or deleted"):
+                make_folder(folder)
+        assert [path.name for path in tmp_path.iterdir()] == ["elsewhere"]
+        make_folder(tmp_path / "other")
+        elsewhere.rename(run)
+        make_folder(run / "more")
+    finally:
+        unlock(run / "checkpoints")

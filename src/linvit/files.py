@@ -2,7 +2,6 @@
 
 import errno
 import os
-import shlex
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,11 +9,14 @@ from pathlib import Path
 from typing import BinaryIO
 
 from linvit.errors import UserError
+from linvit.plain_text import in_shell
 from linvit.reading import check_regular
 
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
 """When a last.ckpt is replaced, the one before is kept under the other name."""
 BEST, BEST_AVERAGE = "best.ckpt", "best_ema.ckpt"
+CHECKPOINTS = "checkpoints"
+"""Folder of the checkpoints in that of a run."""
 
 TEMPORARY, LOCK = ".tmp", ".lock"
 _locked: dict[Path, BinaryIO] = {}  # folders of this process, and the open lock files
@@ -31,6 +33,17 @@ def check_new_file(path: Path) -> None:
         raise UserError(f"'{path}' exists: name another file, or remove it first")
     if not path.absolute().parent.is_dir():
         raise UserError(f"there is no folder '{path.parent}' to write '{path.name}' to. Make it first")
+
+
+def make_folder(folder: Path) -> None:
+    """Makes a folder for reports, and its parents, unless it lies in that of a run which was renamed or deleted.
+
+    Raises a `FileNotFoundError` if this process trains the run: nothing is made in place of its folder.
+    """
+    for run in (folder, *folder.parents):
+        if (own := (run / CHECKPOINTS).resolve()) in _locked and not _is_own(own):
+            raise FileNotFoundError(errno.ENOENT, "the folder of the run was renamed or deleted", str(run))
+    folder.mkdir(parents=True, exist_ok=True)
 
 
 @contextmanager
@@ -188,12 +201,16 @@ def check_reserved(folder: Path, config: str) -> None:
     It names the configuration from which the run is continued, a file beside the folder.
     """
     if not _is_own(folder):
-        config = shlex.quote((folder.parent / config).as_posix())
         raise UserError(
             f"'{folder}' was renamed, replaced or deleted while the run trained, so the run ends: it could not be "
             f"resumed from what it saves now. If the folder was deleted, start a new run; if not, give it back its "
-            f"name, then continue from its last checkpoint with\n  linvit fit --config {config} --resume=auto"
+            f"name, then continue from its last checkpoint with\n  {resume_command(folder.parent / config)}"
         )
+
+
+def resume_command(config: Path) -> str:
+    """Returns the command that continues the run in whose folder a configuration lies."""
+    return f"linvit fit --config {in_shell(config)} --resume=auto"
 
 
 def unlock(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 import csv
 import re
+import shlex
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -140,3 +141,20 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def shown(path: Path) -> Path:
+    """A path relative to the current folder if it lies in it."""
+    absolute = path.absolute()
+    return absolute.relative_to(Path.cwd()) if absolute.is_relative_to(Path.cwd()) else absolute
+
+
+def as_argument(path: Path) -> str:
+    """Returns a path that is taken neither for an option nor for a prefix such as `run:`."""
+    text = path.as_posix()
+    return f"./{text}" if re.match(r"-|[^/]*:", text) and not path.is_absolute() else text
+
+
+def in_shell(path: Path) -> str:
+    """Returns a path as a command has it: `shown`, and quoted."""
+    return shlex.quote(as_argument(shown(path)))

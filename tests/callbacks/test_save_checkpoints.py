@@ -4,6 +4,7 @@ import errno
 import math
 import os
 import re
+import shutil
 
 import pytest
 import torch
@@ -234,6 +235,49 @@ def test_what_was_trained_is_kept_when_a_validation_fails(tmp_path):
     assert step_of(last) == 2
     assert fit([None, 0.9, 0.5], last) == (0.5, pytest.approx(0.7))
     assert step_of(tmp_path / "checkpoints" / "best.ckpt") == 2
+
+
+def scored(folder, scores, last=None):
+    """State of the last checkpoint, and of best.ckpt, after epochs that score as given."""
+    options = {"callbacks": [SaveCheckpoints(), ExactResume()], "enable_checkpointing": True}
+    trainer(folder, max_epochs=len(scores), **options).fit(Scores(scores), ckpt_path=last)
+    states = [
+        read(folder / "checkpoints" / name)["callbacks"]["SaveCheckpoints"] for name in ("last.ckpt", "best.ckpt")
+    ]
+    return [(state["val/score"], state["epochs"]["val/score"]) for state in states]
+
+
+@pytest.mark.parametrize("damage", [os.remove, lambda path: os.truncate(path, 1000)], ids=["missing", "damaged"])
+def test_a_best_whose_file_is_lost_is_not_the_best(tmp_path, damage):
+    scored(tmp_path, [0.875, 0.5])
+    damage(tmp_path / "checkpoints/best.ckpt")
+    with pytest.warns(UserWarning, match=r"the best val/score was 0\.875 of epoch 1, but .* is missing or damaged"):
+        found = scored(tmp_path, [None, None, 0.25, 0.125], tmp_path / "checkpoints/last.ckpt")
+    assert found == [(0.25, 3), (0.25, 3)]
+    assert step_of(tmp_path / "checkpoints/best.ckpt") == 3
+
+
+def test_a_best_of_epochs_that_a_resumed_run_does_not_have_is_not_its_best(tmp_path):
+    scored(tmp_path, [0.5])
+    early = shutil.copy(tmp_path / "checkpoints/last.ckpt", tmp_path / "early.ckpt")
+    scored(tmp_path, [None, 0.875], early)
+    with pytest.warns(UserWarning, match=r"was 0\.5 of epoch 1, but .* is that of epoch 2, 0\.875"):
+        assert scored(tmp_path, [None, 0.25, 0.125], early) == [(0.25, 2), (0.25, 2)]
+
+
+def test_a_best_whose_other_name_could_not_be_written_is_the_best(tmp_path, monkeypatch):
+    """best.ckpt was replaced, and last.ckpt was not."""
+
+    written = iter([True, False])
+
+    def link(path, other):
+        if not next(written):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(other))
+        files.link(path, other)
+
+    monkeypatch.setattr(module, "link", link)
+    with pytest.warns(UserWarning, match=r"last\.ckpt' could not be saved"):
+        assert scored(tmp_path, [0.5, 0.875, 0.25]) == [(0.875, 2), (0.875, 2)]
 
 
 def test_a_metric_that_nobody_logs_is_a_user_error(tmp_path):

@@ -1,9 +1,12 @@
 """Configurations that start from others."""
 
+from pathlib import Path
+
 import pytest
 
 from linvit import UserError
 from linvit.model_info import CONFIGS
+from linvit.plain_text import in_shell
 from linvit.runs.configs import configs, with_bases
 from tests.cli.runs import linvit
 
@@ -30,6 +33,14 @@ def test_bases_come_first_each_once_in_order(write):
         "--base=null",
     ]
     assert with_bases([f"--config={high}"]) == ["--config", low, "--config", high, "--base=null"]
+
+
+@pytest.mark.parametrize("name", ["-mine", "run:mine"])
+def test_a_path_is_no_option_and_no_saved_configuration(write, name, monkeypatch):
+    file = write(f"{name}.yaml", "trainer: {max_epochs: 3}")
+    monkeypatch.chdir(Path(file).parent)
+    assert in_shell(Path(file)) == f"./{name}.yaml"
+    assert with_bases(["--config", f"./{name}.yaml"]) == ["--config", f"./{name}.yaml"]
 
 
 def test_a_command_line_without_bases_stays(write):

@@ -51,6 +51,18 @@ def test_new_rows_are_appended_to_those_of_a_long_run(tmp_path, monkeypatch):
     assert [(row["step"], row["lr"]) for row in rows(tmp_path)[2:]] == [("2", ""), ("300", "0.4"), ("301", "")]
 
 
+@pytest.mark.parametrize("lose", [lambda path: path.unlink(), lambda path: path.write_text("")], ids=["gone", "empty"])
+def test_a_file_that_is_deleted_or_emptied_meanwhile_is_written_again(tmp_path, lose):
+    logger = CsvLogger(tmp_path)
+    for step in (0, 1):
+        logger.log_metrics({"loss": float(step)}, step)
+        logger.save()
+    lose(tmp_path / "metrics.csv")
+    logger.log_metrics({"loss": 2.0}, 2)
+    logger.save()
+    assert [row["loss"] for row in rows(tmp_path)] == ["0.0", "1.0", "2.0"]
+
+
 def cut(writer, _):
     """As a full disk does."""
     writer.writer.writerow([30])

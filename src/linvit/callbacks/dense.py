@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw, ImageFont
 from linvit import coco_masks
 from linvit.callbacks.common import LIGHT, Paper, add_picture, class_names, pixels
 from linvit.callbacks.report import rendered, training_on, write_picture
-from linvit.files import rewriting
+from linvit.files import make_folder, rewriting
 from linvit.rasters import georeference, write_tiff
 
 OPACITY = 0.6  # of the colours over a picture
@@ -111,7 +111,7 @@ class ValidationPictures(Callback):
             ImageDraw.Draw(titles).text(place, title, "black", ImageFont.load_default(12), anchor="mm")
         picture = np.concatenate([np.asarray(titles), *self._rows, *self.below(pl_module)])
         with training_on(trainer):
-            Path(folder).mkdir(parents=True, exist_ok=True)
+            make_folder(Path(folder))
             write_picture(Path(folder) / f"val_{self.name}.png", Image.fromarray(picture))
             add_picture(trainer, f"val/{self.name}", picture)
 

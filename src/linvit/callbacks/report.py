@@ -15,7 +15,7 @@ from PIL import Image
 from torchmetrics.classification import MulticlassConfusionMatrix
 
 from linvit.callbacks.common import add_picture, class_names, gather
-from linvit.files import rewriting
+from linvit.files import make_folder, rewriting
 from linvit.plain_text import write_csv
 
 MOST = 50  # classes in a picture
@@ -76,7 +76,7 @@ class Report(Callback):
             rows.append([own, str(count), *("" if np.isnan(value) else f"{value:.6f}" for value in values)])
         picture = draw()
         with training_on(trainer):
-            Path(folder).mkdir(parents=True, exist_ok=True)
+            make_folder(Path(folder))
             write_table(Path(folder) / f"{stage}_classes.csv", rows)
             if images:
                 write_table(Path(folder) / f"{stage}_images.csv", images)

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+from zipfile import is_zipfile
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -19,7 +20,19 @@ from torch import Tensor
 
 from linvit import checksum
 from linvit.errors import UserError, check_choice
-from linvit.files import BEST, BEST_AVERAGE, LAST, check_reserved, link, lock, replacing, sweep, unlock
+from linvit.files import (
+    BEST,
+    BEST_AVERAGE,
+    LAST,
+    check_reserved,
+    link,
+    lock,
+    make_folder,
+    replacing,
+    resume_command,
+    sweep,
+    unlock,
+)
 
 EPOCHS = "epochs"
 """Of the state of `SaveCheckpoints`: the epochs of the best values, which are there by the names of their metrics."""
@@ -42,7 +55,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             return
         path = Path(path)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(path.parent)
             # In memory, as Lightning does: what torch.save meets in a file it words without the system's reason.
             archive = io.BytesIO()
             torch.save(on_cpu(checkpoint), archive)
@@ -199,8 +212,8 @@ class SaveCheckpoints(Checkpoint):
         with suppress(UserError):  # which `exception` may be
             if self.save(trainer):
                 rank_zero_info(
-                    f"the validation at step {trainer.global_step} has failed; what was trained is saved, and linvit "
-                    f"fit --resume=auto continues with the validation"
+                    f"the validation at step {trainer.global_step} has failed; what was trained is saved. Continue "
+                    f"with the validation:\n  {resume_command(Path(str(self.dirpath)).parent / self.config)}"
                 )
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -215,6 +228,7 @@ class SaveCheckpoints(Checkpoint):
 
     def _save_and_choose(self, trainer: Trainer) -> None:
         """Saves, also under the names of the best if this state is one of them."""
+        self._compare_with_files(trainer.current_epoch)
         before = self.state_dict()
         values = {name: float(value) for name, value in trainer.callback_metrics.items()}
         # Without a new validation the score is that of other weights, as where max_steps ends an epoch early.
@@ -226,6 +240,36 @@ class SaveCheckpoints(Checkpoint):
         names = [best.name for best in due if best.monitor in values and best.take(values[best.monitor], epoch)]
         if not self._save(trainer, trainer.strategy.broadcast(names)):
             self.load_state_dict(before)
+
+    def _compare_with_files(self, epochs: int) -> None:
+        """Takes the best of the epochs that were trained from its file; forgets one whose file is gone or of others.
+
+        It is of others if the run was resumed from an earlier checkpoint: the files of later ones are still there.
+        """
+        there = self._reserved is not None and self._reserved.is_dir()
+        for best in self.best if there else []:
+            path = Path(str(self.dirpath), best.name)
+            if best.value is None or (kept := self._kept(path, best)) == (best.value, best.epoch):
+                continue
+            if kept is not None and isinstance(kept[0], float) and isinstance(kept[1], int) and kept[1] <= epochs:
+                best.value, best.epoch = kept
+                continue
+            found = "is missing or damaged" if kept is None else f"is that of epoch {kept[1]}, {kept[0]}"
+            rank_zero_warn(
+                f"the best {best.monitor} was {best.value} of epoch {best.epoch}, but '{path}' {found}: the best from "
+                f"now on takes its place"
+            )
+            best.value = best.epoch = None
+
+    def _kept(self, path: Path, best: Best) -> tuple[Any, Any] | None:
+        """Returns value and epoch in the file of a best state; None if it is missing or damaged."""
+        if not is_zipfile(path):
+            return None
+        try:
+            state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)["callbacks"][self.state_key]
+            return state[best.monitor], (state.get(EPOCHS) or {}).get(best.monitor)
+        except Exception:  # of another way to write, or with the objects of other callbacks
+            return best.value, best.epoch
 
     def _save(self, trainer: Trainer, names: list[str]) -> bool:
         """Writes last.ckpt, under other names, too."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning.fabric import Fabric
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from linvit.cli.export import check_finished
 from linvit.data import ClassificationData
@@ -17,8 +17,11 @@ from linvit.evaluation.model import TIMM, EvaluatedModel, read_model
 from linvit.evaluation.report import corruption_tables, table_of, top1_by_set, write
 from linvit.evaluation.scores import Evaluator
 from linvit.evaluation.sets import ImageSet, read_set, real_labels
+from linvit.files import CHECKPOINTS
+from linvit.plain_text import shown
 from linvit.runs import result
-from linvit.runs.folder import RESULT, RunFolder, check_writable, run_of_checkpoint, saved, shown
+from linvit.runs.checkpoint import Checkpoint
+from linvit.runs.folder import RESULT, RunFolder, check_writable, run_of_checkpoint, saved
 from linvit.runs.run import Run
 from linvit.runs.trainer import usable_accelerator
 from linvit.terminal import argument_parser, reflow, table
@@ -77,7 +80,11 @@ def main(argv: list[str]) -> int:
         print(shown(write(scores, model, others, args.model, shlex.join(["linvit", "evaluate", *argv]), folder)))
         run = run_of_checkpoint(args.model)
         if run is not None and (run / RESULT).exists() and RunFolder(run).is_best(args.model):
-            record = result.read(run / RESULT)
+            record, best = result.read(run / RESULT), [run / CHECKPOINTS / name for name in RunFolder(run).best]
+            scored = Checkpoint(args.model if Path(args.model).is_file() else next(filter(Path.exists, best)))
+            if reason := result.check_best(run / RESULT, record, scored.saved):
+                rank_zero_info(reason)
+                return 0
             named = scores
             if other := given.get("clean"):  # not the run's own images
                 name, of = other[0].resolve().name, ("clean", "real")

@@ -9,10 +9,10 @@ import torch
 
 from linvit.errors import UserError
 from linvit.experiments.measure import interleaved
-from linvit.files import LAST, check_new_file
+from linvit.files import CHECKPOINTS, LAST, check_new_file
 from linvit.inference.description import build_task, read_trained
 from linvit.inference.export import SUFFIXES, TOLERANCE, Export, RunFile
-from linvit.runs.folder import CHECKPOINTS, RunFolder
+from linvit.runs.folder import RunFolder
 from linvit.terminal import argument_parser, reflow, table
 from linvit.testing.compile import has_compiler
 from linvit.testing.numbers import worst

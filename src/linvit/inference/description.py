@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from linvit import tasks
 from linvit.entries import restrict_imports_to
 from linvit.errors import UserError, quote_first
-from linvit.files import replacing
+from linvit.files import CHECKPOINTS, replacing
 from linvit.finite import not_finite
 from linvit.reading import check_regular
 from linvit.runs.checkpoint import check_same_model, checkpoint_in, read_checkpoint
-from linvit.runs.folder import CHECKPOINTS, RunFolder, best_checkpoints, newest
+from linvit.runs.folder import RunFolder, best_checkpoints, newest
 from linvit.runs.parser import known_class
 from linvit.tasks.base import SET_BY_RUN, Task
 from linvit.tasks.optimisation import Optimisation

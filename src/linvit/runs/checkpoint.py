@@ -20,10 +20,10 @@ from linvit.callbacks.save_checkpoints import SaveCheckpoints
 from linvit.data.base import ImageData
 from linvit.entries import restrict_imports_to
 from linvit.errors import UserError, quote_first
-from linvit.files import LAST, PREVIOUS
+from linvit.files import CHECKPOINTS, LAST, PREVIOUS
 from linvit.finite import not_finite
+from linvit.plain_text import in_shell, shown
 from linvit.runs.folder import (
-    CHECKPOINTS,
     CONFIG,
     RunFolder,
     flat,
@@ -31,7 +31,6 @@ from linvit.runs.folder import (
     run_name,
     run_of_checkpoint,
     run_of_config,
-    shown,
     versions,
 )
 from linvit.signatures import equal_options
@@ -162,15 +161,17 @@ def read_checkpoint(path: str | Path, resumed: bool = False) -> dict[str, Any]:
         raise UserError(f"there is no checkpoint at '{path}'")
     option = f"--model.pretrained={shlex.quote(path.as_posix())}"
     start = f"\nTo start from the weights of another program: {option}, without --ckpt_path"
+    run = run_of_checkpoint(path)
+    whole = ""
+    if run is not None and run_config(run).exists():
+        whole = f"\nTo continue from the newest that is whole:\n  {RunFolder(run).command}"
     try:
         content = torch_file.load(path, objects=False)
         return check_content(content, path, resumed)
     except UserError as error:
         before = path.with_name(PREVIOUS)
         other = f"the one before is '{before}'" if before.is_file() else f"others may lie in {path.parent}"
-        raise UserError(
-            f"checkpoint {error}; {other}. linvit fit --resume=auto continues from the newest that is whole{start}"
-        ) from error
+        raise UserError(f"checkpoint {error}; {other}{start}{whole}") from error
 
 
 def check_same_model(
@@ -278,7 +279,7 @@ def before(run: Path, checkpoint: Checkpoint) -> Checkpoint:
     """The newest checkpoint of a run that is older than a given one."""
     older = next((other for other in whole_checkpoints(run) if other.step < checkpoint.step), None)
     if older is None:
-        config, path = (shlex.quote(shown(path).as_posix()) for path in (run_config(run), Path(checkpoint.path)))
+        config, path = in_shell(run_config(run)), in_shell(Path(checkpoint.path))
         raise UserError(
             f"{shown(run)} was trained to its end, but its last evaluation is not in its metrics.csv, and there is no "
             f"earlier checkpoint to continue from. To train it again, delete its folder; to score it:\n  linvit "

@@ -12,6 +12,7 @@ import yaml
 from linvit import yaml_text
 from linvit.errors import UserError, did_you_mean
 from linvit.model_info import ADE20K, COCO, CONFIGS, mapping, table
+from linvit.plain_text import as_argument
 
 FLAG, SHORT = "--config", "-c"
 SAVED = "run:"
@@ -83,7 +84,7 @@ def with_bases(argv: Sequence[str]) -> list[str]:
         else:
             for path in chain(config_file(config)):
                 row = None if path.is_file() else {**yaml_text.load(text(path), f"'{path}'"), "base": None}
-                expanded += [FLAG, str(path) if row is None else json.dumps(row)]  # a row of a table by its content
+                expanded += [FLAG, as_argument(path) if row is None else json.dumps(row)]  # a row by its content
     merged = expanded.count(FLAG) > len(configs(argv))
     return [*expanded, "--base=null"] if merged else expanded
 

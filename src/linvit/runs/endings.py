@@ -16,7 +16,6 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from shlex import quote
 
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -27,7 +26,9 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from linvit.callbacks.save_checkpoints import SaveCheckpoints
 from linvit.errors import UserError, find_user_error
-from linvit.runs.folder import how_to_resume, run_config, shown
+from linvit.files import LAST
+from linvit.plain_text import in_shell, shown
+from linvit.runs.folder import how_to_resume, run_config
 from linvit.signals import STOP, Stopped, name
 from linvit.tasks.published import PublishedScores
 
@@ -40,7 +41,8 @@ LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", 
 class Ranks(Callback):
     """Ends all ranks of a run on this machine when one has ended, and says which it was."""
 
-    def __init__(self, trainer: Trainer) -> None:
+    def __init__(self, trainer: Trainer, command: str | None = None) -> None:
+        self.command = command  # that resumes it, if it is not linvit fit
         self.rank, self.world = trainer.global_rank, trainer.world_size
         self.run: Path | None = None
         self.over = threading.Event()  # all ranks have come to an end in good order: none is to be ended by another
@@ -73,7 +75,7 @@ class Ranks(Callback):
 
     def say(self, text: str) -> None:
         """Prints why the run has ended, and how to resume it."""
-        way = "" if self.run is None else f"{how_to_resume(self.run)}\n"
+        way = "" if self.run is None else f"{how_to_resume(self.run, self.command)}\n"
         os.write(2, f"\nlinvit: error: {text}\n{way}".encode())
 
     def _watch_children(self, processes: list[subprocess.Popen[bytes]]) -> None:
@@ -140,7 +142,8 @@ def in_words(trainer: Trainer, ranks: Ranks) -> Iterator[None]:
     except Stopped as stop:
         STOP.ended_by = stop.by
         ranks.over.set()
-        rank_zero_info(f"{stop}\n{how_to_resume(ranks.run)}" if ranks.run is not None else str(stop))
+        way = "" if ranks.run is None else f"\n{how_to_resume(ranks.run, ranks.command)}"
+        rank_zero_info(f"{stop}{way}")
         with suppress(RuntimeError):  # another rank is gone
             trainer.strategy.barrier()  # launchers end the others when one has ended, and loggers are to be closed
         raise SystemExit(STOP.exit_code(stop.by)) from None
@@ -199,21 +202,23 @@ def moved(trainer: Trainer) -> UserError | None:
 
 
 def run_summary(saves: SaveCheckpoints, predict_with: str, run: Path, changes: Sequence[str]) -> str:
-    """Best scores, their checkpoints, and the commands to continue with, by changes; "" if none is kept."""
-    paths: list[str] = []
+    """Best scores, their checkpoints, and the commands to continue with, by changes; "" if nothing was saved."""
+    paths: list[Path] = []
     lines: list[str] = []
-    for best in (best for best in saves.best if best.value is not None):
-        paths.append(shown(Path(str(saves.dirpath), best.name)).as_posix())
-        lines += [f"best {best.monitor}  {best.value:.4f}", f"checkpoint      {paths[-1]}"]
-    if not paths:
+    folder = Path(str(saves.dirpath))
+    for best in (best for best in saves.best if best.value is not None and (folder / best.name).exists()):
+        paths.append(folder / best.name)
+        lines += [f"best {best.monitor}  {best.value:.4f}", f"checkpoint      {shown(paths[-1]).as_posix()}"]
+    if not (folder / LAST).exists():
         return ""
-    config = quote(shown(run_config(run)).as_posix())
-    lines += [
-        f"test it         linvit test --config {config} --ckpt_path {quote(paths[-(predict_with == 'ema')])}",
-        f"continue it     linvit fit --config {config} --resume=auto{''.join(f' --trainer.{one}' for one in changes)}",
-    ]
+    config = in_shell(run_config(run))
+    if paths:
+        best = in_shell(paths[-(predict_with == "ema")])
+        lines.append(f"test it         linvit test --config {config} --ckpt_path {best}")
+    more = "".join(f" --trainer.{one}" for one in changes)
+    lines.append(f"continue it     linvit fit --config {config} --resume=auto{more}")
     if any(run.glob("events.out.tfevents.*")):
-        lines.append(f"look at it      tensorboard --logdir {quote(shown(run.parent).as_posix())}")
+        lines.append(f"look at it      tensorboard --logdir {in_shell(run.parent)}")
     return "\n" + "".join(f"  {line}\n" for line in lines)
 
 

@@ -3,7 +3,6 @@
 import json
 import math
 import re
-import shlex
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -16,14 +15,14 @@ import yaml
 
 from linvit import yaml_text
 from linvit.errors import UserError
-from linvit.files import BEST, BEST_AVERAGE
+from linvit.files import BEST, BEST_AVERAGE, CHECKPOINTS, resume_command
 from linvit.model_info import CONFIGS
 from linvit.plain_text import read_csv
 from linvit.reading import read_text
 from linvit.runs.configs import SAVED
 from linvit.runs.configs import find as find_config
 
-CONFIG, CURVES, HPARAMS, CHECKPOINTS = "config.yaml", "metrics.csv", "hparams.yaml", "checkpoints"
+CONFIG, CURVES, HPARAMS = "config.yaml", "metrics.csv", "hparams.yaml"
 RESULT = "result.json"
 """Record of a finished run; see `linvit.runs.result`."""
 TUNING = "tuning"
@@ -206,7 +205,7 @@ class RunFolder:
     @property
     def command(self) -> str:
         """The command that continues it."""
-        return f"linvit fit --config {shlex.quote(shown(run_config(self.folder)).as_posix())} --resume=auto"
+        return resume_command(run_config(self.folder))
 
     def check_complete(self, way: str = "") -> None:
         """Raises a `UserError` if the run is not, with the command that continues it, and another `way` out."""
@@ -364,12 +363,16 @@ def saved(run: Path) -> str:
     return f"{SAVED}{run_config(run)}"
 
 
-def how_to_resume(run: Path) -> str:
-    """Returns how to resume a run that something has ended, or how to start it again if it has saved no checkpoint."""
+def how_to_resume(run: Path, command: str | None = None) -> str:
+    """Returns how to resume a run that something has ended, or how to start it again if it has saved no checkpoint.
+
+    A `command` of another verb than fit takes the place of that of the run.
+    """
     if not run_config(run).exists():
         return ""
     saved = any((run / CHECKPOINTS).glob("*.ckpt"))
-    return f"{'continue' if saved else 'no checkpoint was saved; start again'} with\n  {RunFolder(run).command}"
+    how = "continue" if saved else "no checkpoint was saved; start again"
+    return f"{how} with\n  {command or RunFolder(run).command}"
 
 
 def check_writable(folder: Path, option: str = "--trainer.default_root_dir") -> None:
@@ -382,12 +385,6 @@ def check_writable(folder: Path, option: str = "--trainer.default_root_dir") -> 
             f"cannot write to the output folder '{folder}': '{existing}': {error.strerror}. Choose another one with "
             f"{option}"
         ) from error
-
-
-def shown(path: Path) -> Path:
-    """A path relative to the current folder if it lies in it."""
-    absolute = path.absolute()
-    return absolute.relative_to(Path.cwd()) if absolute.is_relative_to(Path.cwd()) else absolute
 
 
 def _mapping(part: Any) -> dict[str, Any]:

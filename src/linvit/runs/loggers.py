@@ -88,6 +88,7 @@ class CsvLogger(Logger):
 
     def _write(self) -> None:
         appended = bool(self._columns) and all(row.keys() <= set(self._columns) for row in self._new.values())
+        appended &= self.file.exists() and self.file.stat().st_size > 0  # else it was deleted or emptied meanwhile
         rows = self._new if appended else self._rows
         columns = self._columns if appended else [*dict.fromkeys(tag for row in rows.values() for tag in row)]
         self._columns = []

@@ -134,10 +134,22 @@ def write(path: Path, record: Mapping[str, Any]) -> None:
     write_text(path, json.dumps(record, indent=1, allow_nan=False) + "\n")
 
 
+def check_best(path: Path, record: Mapping[str, Any], state: Any) -> str:
+    """Returns why scores of a best checkpoint, with the state of its `SaveCheckpoints`, do not belong to a record."""
+    score = record["score"]
+    named = score["best"], score["best_epoch"]
+    if (kept := kept_scores(state).get(score["tag"], named)) == named:
+        return ""
+    return (
+        f"these scores are not added to {path}: its best {score['tag']} is {named[0]} of epoch {named[1]}, and that of "
+        f"the checkpoint {kept[0]} of epoch {kept[1]}. The run was resumed since; finish it first"
+    )
+
+
 def add_test(
     run: RunFolder,
     checkpoint: str,
-    saved: Mapping[str, tuple[float, int]],
+    state: Any,
     options: Mapping[str, Any],
     data: ImageData,
     scores: Mapping[str, float],
@@ -145,8 +157,8 @@ def add_test(
 ) -> None:
     """Adds the scores of `linvit test` to the record of a run.
 
-    They are its own if they are of the best checkpoint that it names, whose `kept_scores` are `saved`, and of its data,
-    with the `options` of data and evaluation that it was trained with.
+    They are its own if they are of the best checkpoint that it names, whose `SaveCheckpoints` had this `state`, and of
+    its data, with the `options` of data and evaluation that it was trained with.
     """
     path = run.folder / RESULT
     record = read(path)
@@ -154,15 +166,10 @@ def add_test(
     same = {*before} & {*now} - {"data.batch_size"}  # a run of another version may have others
     changed = [name for name in sorted(same) if before[name] != now[name]]
     other = "other data" if record["data"] != data_facts(data) else f"another {changed[0]}" if changed else ""
-    score = record["score"]
-    named = score["best"], score["best_epoch"]
     if not run.is_best(checkpoint):
         rank_zero_info(f"these scores are not added to {path}, which is of {run.best[0]}")
-    elif (kept := saved.get(score["tag"], named)) != named:
-        rank_zero_info(
-            f"these scores are not added to {path}: its best {score['tag']} is {named[0]} of epoch {named[1]}, and "
-            f"that of the checkpoint {kept[0]} of epoch {kept[1]}. The run was resumed since; finish it first"
-        )
+    elif reason := check_best(path, record, state):
+        rank_zero_info(reason)
     elif other:
         rank_zero_info(f"these scores are not added to {path}, whose run has {other}")
     else:

@@ -25,15 +25,15 @@ from linvit.callbacks.non_finite import NonFiniteGuard
 from linvit.callbacks.save_checkpoints import SaveCheckpoints
 from linvit.data.base import ImageData
 from linvit.errors import UserError, check_number
-from linvit.files import LAST
+from linvit.files import CHECKPOINTS, LAST
 from linvit.image_size import image_size
+from linvit.plain_text import shown
 from linvit.runs import result
 from linvit.runs.checkpoint import Checkpoint, Found, SameCheckpoint, checkpoint_in, find, read_checkpoint
 from linvit.runs.conditions import conditions
 from linvit.runs.configs import SAVED, configs
 from linvit.runs.endings import Ranks, in_words, run_summary, score_table, unsaved
 from linvit.runs.folder import (
-    CHECKPOINTS,
     RESULT,
     RunFolder,
     best_checkpoints,
@@ -44,7 +44,6 @@ from linvit.runs.folder import (
     run_name,
     run_of_checkpoint,
     run_of_config,
-    shown,
 )
 from linvit.runs.loggers import CsvLogger, RowCount, run_loggers
 from linvit.runs.parser import CommandLine, TrainerOptions, build_task, instantiate
@@ -82,6 +81,7 @@ class Run:
 
     checkpoint: Checkpoint | None = None  # that is resumed or scored
     folder: Path | None = None  # of the run that is
+    resume_with: str | None = None  # command of another verb than fit that has started it, and resumes it
     finished = False  # whether `--resume=auto` has found a run that has nothing left to do
     _found: Found | None = None
 
@@ -211,8 +211,8 @@ class Run:
                     run, checkpoint = RunFolder(self.folder), self.settings.ckpt_path
                     own = ("data.", *(f"model.{name}" for name in self.task.evaluation_options))
                     options = {name: value for name, value in flat(self.config).items() if name.startswith(own)}
-                    kept = result.kept_scores(self.checkpoint.saved if self.checkpoint else None)
-                    result.add_test(run, checkpoint, kept, options, self.data, scores, counter.images)
+                    state = self.checkpoint.saved if self.checkpoint else None
+                    result.add_test(run, checkpoint, state, options, self.data, scores, counter.images)
 
     def _say_how_it_went(self) -> None:
         if self.trainer.fast_dev_run:  # type: ignore[attr-defined]  # nothing is kept
@@ -380,7 +380,7 @@ class Run:
         if options["sync_batchnorm"] and trainer.world_size > 1 and isinstance(trainer.accelerator, CPUAccelerator):
             raise UserError("torch normalises batches over ranks on GPUs only: leave out --trainer.sync_batchnorm")
         check_nccl(trainer)
-        self._ranks = Ranks(trainer)
+        self._ranks = Ranks(trainer, self.resume_with)
         if not self._fits:
             anywhere = self.checkpoint is not None or self.verb == "predict"
             task.report_folder = self.folder or (Path() if anywhere else None)

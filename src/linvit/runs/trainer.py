@@ -30,7 +30,7 @@ from linvit.callbacks.monitors import (
 from linvit.callbacks.save_checkpoints import SaveCheckpoints
 from linvit.callbacks.stop_on_signal import StopOnSignal
 from linvit.errors import UserError
-from linvit.files import replacing
+from linvit.files import make_folder, replacing
 from linvit.runs.folder import run_config, run_configs
 from linvit.tasks.base import Task
 
@@ -197,7 +197,7 @@ class SaveRunConfig(Callback):
             return
         last = run_config(folder)
         if not last.exists() or _options(last) != _options(self.text):
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             with replacing(folder / self.name) as file:
                 file.write(self.text.encode())
             names = [path.name for path in run_configs(folder)]

@@ -19,6 +19,7 @@ from linvit.callbacks.attention.measurement import Measurement
 from linvit.callbacks.common import LIGHT, Paper, add_picture, pixels, rgb
 from linvit.callbacks.report import write_picture
 from linvit.errors import UserError, check_number
+from linvit.files import make_folder
 
 FOLDER = "attention_maps"
 
@@ -70,7 +71,7 @@ class AttentionMaps(Measurement):
             picture, step = gallery(rows, kind), trainer.global_step
             if self.folder is not None:
                 path = self.folder / FOLDER / f"{step:07}_{kind}.png"
-                path.parent.mkdir(parents=True, exist_ok=True)
+                make_folder(path.parent)
                 write_picture(path, picture)
             add_picture(trainer, f"attention/{kind}", picture)
 

@@ -15,6 +15,7 @@ from torch.utils.data import get_worker_info
 from linvit.data.loading.sampler import sample_seed
 from linvit.data.transforms.decode import Bands, Kind, decode, header, stored_values
 from linvit.errors import UserError, check_choice
+from linvit.files import make_folder
 from linvit.plain_text import cell_of, printable, read_csv, write_csv
 from linvit.reading import read_regular
 
@@ -219,7 +220,7 @@ class BadImages:
         """Appends a line unless the file has the name already; the lock keeps other processes away meanwhile."""
         if self.report is None:
             return
-        self.report.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self.report.parent)
         lock = FileLock(self.report.with_name(f".{self.report.name}.lock"))
         with lock, self.report.open("a", newline="", encoding="utf-8") as file:
             if cell_of(bad.name) not in read_csv(self.report, "image", lambda row: row["image"]):

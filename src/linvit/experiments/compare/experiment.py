@@ -14,9 +14,9 @@ from linvit.errors import UserError
 from linvit.experiments.compare.grid import GONE, UNSAFE, Sweep, value_label
 from linvit.experiments.compare.options import differing
 from linvit.experiments.compare.results import Results, Variant, with_teachers
-from linvit.files import is_locked, lock, write_text
+from linvit.files import CHECKPOINTS, is_locked, lock, write_text
 from linvit.reading import read_text
-from linvit.runs.folder import CHECKPOINTS, OUTCOME, PER_RUN, TUNING, RunFolder, flat, newest, read_yaml
+from linvit.runs.folder import OUTCOME, PER_RUN, TUNING, RunFolder, flat, newest, read_yaml
 from linvit.signals import STOP
 
 FILE = "compare.yaml"  # the grid, in the folder of an experiment
@@ -80,8 +80,17 @@ class SweepRun:
         self.folder.mkdir(parents=True, exist_ok=True)
         write_text(self.config, yaml.safe_dump(config, sort_keys=False))
 
+    def check_folder(self) -> None:
+        """Raises a `UserError` if the folder was renamed or deleted since it was made."""
+        if not self.folder.is_dir():
+            raise UserError(
+                f"'{self.folder}' was renamed or deleted while linvit compare was running, so it ends. Give it back "
+                f"its name, then repeat the command: what is missing is run"
+            )
+
     def ended(self, code: int, seconds: float) -> State:
         """Writes down with which exit code a process has ended, and how many seconds it has taken."""
+        self.check_folder()
         stopped = STOP.received is not None or STOP.is_exit_code(code)
         state: State = "finished" if code == 0 else "stopped" if stopped else "failed"
         outcome = {"state": state, "exit_code": code, "seconds": round(self.seconds + seconds, 1)}
