@@ -1,6 +1,7 @@
 """`linvit compare`: both forms of a grid, its checks before the first cell, and reports of runs that exist."""
 
 import csv
+import shlex
 import signal
 
 import pytest
@@ -11,6 +12,7 @@ from linvit.cli import compare
 from linvit.cli.compare.run import resolve
 from linvit.experiments.compare.experiment import Experiment
 from linvit.experiments.compare.grid import Sweep
+from linvit.plain_text import in_shell
 from linvit.registry import attentions
 from linvit.runs.run import Run
 from linvit.signals import STOP
@@ -60,7 +62,7 @@ def test_a_configuration_takes_the_place_of_the_files_and_a_part_is_added(parsed
     mine = str(tmp_path / "mine.yaml")
     assert parsed(mine, "--config", "imagenet/deit_tiny")[0].config == ["imagenet/deit_tiny"]
     own, part = parsed(mine, "--config", "base/strategy/ddp")[0].config
-    assert own.endswith("quickstart.yaml")
+    assert own == "quickstart"
     assert part == "base/strategy/ddp"
 
 
@@ -221,6 +223,35 @@ def test_tuning_is_resumed_and_the_best_value_is_run_with_the_seeds(tuned):
     tuning = [f"{name}-lr{lr}-seed1000" for name in best for lr in (0.001, 0.002, 0.004)]
     found = [f"{name}-lr{lr}-seed{seed}" for seed in (0, 1) for name, lr in best.items()]  # other values are other runs
     assert started == [*tuning[:3], "stopped", *tuning[3:], *found]
+
+
+@pytest.mark.parametrize("place", ["my runs/it's", "-x", "checkpoints/compare/quickstart-lr"])
+def test_a_report_prints_how_its_experiment_continues_where_it_lies(tmp_path, monkeypatch, place):
+    """Also from another folder, and with a configuration that was named relative to the first."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text("base: quickstart\n")
+    root = tmp_path / "checkpoints/compare/mine-lr"
+    command = ["compare", "--config=mine.yaml", "--model.lr=0.001,0.002", "--skip_costs"]
+    monkeypatch.setattr("linvit.cli.compare.run._run", lambda *args: [])
+    assert "no run has begun to train" in linvit(*command, cwd=tmp_path).err
+    write_run(root / "lr0.001-seed0/version_0")
+    there = tmp_path / place
+    there.parent.mkdir(parents=True, exist_ok=True)
+    root.rename(there)
+    done = linvit("compare", "--report", there, "--skip_costs", cwd=tmp_path)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    other = linvit("compare", "--report", there, "--skip_costs", cwd=elsewhere)
+    for told, cwd in (done, tmp_path), (other, elsewhere):
+        assert told.code == 1, told.err
+        assert f"tensorboard --logdir {in_shell(there)}" in told.log or cwd == elsewhere
+        printed = told.out.partition("run what is incomplete with\n  linvit ")[2]
+        again = linvit(*shlex.split(printed.splitlines()[0]), "--skip_costs", cwd=cwd)
+        assert again.code == 1, again.err
+        assert "2 runs in" in again.log
+    found = {path.parent for path in tmp_path.rglob("compare.yaml")}
+    assert found == {there}
+    assert not (elsewhere / "checkpoints").exists()
 
 
 def test_a_grid_of_0_2_says_what_is_removed(tmp_path):

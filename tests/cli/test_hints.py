@@ -145,6 +145,7 @@ def test_what_is_printed_of_a_run_without_its_last_evaluation(run, tmp_path):
 def test_a_run_without_a_checkpoint_is_not_said_to_continue(run, tmp_path):
     folder = copy_of(run, tmp_path)
     assert how_to_resume(folder).startswith("continue with")
+    assert how_to_resume(folder, "linvit linearize x").endswith(" with\n  linvit linearize x")
     shutil.rmtree(folder / "checkpoints")
     assert how_to_resume(folder).startswith("no checkpoint was saved; start again with")
     assert how_to_resume(tmp_path) == ""
@@ -176,7 +177,7 @@ def replaced(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("change", "hook"),
-    [(moved, "on_train_epoch_start"), (shutil.rmtree, "on_validation_end"), (replaced, "on_train_batch_end")],
+    [(moved, "on_train_epoch_start"), (shutil.rmtree, "on_validation_batch_end"), (replaced, "on_train_batch_end")],
 )
 def test_a_folder_that_is_moved_while_a_run_trains_ends_it(change, hook, tmp_path, monkeypatch):
     """Nothing is made in its place; with its name again it is continued by what was printed."""

@@ -1,6 +1,7 @@
 """`linvit linearize`: from a run to a student with its page, and what is refused."""
 
 import gc
+import shlex
 import subprocess
 import sys
 
@@ -115,9 +116,10 @@ STAGES = """[{trainer.max_epochs: 1, model.teacher.attention_inputs: teacher, mo
 
 def test_stages_are_runs_that_start_from_the_one_before_and_resume(folder, monkeypatch):
     root, _ = folder
-    trainers = []
+    trainers, commands = [], []
 
     def start(run, start=Run.start):
+        commands.append(run.resume_with)
         trainers.append(sum(type(each) is Trainer for each in gc.get_objects()))
         start(run)
 
@@ -136,6 +138,7 @@ def test_stages_are_runs_that_start_from_the_one_before_and_resume(folder, monke
     assert linvit("linearize", *given, "--trainer.max_epochs=1", cwd=root).code == 0
     gc.enable()
     assert trainers[1] == trainers[0]
+    assert {*commands} == {shlex.join(["linvit", "linearize", *given, "--trainer.max_epochs=1"])}  # what an end prints
     first, second = "new/stage_1/quickstart/version_0", "new/quickstart/version_0"
     before, after = weights(first), weights(second)
     assert any(not torch.equal(before[name], after[name]) for name in before)

@@ -19,8 +19,9 @@ from linvit.data import ClassificationData
 from linvit.data.base import ImageData
 from linvit.errors import UserError, check_number
 from linvit.experiments.analyze import AnalysedModel, Analysis, analyze, read_photos, write
+from linvit.plain_text import shown
 from linvit.registry import backbones
-from linvit.runs.folder import check_writable, run_config, run_of_checkpoint, saved, shown
+from linvit.runs.folder import check_writable, run_config, run_of_checkpoint, saved
 from linvit.runs.run import Run
 from linvit.tasks.base import Description, Task
 from linvit.terminal import argument_parser, reflow, table

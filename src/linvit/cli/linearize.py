@@ -16,7 +16,7 @@ from linvit.errors import UserError
 from linvit.files import LAST, lock, rewriting
 from linvit.runs.configs import split_configs
 from linvit.signals import END_WITH_STDIN, STOP
-from linvit.terminal import argument_parser, reflow
+from linvit.terminal import argument_parser
 
 if TYPE_CHECKING:
     from linvit.tasks import Teacher
@@ -98,6 +98,7 @@ def main(argv: list[str]) -> int:
 
             blocks, table = find_kept(run, args.keep)
             options.append(f"--model.attention={json.dumps(blocks)}")
+        again = shlex.join(["linvit", "linearize", *argv, *["--resume=auto"] * (args.resume is None)])
         folders: list[Path] = []
         for stage, place in zip(stages, places, strict=True):
             here = [f"--trainer.default_root_dir={place}", *[f"--resume={args.resume}"] * bool(args.resume)]
@@ -106,6 +107,7 @@ def main(argv: list[str]) -> int:
                 before = {"source": f"{folders[-1]}/checkpoints/{LAST}", "ema": averaged}
                 here += [f"--model.pretrained={json.dumps(before)}", "--model.teacher.copied=nothing"]
             run = Run.read(["fit", *of_stage(stage, options), *here])
+            run.resume_with = again
             gc.collect()  # a trainer and its network, of the stage before, refer to one another
             run.start()
             folders.append(Path(str(run.trainer.log_dir)))  # which all ranks ask for
@@ -122,7 +124,7 @@ def main(argv: list[str]) -> int:
             if not args.no_page:
                 if args.resume is None or not page.exists():  # else all was finished
                     write_page(run, shlex.join(["linvit", "linearize", *argv]), folders)
-                print(reflow(f"what came of it: {page}"))
+                print(f"what came of it: {page}")
     return 0
 
 
@@ -199,15 +201,15 @@ def train_teacher(teacher: "Teacher") -> bool:
         return True  # for another stage or variant, a moment ago
     how = f"linvit fit --config {shlex.quote(Path(str(teacher.config)).as_posix())} --resume=auto"
     if int(os.environ.get("WORLD_SIZE", os.environ.get("SLURM_NTASKS", 1))) > 1:
-        raise UserError(f"of several processes each would train the teacher. Train it first: {how}")
+        raise UserError(f"of several processes each would train the teacher. Train it first:\n  {how}")
     try:
         lock(Path(teacher.source))
     except UserError as error:
         raise UserError(f"another process is training the teacher, in '{teacher.source}'. Wait for its end") from error
-    print(reflow(f"the teacher is trained first: {how}"), flush=True)
+    print(f"the teacher is trained first:\n  {how}", flush=True)
     command, ends = [sys.executable, "-m", *shlex.split(how)], {**os.environ, END_WITH_STDIN: "1"}
     with subprocess.Popen(command, stdin=subprocess.PIPE, env=ends) as process:  # it stops when this process does
         code = process.wait()
     if code:
-        raise UserError(f"the teacher could not be trained: {how} ended with {code}")
+        raise UserError(f"the teacher could not be trained, this ended with {code}:\n  {how}")
     return True

@@ -15,7 +15,8 @@ from linvit.cli.spec import usable_device
 from linvit.data.sources.folder import EXTENSIONS, files_below
 from linvit.errors import UserError, quote_first
 from linvit.inference.model import load
-from linvit.runs.folder import check_writable, shown
+from linvit.plain_text import shown
+from linvit.runs.folder import check_writable
 from linvit.signatures import parameters_of
 from linvit.terminal import argument_parser
 

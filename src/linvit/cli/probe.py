@@ -19,8 +19,8 @@ from linvit.errors import UserError
 from linvit.experiments.page import Page
 from linvit.experiments.plots import Axis, Series, line_plot
 from linvit.files import write_text
-from linvit.plain_text import markdown_code, markdown_table, markdown_text
-from linvit.runs.folder import check_writable, run_of_checkpoint, saved, shown
+from linvit.plain_text import markdown_code, markdown_table, markdown_text, shown
+from linvit.runs.folder import check_writable, run_of_checkpoint, saved
 from linvit.runs.run import Run
 from linvit.tasks.pretrained import skip_pretrained
 from linvit.terminal import argument_parser, reflow, table

@@ -150,7 +150,8 @@ def grid_of(args: argparse.Namespace, options: Sequence[str]) -> tuple[Sweep, st
                 )
                 content = {key: value for key, value in content.items() if key not in GONE}
             spec = Sweep.read(content, f"'{path}'")
-        spec.config = [str(find(config, path.parent) or config) for config in spec.config]
+        spec.config = [_found(config, path.parent) for config in spec.config]
+    args.config = [_found(config) for config in args.config]
     parts = [config for config in args.config if (config_file(config)).resolve().is_relative_to(CONFIGS / "base")]
     spec.config = [*(spec.config if len(parts) == len(args.config) else []), *args.config]
     if not spec.config:
@@ -178,6 +179,12 @@ def grid_of(args: argparse.Namespace, options: Sequence[str]) -> tuple[Sweep, st
         return spec, Path(args.grid).stem + plain
     last = next(config for config in reversed(spec.config) if config not in parts or len(parts) == len(spec.config))
     return spec, UNSAFE.sub("-", "-".join([Path(last).stem, *(key.rpartition(".")[2] for key in spec.vary)])) + plain
+
+
+def _found(config: str, folder: Path | None = None) -> str:
+    """Returns the path of a configuration, which is valid in any working folder; a name that linvit knows as it is."""
+    path = find(config, folder)
+    return config if path is None or path.is_relative_to(CONFIGS) else str(path.absolute())
 
 
 def _options(options: Sequence[str]) -> dict[str, list[Any]]:

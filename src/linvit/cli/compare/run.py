@@ -4,7 +4,6 @@ import argparse
 import copy
 import math
 import os
-import shlex
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -31,8 +30,9 @@ from linvit.experiments.compare.results import (
     with_published,
     with_teachers,
 )
+from linvit.plain_text import in_shell, shown
 from linvit.runs import result
-from linvit.runs.folder import TUNING, check_writable, find, shown
+from linvit.runs.folder import TUNING, check_writable, find
 from linvit.runs.parser import build_task
 from linvit.runs.run import Run
 from linvit.signals import STOP
@@ -55,7 +55,8 @@ def run(spec: Sweep, title: str, args: argparse.Namespace, command: str) -> int:
             "several seeds, such as --seeds=3. linvit fit trains a single run"
         )
     configs = resolve(grid)
-    root = Path(next(iter(configs.values()))["trainer"].get("default_root_dir") or "checkpoints") / "compare" / title
+    parent = Path(next(iter(configs.values()))["trainer"].get("default_root_dir") or "checkpoints")
+    root = (None if args.name else _own_folder(args.grid)) or parent / "compare" / title
     check_writable(root)
     root = root.absolute()
     if args.dry_run:
@@ -77,6 +78,14 @@ def run(spec: Sweep, title: str, args: argparse.Namespace, command: str) -> int:
         if not _complete(experiment, configs, args):
             return _stopped(experiment, command)
         return finish(experiment.results(), root, args, command)
+
+
+def _own_folder(grid: str | None) -> Path | None:
+    """Returns the folder of the experiment whose own grid is named, which continues there; None for other grids."""
+    path = Path(grid or "")
+    experiment = Experiment.of(path.parent) if path.name == FILE else None
+    begun = experiment is not None and any(run.config.exists() for run in experiment.runs)
+    return path.parent if begun else None
 
 
 def _tuned(grid: Sweep, folder: Path, args: argparse.Namespace) -> Sweep | Experiment:
@@ -139,8 +148,7 @@ def report(folders: Sequence[Path], args: argparse.Namespace) -> int:
     baseline = args.baseline or results.baseline
     check_choice("--baseline", baseline, names)
     results = replace(results, baseline=baseline, score=args.score or results.score)
-    folder = shlex.quote((root / FILE).as_posix())
-    return finish(results, root, args, f"linvit compare {folder} --name {shlex.quote(root.name)}" if experiment else "")
+    return finish(results, root, args, f"linvit compare {in_shell(root / FILE)}" if experiment else "")
 
 
 def finish(results: Results, root: Path, args: argparse.Namespace, command: str) -> int:
@@ -169,7 +177,7 @@ def finish(results: Results, root: Path, args: argparse.Namespace, command: str)
     if command and any(variant.trouble for variant in results.variants):  # a score that is NaN would come again
         failed = " --retry" * any(text.startswith("it failed") for text in results.trouble.values())
         print(f"run what is incomplete with\n  {command.removesuffix(failed)}{failed}")
-    rank_zero_info(f"the report is {shown(page)}; the curves: tensorboard --logdir {shown(root)}")
+    rank_zero_info(f"the report is {shown(page)}; the curves: tensorboard --logdir {in_shell(root)}")
     return 1 if troubled else 0
 
 
