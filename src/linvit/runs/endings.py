@@ -213,8 +213,8 @@ def run_summary(saves: SaveCheckpoints, predict_with: str, run: Path, changes: S
         return ""
     config = in_shell(run_config(run))
     if paths:
-        best = in_shell(paths[-(predict_with == "ema")])
-        lines.append(f"test it         linvit test --config {config} --ckpt_path {best}")
+        checkpoint = in_shell(paths[-(predict_with == "ema")])
+        lines.append(f"test it         linvit test --config {config} --ckpt_path {checkpoint}")
     more = "".join(f" --trainer.{one}" for one in changes)
     lines.append(f"continue it     linvit fit --config {config} --resume=auto{more}")
     if any(run.glob("events.out.tfevents.*")):

@@ -182,6 +182,7 @@ class Task(SavedTask):
         add_up_over_ranks(self.metrics)
         self.example_images = torch.zeros(1, in_chans, *image_size(img_size))
         self._precision = torch.get_float32_matmul_precision()  # outside of a run
+        self._accumulated = 0  # batches since the last optimiser step
         self.report_folder: Path | None = None
         self.distillation: TaskDistillation | None = None
 
