@@ -93,18 +93,6 @@ def test_a_run_without_its_rows_records_the_score_of_its_checkpoint(run, tmp_pat
     assert (score["best"], score["best_epoch"], score["final_epoch"]) == (0.99, state["epochs"]["val/score"], 3)
 
 
-@pytest.mark.parametrize(("ended", "complete"), [(True, True), (False, False)])
-def test_early_stopping_ends_a_run_before_its_steps(ended, complete, tmp_path):
-    folder = write_run(tmp_path / "mine/version_0", epochs=None)
-    config = yaml.safe_load((folder / "config.yaml").read_text())
-    config["trainer"] |= {"max_steps": 100, "callbacks": [{"class_path": "EarlyStopping"}]}
-    (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    assert RunFolder(folder).last_is_evaluated  # so that a run that has ended itself writes its record
-    if ended:
-        result.write(folder / "result.json", result.derive(RunFolder(folder)))
-    assert RunFolder(folder).complete is complete
-
-
 def test_the_page_has_every_field(run):
     table = dict(re.findall(r"^\| `([\w.]+)` \| ([\w ]+) \|", PAGE, re.MULTILINE))
     words = {dict: "mapping", list: "list", str: "text", int: "integer", float: "number", dict[str, float]: "numbers"}

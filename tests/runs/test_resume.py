@@ -13,9 +13,12 @@ from jsonargparse import Namespace
 
 from linvit.callbacks.save_checkpoints import AtomicCheckpointIO
 from linvit.errors import UserError
+from linvit.experiments.compare.results import group
 from linvit.runs import result
 from linvit.runs.checkpoint import SameCheckpoint, differs, find, run_to_resume, whole_checkpoints
-from linvit.runs.folder import claim_version
+from linvit.runs.folder import RunFolder, claim_version
+from linvit.runs.folder import find as find_runs
+from linvit.tasks import ClassificationTask
 from tests.cli.forked import Ranks
 from tests.cli.runs import QUICKSTART, files, flags, linvit, tiny
 
@@ -52,7 +55,7 @@ def step_of(path):
     return torch.load(path, weights_only=True)["global_step"]
 
 
-def test_it_starts_goes_on_and_is_finished(tmp_path):
+def test_it_starts_goes_on_and_is_finished(tmp_path, monkeypatch):
     runs = tmp_path / "out" / "quickstart"
     options = {"trainer__default_root_dir": "out"}
     done = fit(tmp_path, AUTO, **options, trainer__max_epochs=1)
@@ -70,6 +73,21 @@ def test_it_starts_goes_on_and_is_finished(tmp_path):
     assert "is finished already, at step 4, 2 epochs" in done.log
     assert [path.name for path in runs.iterdir()] == ["version_0"]
     assert step_of(runs / "version_0" / "checkpoints" / "last.ckpt") == 4
+    assert RunFolder(runs / "version_0").complete
+    monkeypatch.setattr(ClassificationTask, "training_loss", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        fit(tmp_path, AUTO, **options, trainer__max_epochs=3)
+    assert not RunFolder(runs / "version_0").complete  # it was resumed, and has not ended
+
+
+def test_a_run_without_validation_has_a_record(tmp_path):
+    done = fit(tmp_path, trainer__max_epochs=1, trainer__limit_val_batches=0, checkpoint__monitor="null")
+    assert done.code == 0, done.err
+    folder = tmp_path / "checkpoints/quickstart/version_0"
+    score = result.read(folder / "result.json")["score"]
+    assert score == {"tag": "val/score", "final": None, "final_epoch": 1, "best": None, "best_epoch": 1}
+    (variant,) = group(find_runs([folder]))
+    assert variant.without_score(None) == {0: "its last evaluation has no val/score"}
 
 
 def test_a_run_whose_last_evaluation_is_lost_is_not_finished(folder, tmp_path):

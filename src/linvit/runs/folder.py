@@ -98,53 +98,20 @@ class RunFolder:
         return int(self.config.get("seed_everything") or 0)
 
     @property
-    def epochs(self) -> int | None:
-        """The epochs that its configuration asks for; None if steps, a time or `EarlyStopping` may end it before."""
-        epochs, steps = self._trainer.get("max_epochs"), self._trainer.get("max_steps")
-        others = (steps or -1) >= 0 or self._may_end_early
-        return None if others or epochs is None or epochs < 0 else int(epochs)
-
-    @property
     def complete(self) -> bool:
-        """Whether the run has ended with its last evaluation in its curves; one that may end early says it has."""
-        most, steps = self._trainer.get("max_epochs") or -1, self._trainer.get("max_steps") or -1
-        early = not self._has_its_steps if steps > 0 else self.epochs is None and not 0 < most <= self._trained
-        return self.last_is_evaluated and (not early or bool(self._recorded))
+        """True if the run is finished: it has its record, which a run that is resumed loses until it ends."""
+        return (self.folder / RESULT).is_file()
 
     @cached_property
     def _recorded(self) -> dict[str, Any]:
-        """The scores in its record; empty unless they are of its last evaluation: it was resumed since then."""
+        """Scores in its record; empty without one."""
         with suppress(OSError, ValueError, KeyError, TypeError):
-            told = dict(json.loads(read_text(self.folder / RESULT))["score"])
-            last = self.score(told["tag"])
-            if last is not None and (told["final"], told["final_epoch"]) == (finite_or_none(last.value), last.epoch):
-                return told
+            return dict(json.loads(read_text(self.folder / RESULT))["score"])
         return {}
 
     @property
-    def last_is_evaluated(self) -> bool:
-        """Whether the last evaluation is in the curves, which a kill may have cut off."""
-        if self.score(EVALUATED) is None:
-            return False
-        seen = max(curve[-1][0] for curve in self.curves.values()) + 1
-        if (self._trainer.get("max_steps") or -1) > 0 and (self._has_its_steps or not self._may_end_early):
-            return self._has_its_steps
-        wanted = self._trained if self.epochs is None else self.epochs
-        return self._trained >= wanted and self.evaluated(wanted, seen)
-
-    @property
-    def _has_its_steps(self) -> bool:
-        """Whether the evaluation after `max_steps`, or after `max_epochs` before them, is in the curves."""
-        steps, epochs = self._trainer.get("max_steps") or -1, self._trainer.get("max_epochs") or -1
-        return self.evaluated(None, steps) or (epochs > 0 and self.evaluated(epochs, steps))
-
-    @property
-    def _may_end_early(self) -> bool:
-        return bool(self._trainer.get("max_time")) or "EarlyStopping" in str(self._trainer.get("callbacks"))
-
-    @property
-    def _trained(self) -> int:
-        """The epochs that have been trained, the last one perhaps in part."""
+    def trained(self) -> int:
+        """Number of epochs that were trained, the last one perhaps in part."""
         return max((epoch + 1 for epoch in self.epoch_at.values()), default=0)
 
     @property

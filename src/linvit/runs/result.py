@@ -59,9 +59,9 @@ def derive(run: RunFolder, saved: Mapping[str, tuple[float, int]] | None = None)
     last = finite(run.last)
     tag = run.score_tag() if run.score_tag() in run.last else EVALUATED
     found, final = run.best_score(tag), run.score(tag)
-    assert final is not None
-    best, best_epoch = (saved or {}).get(tag) or ((found.value, found.epoch) if found else (None, final.epoch))
-    score = {"tag": tag, "final": finite_or_none(final.value), "final_epoch": final.epoch}
+    value, epoch = (math.nan, run.trained) if final is None else (final.value, final.epoch)
+    best, best_epoch = (saved or {}).get(tag) or ((found.value, found.epoch) if found else (None, epoch))
+    score = {"tag": tag, "final": finite_or_none(value), "final_epoch": epoch}
     size, speeds = run.hparams.get("img_size"), run.finite("images/s")
     costs = {"image_size": None if size is None else list(image_size(size)), "parameters": None, "macs": None}
     name, classes = _name(str(run.options().get("data.source"))), run.hparams.get("num_classes")

@@ -187,7 +187,7 @@ class Run:
         """Does what its verb says, unless `--resume=auto` has found nothing left to do; says in words what ends it."""
         if not self.finished:
             self._run()
-        elif self.folder is not None and not (self.folder / RESULT).exists():  # a kill came before it was written
+        elif self.folder is not None and not RunFolder(self.folder).complete:  # a kill came before it was written
             self._record(self.folder)
 
     def _run(self) -> None:
@@ -235,8 +235,8 @@ class Run:
             raise UserError(missing)
 
     def _record(self, folder: Path) -> None:
-        """Writes what an evaluated run amounts to. What cannot be found out is left empty: the run has not failed."""
-        if not (self.trainer.is_global_zero and RunFolder(folder).last_is_evaluated):
+        """Writes the record of a run that has ended. What cannot be found out is left empty: the run has not failed."""
+        if not self.trainer.is_global_zero:
             return
         state = self.checkpoint.saved if self.finished and self.checkpoint else self._saves_state()
         record, published = result.derive(RunFolder(folder), result.kept_scores(state)), self.task.published()

@@ -31,7 +31,7 @@ from linvit.callbacks.save_checkpoints import SaveCheckpoints
 from linvit.callbacks.stop_on_signal import StopOnSignal
 from linvit.errors import UserError
 from linvit.files import make_folder, replacing
-from linvit.runs.folder import run_config, run_configs
+from linvit.runs.folder import RESULT, run_config, run_configs
 from linvit.tasks.base import Task
 
 
@@ -195,6 +195,7 @@ class SaveRunConfig(Callback):
         folder = Path(str(trainer.log_dir))  # which all ranks ask for
         if stage != "fit" or not trainer.is_global_zero:
             return
+        (folder / RESULT).unlink(missing_ok=True)  # until it has ended again, it is not finished
         last = run_config(folder)
         if not last.exists() or _options(last) != _options(self.text):
             make_folder(folder)

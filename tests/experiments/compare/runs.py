@@ -2,11 +2,14 @@
 
 import yaml
 
+from linvit.runs import result
+from linvit.runs.folder import RunFolder
+
 MODEL = {"backbone": "deit_nano", "attention": "softmax", "predict_with": "raw"}
 
 
 def write_run(folder, seed=0, scores=(0.5, 0.75), epochs=2, task="linvit.tasks.ClassificationTask", **model):
-    """A run that has trained for as many epochs as there are scores."""
+    """A run that has trained for as many epochs as there are scores; finished, with a record, if these are all."""
     folder.mkdir(parents=True, exist_ok=True)
     config = {
         "seed_everything": seed,
@@ -19,4 +22,6 @@ def write_run(folder, seed=0, scores=(0.5, 0.75), epochs=2, task="linvit.tasks.C
     ranks = [f"{10 * i},,,{32 - i},{64 - i}" for i in range(len(scores))]
     lines = ["step,epoch,val/score,rank/blocks.0.attn,rank/blocks.1.attn", *rows, *ranks]
     (folder / "metrics.csv").write_text("\n".join(lines) + "\n")
+    if len(scores) == epochs:
+        result.write(folder / "result.json", result.derive(RunFolder(folder)))
     return folder

@@ -2,7 +2,6 @@
 
 import csv
 import html
-import json
 import math
 import os
 import re
@@ -75,49 +74,6 @@ def test_runs_of_one_name_are_told_apart_by_what_differs(tmp_path):
     write_run(tmp_path / "quickstart/version_0")
     write_run(tmp_path / "quickstart/version_1", attention="linear")
     assert [variant.name for variant in group(find([tmp_path]))] == ["attention=softmax", "attention=linear"]
-
-
-@pytest.mark.parametrize(
-    ("trainer", "rows", "complete"),
-    [
-        ({"max_epochs": 3}, ["9,0,.1", "19,1,.2", "29,2,.3"], True),
-        ({"max_epochs": 3}, ["9,0,.1", "19,1,.2", "24,2,"], False),  # killed within the last epoch
-        ({"max_epochs": 3}, ["9,0,.1", "19,1,.2", "29,2,"], False),  # or before its last evaluation was written
-        ({"max_epochs": 3}, [], False),
-        ({"max_epochs": 3, "check_val_every_n_epoch": 2}, ["19,1,.2", "29,2,"], True),
-        ({"max_epochs": 4, "check_val_every_n_epoch": 2}, ["19,1,.2", "39,3,"], False),
-        ({"max_epochs": -1, "max_steps": 25}, ["9,0,.1", "19,1,.2", "24,2,"], True),
-        ({"max_epochs": -1, "max_steps": 30}, ["9,0,.1", "19,1,.2"], False),
-        ({"max_epochs": 2, "max_steps": 999}, ["9,0,.1", "19,1,.2"], True),
-        ({"max_epochs": 9, "max_steps": 999}, ["9,0,.1", "19,1,.2"], False),
-        ({"max_epochs": 9, "callbacks": [{"class_path": "EarlyStopping"}]}, ["9,0,.1", "19,1,.2"], True),
-        ({"max_epochs": 9, "callbacks": [{"class_path": "EarlyStopping"}]}, ["9,0,.1", "19,1,.2", "24,2,"], False),
-        ({"max_epochs": 9, "check_val_every_n_epoch": None}, ["39,3,.1", "79,7,.2", "89,8,"], True),
-        ({"max_epochs": 12, "check_val_every_n_epoch": None}, ["39,3,.1", "79,7,.2", "89,8,"], False),
-        ({"max_epochs": 12, "check_val_every_n_epoch": None}, ["39,3,.1", "79,7,.2", "119,11,"], False),
-        ({"max_epochs": -1, "max_steps": 90, "check_val_every_n_epoch": None}, ["39,3,.1", "79,7,.2", "89,8,"], True),
-    ],
-)
-def test_a_run_is_complete_with_its_last_evaluation(tmp_path, trainer, rows, complete):
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"trainer": trainer}))
-    (tmp_path / "metrics.csv").write_text("\n".join(["step,epoch,val/score", *rows]))
-    if rows:
-        (tmp_path / "result.json").write_text(json.dumps(result.derive(RunFolder(tmp_path))))
-    assert RunFolder(tmp_path).complete == complete
-
-
-@pytest.mark.parametrize("early", [{"callbacks": [{"class_path": "EarlyStopping"}]}, {"max_time": "00:01:00:00"}])
-def test_a_run_that_was_ended_is_not_taken_for_one_that_has_stopped_early(tmp_path, early):
-    rows = ["step,epoch,val/score", "9,0,.1", "19,1,.2"]
-    (tmp_path / "metrics.csv").write_text("\n".join(rows))
-    for epochs, complete in {9: False, -1: False, 2: True}.items():
-        (tmp_path / "config.yaml").write_text(yaml.safe_dump({"trainer": {"max_epochs": epochs, **early}}))
-        assert RunFolder(tmp_path).complete == complete
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"trainer": {"max_epochs": 9, **early}}))
-    (tmp_path / "result.json").write_text(json.dumps(result.derive(RunFolder(tmp_path))))
-    assert RunFolder(tmp_path).complete
-    (tmp_path / "metrics.csv").write_text("\n".join([*rows, "29,2,.3"]))  # resumed, and killed later
-    assert not RunFolder(tmp_path).complete
 
 
 def test_what_differs_besides_is_said(folder):
