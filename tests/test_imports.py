@@ -20,6 +20,11 @@ FLOOR = {part: int(floor) for floor, parts, _ in ROWS for part in re.findall(r"`
 OPEN_TO_ALL = {part for _, parts, _ in ROWS if parts.endswith("open to all") for part in re.findall(r"`(\w+)`", parts)}
 
 
+def without_lightning():
+    """The parts whose modules import no Lightning."""
+    return {"testing", *(part for part, floor in FLOOR.items() if floor <= 5)}
+
+
 def may_import(part):
     """The parts of linvit that a part may import, besides itself and those that are open to all."""
     (words,) = [words for _, parts, words in ROWS if f"`{part}`" in parts]
@@ -82,6 +87,12 @@ def test_imports_run_downward():
     assert upward == []
 
 
+def test_check_alone_imports_the_kit():
+    """Training, inference and evaluation work without `linvit.testing`."""
+    named = {path for path in FILES if any(name.startswith("linvit.testing") for name in imports(path))}
+    assert {path.relative_to(ROOT).as_posix() for path in named if part_of(path) != "testing"} == {"cli/check.py"}
+
+
 def test_the_rooms_of_data_import_downward():
     """The data modules, base, sources, transforms, loading: in the order of the page, without a circle."""
     (order,) = re.findall(r"^Inside `data` the order is: one data module per task, (.+?)\. ", PAGE, re.MULTILINE)
@@ -96,7 +107,7 @@ def test_the_rooms_of_data_import_downward():
 
 
 def test_the_mathematics_knows_no_lightning():
-    mathematics = [path for path in FILES if FLOOR[part_of(path)] <= 5]
+    mathematics = [path for path in FILES if part_of(path) in without_lightning()]
     assert [path for path in mathematics if {name.partition(".")[0] for name in imports(path)} & LIGHTNING] == []
 
 
@@ -108,7 +119,7 @@ def test_what_must_stay_light_names_nothing_heavy(name):
 
 
 def test_the_mathematics_imports_without_lightning():
-    parts = [part for part, floor in FLOOR.items() if floor <= 5]
+    parts = without_lightning()
     modules = [
         f"linvit.{'.'.join(path.relative_to(ROOT).with_suffix('').parts)}".removesuffix(".__init__")
         for path in FILES

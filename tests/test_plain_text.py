@@ -15,9 +15,9 @@ from tqdm import tqdm
 import linvit
 from linvit import UserError, cli
 from linvit.cli.training import command_line
-from linvit.cli.training.command_line import LOGGER, OF_SEED, hide_library_messages
 from linvit.data.sources.read import name_of
 from linvit.plain_text import PrintableStream, markdown_code, markdown_text, printable, write_csv
+from linvit.runs.library_messages import LOGGER, OF_SEED, hide_library_messages
 from linvit.weights.load import Report
 
 ESCAPES = "\x1b]0;title\x07\x1b[2J\x9b31m\u202egpj.exe\r"

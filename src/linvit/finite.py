@@ -1,6 +1,7 @@
-"""Whether weights are finite: what may be trained, saved and loaded."""
+"""Checks of numbers: whether weights are finite, and how far results are from what they should be."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -40,6 +41,26 @@ def not_finite(model: nn.Module, checkpoint: Mapping[str, Any]) -> list[str]:
     bad = _true([*own, *_not_finite(checkpoint.get("optimizer_states"))])
     names = [name for name, flag in zip(state, bad, strict=False) if flag]
     return names + ["optimizer_states"] * any(bad[len(state) :])
+
+
+def relative_error(got: Tensor, want: Tensor) -> float:
+    """Returns the largest absolute difference over the largest entry; NaN if there is one anywhere."""
+    got, want = got.detach().double(), want.detach().double()
+    if got.shape != want.shape:
+        return math.nan
+    if not want.numel():
+        return 0.0
+    return float((got - want).abs().max() / want.abs().max().clamp_min(torch.finfo(torch.float64).tiny))
+
+
+def sortable(error: float) -> float:
+    """Returns what `max` compares, so that NaN is larger than any number."""
+    return math.inf if math.isnan(error) else error
+
+
+def worst(errors: Iterable[float]) -> float:
+    """Returns the largest error, NaN if there is one."""
+    return max(errors, key=sortable)
 
 
 def _not_finite(values: Any) -> list[Tensor]:

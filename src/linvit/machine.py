@@ -4,6 +4,7 @@ import ctypes
 import os
 import platform
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,6 +20,7 @@ GROUPS = Path("/sys/fs/cgroup")
 OWN_GROUPS = Path("/proc/self/cgroup")
 MEMORY = Path("/proc/meminfo")
 STATUS = Path("/proc/self/status")
+COMPILERS = ("g++", "clang++", "cl")
 
 
 def cpus() -> float:
@@ -26,6 +28,11 @@ def cpus() -> float:
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     granted = (_read(group / "cpu.max").split() for group in _groups())  # microseconds, and in how many
     return min([usable, *(float(given[0]) / float(given[1]) for given in granted if given[:1] not in ([], ["max"]))])
+
+
+def has_compiler() -> bool:
+    """Returns whether there is a C++ compiler, which `torch.compile` needs on a CPU."""
+    return "CXX" in os.environ or any(map(shutil.which, COMPILERS))
 
 
 def memory() -> tuple[int, int] | None:

@@ -8,9 +8,9 @@ from torch.nn import functional as F
 from linvit import Attention, AttentionLayer, Grid, UserError
 from linvit.analysis import attention_matrix, rank
 from linvit.attention.enhanced_linear import EnhancedLinearAttention
+from linvit.inference.onnx import in_onnxruntime, to_onnx
 from linvit.layers.block import Block
 from linvit.layers.mlp import BatchNormLinear, feed_forward
-from linvit.testing.onnx import in_onnxruntime, to_onnx
 from tests.golden_files import Golden, both_precisions, of_case
 from tests.helpers import assert_near, assert_same_gradients, inputs, mechanism
 

@@ -19,9 +19,9 @@ from linvit.heads.segmentation.base import SegmentationHead
 from linvit.heads.segmentation.segmentor import create_segmentor
 from linvit.inference.description import ModelDescription, build_task, read_trained
 from linvit.inference.export import Export
+from linvit.inference.onnx import in_onnxruntime
 from linvit.registry import heads
 from linvit.testing.numbers import disturb, relative_error
-from linvit.testing.onnx import in_onnxruntime
 from tests.cli.runs import linvit
 from tests.families import narrow, small
 from tests.helpers import own_names

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from linvit.cli.evaluate import check_finished
 from linvit.errors import UserError
 from linvit.experiments.compare.results import group
 from linvit.files import LAST
-from linvit.runs.folder import RunFolder, find, how_to_resume
+from linvit.runs.folder import RunFolder, check_finished, find, how_to_resume
 from tests.cli.runs import QUICKSTART, TINY, linvit
 
 SHORT = {**TINY, "trainer.max_epochs": 1, "trainer.limit_train_batches": 2, "trainer.limit_val_batches": 1}

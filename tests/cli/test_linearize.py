@@ -12,13 +12,14 @@ import yaml
 from lightning.pytorch import Trainer
 
 from linvit import UserError
-from linvit.cli.linearize import train_teacher, with_teacher
+from linvit.cli.linearize import with_teacher
 from linvit.experiments import linearize
 from linvit.experiments.bench.costs import crossover
 from linvit.experiments.keep import Measurements, add_curve
 from linvit.experiments.page import Page
 from linvit.runs.folder import RunFolder
 from linvit.runs.run import Run
+from linvit.runs.train_teacher import train_teacher
 from linvit.tasks import Teacher
 from tests.cli.runs import QUICKSTART, linvit, tiny
 from tests.data.images import picture, save

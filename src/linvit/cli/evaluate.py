@@ -9,7 +9,6 @@ from typing import Any
 from lightning.fabric import Fabric
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
-from linvit.cli.export import check_finished
 from linvit.data import ClassificationData
 from linvit.errors import UserError, check_number
 from linvit.evaluation.corruptions import CORRUPTIONS, SEVERITIES
@@ -21,7 +20,7 @@ from linvit.files import CHECKPOINTS
 from linvit.plain_text import shown
 from linvit.runs import result
 from linvit.runs.checkpoint import Checkpoint
-from linvit.runs.folder import RESULT, RunFolder, check_writable, run_of_checkpoint, saved
+from linvit.runs.folder import RESULT, RunFolder, check_finished, check_writable, run_of_checkpoint, saved
 from linvit.runs.run import Run
 from linvit.runs.trainer import usable_accelerator
 from linvit.terminal import argument_parser, reflow, table

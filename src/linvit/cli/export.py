@@ -9,14 +9,14 @@ import torch
 
 from linvit.errors import UserError
 from linvit.experiments.measure import interleaved
-from linvit.files import CHECKPOINTS, LAST, check_new_file
+from linvit.files import check_new_file
+from linvit.finite import worst
 from linvit.inference.description import build_task, read_trained
 from linvit.inference.export import SUFFIXES, TOLERANCE, Export, RunFile
-from linvit.runs.folder import RunFolder
+from linvit.inference.onnx import OPSET, require
+from linvit.machine import has_compiler
+from linvit.runs.folder import check_finished
 from linvit.terminal import argument_parser, reflow, table
-from linvit.testing.compile import has_compiler
-from linvit.testing.numbers import worst
-from linvit.testing.onnx import OPSET, require
 
 EPILOG = """examples:
   linvit export RUN model.onnx                the best weights of a run
@@ -72,16 +72,6 @@ def main(argv: list[str]) -> int:
     if not args.skip_latency:
         print(reflow(latency(export, run)))
     return 0
-
-
-def check_finished(model: Path, verb: str) -> None:
-    """Raises a `UserError` for the folder of a run that is still to be trained; its checkpoints may be named."""
-    folder = model / CHECKPOINTS
-    if folder.is_dir():
-        there = [folder / name for name in (*RunFolder(model).best, LAST) if (folder / name).exists()]
-        RunFolder(model).check_complete(
-            "".join(f"\nor name the checkpoint to {verb}, such as {path}" for path in there[:1])
-        )
 
 
 @torch.no_grad()

@@ -2,20 +2,17 @@
 
 import gc
 import json
-import os
 import shlex
 import shutil
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from linvit.cli.spec import read_value, timm_images
 from linvit.errors import UserError
-from linvit.files import LAST, lock, rewriting
-from linvit.runs.configs import split_configs
-from linvit.signals import END_WITH_STDIN, STOP
+from linvit.files import LAST, rewriting
+from linvit.runs.configs import of_stage, split_configs
+from linvit.signals import STOP
 from linvit.terminal import argument_parser
 
 if TYPE_CHECKING:
@@ -69,9 +66,10 @@ def main(argv: list[str]) -> int:
 
     from torch.distributed import destroy_process_group, is_initialized
 
-    from linvit.cli.training.command_line import hide_library_messages
     from linvit.experiments.linearize import PAGE, write_page
+    from linvit.runs.library_messages import hide_library_messages
     from linvit.runs.run import Run
+    from linvit.runs.train_teacher import train_teacher
 
     hide_library_messages()
     with STOP.caught():
@@ -128,13 +126,6 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def of_stage(stage: Mapping[str, Any], options: Sequence[str]) -> list[str]:
-    """The options of one of several stages, of which those on the command line win."""
-    configs, others = split_configs(options)
-    own = [f"--{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in stage.items()]
-    return [*configs, *own, *others, "--stages=null"]
-
-
 def with_teacher(teacher: str | None, options: Sequence[str]) -> list[str]:
     """Options of `linvit fit` with a teacher, which wins over what configurations say: its run, or its backbone."""
     named = {option.partition("=")[0] for option in options}
@@ -188,28 +179,3 @@ def timm_model(options: Sequence[str]) -> str | None:
 def prepared(model: str) -> list[str]:
     """Returns the options that normalise images as a model of timm takes them."""
     return [f"--data.{part}={value}" for part, value in timm_images(model).items() if part in ("mean", "std")]
-
-
-def train_teacher(teacher: "Teacher") -> bool:
-    """Trains the teacher by its configuration, or continues it, where that was not done; whether it did."""
-    if teacher.source is None or not teacher.untrained:
-        return False
-    from linvit.runs.folder import newest
-
-    begun = newest(Path(teacher.source), students=False)
-    if begun is not None and begun.complete:
-        return True  # for another stage or variant, a moment ago
-    how = f"linvit fit --config {shlex.quote(Path(str(teacher.config)).as_posix())} --resume=auto"
-    if int(os.environ.get("WORLD_SIZE", os.environ.get("SLURM_NTASKS", 1))) > 1:
-        raise UserError(f"of several processes each would train the teacher. Train it first:\n  {how}")
-    try:
-        lock(Path(teacher.source))
-    except UserError as error:
-        raise UserError(f"another process is training the teacher, in '{teacher.source}'. Wait for its end") from error
-    print(f"the teacher is trained first:\n  {how}", flush=True)
-    command, ends = [sys.executable, "-m", *shlex.split(how)], {**os.environ, END_WITH_STDIN: "1"}
-    with subprocess.Popen(command, stdin=subprocess.PIPE, env=ends) as process:  # it stops when this process does
-        code = process.wait()
-    if code:
-        raise UserError(f"the teacher could not be trained, this ended with {code}:\n  {how}")
-    return True

@@ -15,10 +15,10 @@ import linvit.backbones  # noqa: F401  (makes its names known to timm)
 from linvit.errors import UserError
 from linvit.inference.description import ModelDescription, build_task, read_trained, task_class
 from linvit.inference.export import DESCRIPTION, SUFFIXES, run_onnx
+from linvit.inference.onnx import require
 from linvit.inference.preprocessing import Preprocessing
 from linvit.reading import check_regular, read_regular
 from linvit.tasks import ClassificationTask
-from linvit.testing.onnx import require
 
 TIMM = "timm:"
 Network = Callable[[Tensor], Tensor]

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from linvit.errors import UserError
 from linvit.files import replacing
+from linvit.finite import relative_error, worst
 from linvit.heads.detection.base import Detections
 from linvit.heads.detection.detector import Detector
 from linvit.heads.detection.masks import paste_masks
 from linvit.image_size import image_size
 from linvit.inference.description import ModelDescription
-from linvit.testing.numbers import relative_error, worst
-from linvit.testing.onnx import in_onnxruntime, to_onnx
+from linvit.inference.onnx import in_onnxruntime, to_onnx
 
 Dtype = Literal["float32", "float16"]
 TOLERANCE = {"float32": 1e-5, "float16": 2e-2}

@@ -3,7 +3,7 @@
 import functools
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +118,13 @@ def split_configs(options: Sequence[str]) -> tuple[list[str], list[str]]:
     found = [*arguments(options)]
     configs = [part for _, config in found if config is not None for part in (FLAG, config)]
     return configs, [argument for argument, config in found if config is None]
+
+
+def of_stage(stage: Mapping[str, Any], options: Sequence[str]) -> list[str]:
+    """Returns the options of one of several stages; those on the command line win over its own."""
+    configs, others = split_configs(options)
+    own = [f"--{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in stage.items()]
+    return [*configs, *own, *others, "--stages=null"]
 
 
 def _bases(path: Path) -> list[Path]:

@@ -15,7 +15,7 @@ import yaml
 
 from linvit import yaml_text
 from linvit.errors import UserError
-from linvit.files import BEST, BEST_AVERAGE, CHECKPOINTS, resume_command
+from linvit.files import BEST, BEST_AVERAGE, CHECKPOINTS, LAST, resume_command
 from linvit.model_info import CONFIGS
 from linvit.plain_text import read_csv
 from linvit.reading import read_text
@@ -352,6 +352,16 @@ def check_writable(folder: Path, option: str = "--trainer.default_root_dir") -> 
             f"cannot write to the output folder '{folder}': '{existing}': {error.strerror}. Choose another one with "
             f"{option}"
         ) from error
+
+
+def check_finished(model: Path, verb: str) -> None:
+    """Raises a `UserError` for the folder of a run that is still to be trained; its checkpoints may be named."""
+    folder = model / CHECKPOINTS
+    if folder.is_dir():
+        there = [folder / name for name in (*RunFolder(model).best, LAST) if (folder / name).exists()]
+        RunFolder(model).check_complete(
+            "".join(f"\nor name the checkpoint to {verb}, such as {path}" for path in there[:1])
+        )
 
 
 def _mapping(part: Any) -> dict[str, Any]:

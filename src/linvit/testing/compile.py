@@ -1,7 +1,5 @@
 """Compilation and export of a backbone, with any attention."""
 
-import os
-import shutil
 from collections.abc import Callable
 from typing import Any
 
@@ -9,15 +7,15 @@ import torch
 from torch import Tensor, nn
 
 from linvit.errors import UserError
+from linvit.inference.onnx import in_onnxruntime, require, to_onnx
+from linvit.machine import has_compiler
 from linvit.testing.backbone.images import BackboneSubject, images
 from linvit.testing.numbers import EXACT, gradients_of, relative_error, trainable, worst
-from linvit.testing.onnx import in_onnxruntime, require, to_onnx
 from linvit.testing.report import at, judged, message, not_supported
 from linvit.testing.subject import Size, sized
 
 ONNX_EXACT = 1e-5
 """The same for float32 in onnxruntime."""
-COMPILERS = ("g++", "clang++", "cl")
 
 
 def compiles(subject: BackboneSubject) -> str:
@@ -31,11 +29,6 @@ def compiles(subject: BackboneSubject) -> str:
         errors[name] = _compiled_error(subject, backend, sizes, with_gradients)
     said = f"compiled and eager differ by {', '.join(f'{error:.0e} ({name})' for name, error in errors.items())}"
     return judged(worst(errors.values()), said + note)
-
-
-def has_compiler() -> bool:
-    """Returns whether inductor finds a C++ compiler."""
-    return "CXX" in os.environ or any(map(shutil.which, COMPILERS))
 
 
 @torch.no_grad()

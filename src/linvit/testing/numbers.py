@@ -1,10 +1,13 @@
-"""Numbers of the checks: reproducible inputs, gradients, and how far results are apart."""
+"""Numbers of the checks: reproducible inputs and gradients; those of `linvit.finite` that compare results."""
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
+
+from linvit.finite import relative_error as relative_error
+from linvit.finite import sortable as sortable
+from linvit.finite import worst as worst
 
 EXACT = 1e-9
 """Relative tolerance in float64 of results that differ in the order of sums only: these differ by 1e-15 and, for
@@ -15,26 +18,6 @@ SEED = 9
 def normal(*shape: int, seed: int) -> Tensor:
     """Returns reproducible normal numbers in float64, independent of the global generator."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def relative_error(got: Tensor, want: Tensor) -> float:
-    """Returns the largest absolute difference over the largest entry; NaN if there is one anywhere."""
-    got, want = got.detach().double(), want.detach().double()
-    if got.shape != want.shape:
-        return math.nan
-    if not want.numel():
-        return 0.0
-    return float((got - want).abs().max() / want.abs().max().clamp_min(torch.finfo(torch.float64).tiny))
-
-
-def sortable(error: float) -> float:
-    """Returns what `max` compares, so that NaN is larger than any number."""
-    return math.inf if math.isnan(error) else error
-
-
-def worst(errors: Iterable[float]) -> float:
-    """Returns the largest error, NaN if there is one."""
-    return max(errors, key=sortable)
 
 
 def gradients_of(out: Tensor | Sequence[Tensor], sources: Mapping[str, Tensor]) -> dict[str, Tensor | None]:

@@ -98,7 +98,7 @@ def main(argv: list[str]) -> int:
         if getattr(args, name) is not None and args.engine != engine:
             raise UserError(f"--{name} is for another engine: add --engine={engine}")
     from linvit.cli.compare import run
-    from linvit.cli.training.command_line import hide_library_messages
+    from linvit.runs.library_messages import hide_library_messages
 
     hide_library_messages()
     if args.report:

@@ -14,7 +14,6 @@ import torch
 import yaml
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
-from linvit.cli.linearize import of_stage, train_teacher
 from linvit.data.base import ImageData
 from linvit.errors import UserError, check_choice, find_user_error
 from linvit.experiments.compare import costs, tables
@@ -32,9 +31,11 @@ from linvit.experiments.compare.results import (
 )
 from linvit.plain_text import in_shell, shown
 from linvit.runs import result
+from linvit.runs.configs import of_stage
 from linvit.runs.folder import TUNING, check_writable, find
 from linvit.runs.parser import build_task
 from linvit.runs.run import Run
+from linvit.runs.train_teacher import train_teacher
 from linvit.signals import STOP
 from linvit.signals import name as signal_name
 from linvit.tasks import Teacher

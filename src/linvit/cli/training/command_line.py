@@ -1,15 +1,12 @@
 """`linvit fit | validate | test | predict`: from the command line to a run, or to the help."""
 
-import logging
 import pkgutil
-import threading
-import warnings
 from typing import Any
 
 from lightning.pytorch import Trainer
 
 from linvit.machine import keep_memory
-from linvit.plain_text import printable
+from linvit.runs.library_messages import hide_library_messages
 from linvit.runs.parser import CommandLine, options_of
 from linvit.runs.run import Run
 from linvit.tasks.base import SET_BY_DATA
@@ -46,32 +43,6 @@ A backbone or attention is a name, or a name with options:
   --model.attention=linear
   --model.attention.name=linear --model.attention.feature_map=relu
   names: linvit list     every option: linvit {} --help=all"""
-
-
-def _stride_of_length_1(axes: int) -> str:
-    """DDP's warning of gradients whose strides differ in nothing but those of axes of length 1, a regular expression.
-
-    They mean nothing there; weights of depthwise convolutions have such axes.
-    """
-    sizes = ", ".join(rf"(?:1|(?P<long{axis}>\d+))" for axis in range(axes))
-    own = ", ".join(rf"(?(long{axis})(?P<stride{axis}>\d+)|\d+)" for axis in range(axes))
-    other = ", ".join(rf"(?(long{axis})(?P=stride{axis})|\d+)" for axis in range(axes))
-    return rf"Grad strides do not match[^=]*= \[{sizes}\], strides\(\) = \[{own}\][^=]*=[^=]*= \[{other}\]"
-
-
-WARNINGS = (
-    r".*isinstance\(treespec, LeafSpec\)",
-    r"You have overridden `on_after_batch_transfer`",
-    r".*does not have many workers",
-    r"Your `IterableDataset` has `__len__` defined",  # and it is right: see linvit.data.sources.stream
-    *map(_stride_of_length_1, range(2, 6)),
-    r"Checkpoint directory .* exists and is not empty",  # it is that of the run which is resumed
-)
-ADVERTISEMENT = "Tip: For seamless cloud"
-LOGGER, OF_SEED = "lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.seed"
-ONCE = ("Seed set to", " is a run: its ")
-"""What is said each time that a configuration is read, and of which only the first is shown."""
-_said: set[str] = set()
 
 
 def train(argv: list[str]) -> None:
@@ -112,27 +83,3 @@ def short_help(verb: str, task: str = TASK, data: str = DATA) -> str:
         given = "" if default == "" else f"={'null' if default is None else default}"
         lines += entry(f"  {option}{given}", " ".join(text.split()).partition(". ")[0].removesuffix("."))
     return "\n".join([*lines, CLOSING.format(verb)])
-
-
-def hide_library_messages() -> None:
-    """Hides warnings about libraries' own affairs, advertisements, and what was said already of this command."""
-    _said.clear()
-    for warning in WARNINGS:
-        warnings.filterwarnings("ignore", warning)
-    for logger in (LOGGER, OF_SEED):
-        logging.getLogger(logger).addFilter(_shown)
-    threading.excepthook = _say_unless_disk_is_full  # which is there to be replaced
-
-
-def _shown(record: logging.LogRecord) -> bool:
-    record.msg, record.args = printable(record.getMessage()), ()
-    repeated = record.msg in _said
-    if any(words in record.msg for words in ONCE):
-        _said.add(record.msg)
-    return not repeated and ADVERTISEMENT not in record.msg
-
-
-def _say_unless_disk_is_full(error: threading.ExceptHookArgs) -> None:
-    """Prints no traceback of the thread in which TensorBoard writes: the logger says that it could not."""
-    if not (issubclass(error.exc_type, OSError) and type(error.thread).__name__ == "_AsyncWriterThread"):
-        threading.__excepthook__(error)

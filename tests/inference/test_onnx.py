@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.attention.ops.functional import pooled
-from linvit.testing.onnx import in_onnxruntime, to_onnx
+from linvit.inference.onnx import in_onnxruntime, to_onnx
 
 
 class Pool(nn.Module):
