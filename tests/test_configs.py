@@ -9,7 +9,7 @@ import pytest
 import yaml
 from PIL import Image
 
-from linvit.cli import VERBS
+from linvit.cli.training import VERBS
 from linvit.runs.configs import find, names, text
 from tests.cli.runs import files, flags, linvit
 from tests.data.images import picture, save

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import linvit
+from linvit.cli import OWN
 from tests.plugin.distributions import python
 
 ROOT = Path(linvit.__file__).parent
@@ -91,6 +92,18 @@ def test_check_alone_imports_the_kit():
     """Training, inference and evaluation work without `linvit.testing`."""
     named = {path for path in FILES if any(name.startswith("linvit.testing") for name in imports(path))}
     assert {path.relative_to(ROOT).as_posix() for path in named if part_of(path) != "testing"} == {"cli/check.py"}
+
+
+def test_no_verb_imports_another():
+    """What several verbs share is below them, or in a file of `cli` that is no verb."""
+    verbs = {target.partition(":")[0].split(".")[2] for target in OWN.values()}
+    found = []
+    for path in (path for path in FILES if part_of(path) == "cli"):
+        own = path.relative_to(ROOT / "cli").with_suffix("").parts[0]
+        used = {name.split(".")[2] for name in imports(path) if name.startswith("linvit.cli.")}
+        allowed = {own, "training"} if own == "__init__" else {own}
+        found += [f"{path.relative_to(ROOT)} may not import the verb {one}" for one in (used & verbs) - allowed]
+    assert found == []
 
 
 def test_the_rooms_of_data_import_downward():

@@ -7,15 +7,14 @@ import logging
 import sys
 import warnings
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from tqdm import tqdm
 
 import linvit
 from linvit import UserError, cli
-from linvit.cli.training import command_line
 from linvit.data.sources.read import name_of
+from linvit.entries import Entry
 from linvit.plain_text import PrintableStream, markdown_code, markdown_text, printable, write_csv
 from linvit.runs.library_messages import LOGGER, OF_SEED, hide_library_messages
 from linvit.weights.load import Report
@@ -102,9 +101,8 @@ def test_every_verb_prints_through_one_stream(capsys, monkeypatch):
         sys.excepthook(ValueError, ValueError(ESCAPES), None)
         raise UserError(ESCAPES)
 
-    monkeypatch.setattr(command_line, "train", say)
-    monkeypatch.setattr(cli, "importlib", SimpleNamespace(import_module=lambda name: SimpleNamespace(main=say)))
-    for verb in (*cli.VERBS, *cli.PLAIN):
+    monkeypatch.setattr(Entry, "load", lambda entry, kind: say)
+    for verb in cli.OWN:
         assert cli.main([verb]) == 2
         said = capsys.readouterr()
         assert said.out.count("gpj.exe") == 2

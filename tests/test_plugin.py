@@ -239,6 +239,20 @@ for backbone in ("two_stage_tiny", "linvit_two_stage:build"):
     assert done.returncode == 0, done.stdout
 
 
+def test_a_third_partys_verb(installed):
+    folder = installed(PACKAGE.parent / "linvit-two-stage")
+    code = """
+from linvit.cli import main
+
+assert main(["--help"]) == 0
+assert main(["stages", "two_stage_small"]) == 0
+"""
+    done = forked(code, folder)
+    assert done.returncode == 0, done.stdout
+    assert line_of("stages", done.stdout).split()[1:3] == ["linvit-two-stage", "0.1"]
+    assert done.stdout.endswith("64 channels, stride 4\n128 channels, stride 8\n")
+
+
 def test_a_third_partys_head(installed):
     """It is listed, is put on a backbone of ours, and is named by its class path, too."""
     folder = installed(PACKAGE.parent / "linvit-skip-fcn")

@@ -18,7 +18,8 @@ import yaml
 from PIL import Image
 
 import linvit
-from linvit.cli import HELP, VERBS
+from linvit.cli import HELP
+from linvit.cli.training import VERBS
 from linvit.runs.configs import find
 from tests.cli.runs import linvit as command_line
 from tests.data.coco import write_coco

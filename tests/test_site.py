@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from linvit.cli import HELP, PLAIN, VERBS
+from linvit.cli import HELP, OWN
 from linvit.model_info import model_info
 from linvit.registry import attentions, backbones, heads
 from linvit.runs import configs
@@ -72,8 +72,8 @@ def test_a_page_of_a_mechanism(pages):
 def test_each_verb_has_its_help(pages, monkeypatch):
     monkeypatch.setattr(pages, "said", lambda *argv: HELP if argv == ("--help",) else "usage")
     text = pages.command_line_page()
-    assert set(re.findall(r"^## linvit (.*)$", text, re.MULTILINE)) == {*VERBS, *PLAIN}
-    assert text.count("```text\nusage\n") == len(VERBS) + len(PLAIN)
+    assert set(re.findall(r"^## linvit (.*)$", text, re.MULTILINE)) == {*OWN}
+    assert text.count("```text\nusage\n") == len(OWN)
 
 
 def test_indices(pages, tmp_path):

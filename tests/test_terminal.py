@@ -5,7 +5,7 @@ import contextlib
 import pytest
 
 import linvit
-from linvit.cli import PLAIN, main
+from linvit.cli import OWN, main
 from linvit.terminal import reflow, table
 from linvit.testing import check_attention
 
@@ -58,7 +58,7 @@ def printed(capsys, *arguments):
 
 
 COMMANDS = [
-    *([verb, "--help"] for verb in (*PLAIN, "fit", "predict")),
+    *([verb, "--help"] for verb in OWN if verb not in ("validate", "test")),
     *(["bench", "attention", "--help"], ["bench", "backbone", "--help"]),
     *(["--help"], ["fit", "--help=all"], ["data", "check", "--help"], ["list"], ["list", "configs"]),
     *(["list", "attentions", name] for name in linvit.list_attentions()),

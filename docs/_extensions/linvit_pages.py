@@ -22,7 +22,7 @@ import linvit
 from linvit import Grid, source
 from linvit.analysis import Recorder, attention_cost, rank
 from linvit.callbacks import NonFiniteGuard, SaveCheckpoints
-from linvit.cli import PLAIN, VERBS, main
+from linvit.cli import OWN, main
 from linvit.cli.list import expected_of
 from linvit.cli.training.command_line import TRAINER
 from linvit.data import ClassificationData
@@ -359,7 +359,7 @@ to change.
 
 def command_line_page() -> str:
     """What `--help` says."""
-    verbs = [verb for verb in re.findall(r"^  ([a-z-]+)", said("--help"), re.MULTILINE) if verb in (*VERBS, *PLAIN)]
+    verbs = [verb for verb in re.findall(r"^  ([a-z-]+)", said("--help"), re.MULTILINE) if verb in OWN]
     parts = [f"## linvit {verb}\n\n```text\n{said(verb, '--help')}\n```\n" for verb in verbs]
     return f"# The command line\n\n```text\n{said('--help')}\n```\n\n" + "\n".join(parts)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from importlib.metadata import entry_points
+from importlib.metadata import Distribution, entry_points
 from operator import attrgetter
 from typing import Any
 
@@ -96,11 +96,14 @@ def by_path(kind: str, path: str, known: Mapping[str, list[Entry]]) -> Entry:
 def announced(group: str) -> tuple[Entry, ...]:
     """The names of a group, read without an import: an entry point is a class, or a module with its presets."""
     found: list[Entry] = []
+    owners: dict[Distribution | None, str] = {}  # a distribution parses its name and version at each look
     for point in entry_points(group=group):
         match = point.pattern.match(point.value)  # without spaces and `[extras]`
         module, attribute = (match["module"], match["attr"] or "") if match else (point.value, "")
-        named = f"{point.dist.name} {point.dist.version}" if point.dist else "unknown"
-        owner = "linvit" if named.startswith("linvit ") else named
+        if point.dist not in owners:
+            named = f"{point.dist.name} {point.dist.version}" if point.dist else "unknown"
+            owners[point.dist] = "linvit" if named.startswith("linvit ") else named
+        owner = owners[point.dist]
         presets = [] if attribute else source.presets(module)
         found += [Entry(name, f"{module}:{name}", owner) for name in presets]
         if not presets:

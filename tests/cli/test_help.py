@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from linvit.cli import VERBS, main
+from linvit.cli import main
+from linvit.cli.training import VERBS
 from linvit.data.classification import ClassificationData
 from linvit.runs.parser import options_of
 from linvit.tasks import ClassificationTask

@@ -1,29 +1,30 @@
 """The front door: help, version, verbs, exit codes."""
 
+import importlib
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 import linvit
-from linvit.cli import WAITING, main
+from linvit import entries
+from linvit.cli import HELP, OWN, WAITING, main
 from linvit.cli.training import command_line as train
-from tests.plugin.distributions import python
-
-VERBS = ["fit", "validate", "test", "predict"]
+from tests.plugin.distributions import python, write_distribution
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["help"], []], ids=str)
 def test_help_names_every_verb(arguments, capsys):
     assert main(arguments) == 0
     out = capsys.readouterr().out
-    for verb in [*VERBS, "list"]:
-        assert re.search(rf"^  {verb} ", out, re.MULTILINE)
+    for verb in OWN:
+        assert re.search(rf"^  {verb}(  |$)", out, re.MULTILINE)
 
 
 def test_version(capsys):
@@ -47,7 +48,85 @@ def test_an_unknown_verb(capsys):
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("linvit: error: linvit has no verb 'fitt'.")
-    assert ", ".join(VERBS) in err
+    assert ", ".join(OWN) in err
+
+
+def test_the_entry_points_repeat_the_table():
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["entry-points"]["linvit.verbs"] == OWN
+    assert re.findall(r"^  ([a-z-]+)(?=  |$)", HELP, re.MULTILINE) == [*OWN]
+
+
+GREET = """
+from linvit.errors import UserError
+
+def greet(argv):
+    if not argv:
+        raise UserError("greet whom?")
+    print("hello", *argv)
+    return len(argv) - 1
+"""
+
+
+@pytest.fixture
+def greet(tmp_path, monkeypatch):
+    """A package with the verb `greet`, which this process sees; returns a function that installs another."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def install(name="linvit-greet", verb="greet", **modules):
+        points = f"[linvit.verbs]\n{verb} = {next(iter(modules))}:greet\n"
+        write_distribution(tmp_path, name, "1.0", points, **modules)
+        importlib.invalidate_caches()
+        entries.announced.cache_clear()
+
+    install(verb_greet=GREET)
+    yield install
+    monkeypatch.undo()
+    entries.announced.cache_clear()
+    sys.modules.pop("verb_greet", None)
+
+
+def test_a_verb_of_another_package(greet, capsys):
+    """It is listed with its package and not imported before it is called; its exit code and its errors are ours."""
+    assert main(["--help"]) == 0
+    assert capsys.readouterr().out.startswith(HELP)
+    assert "verb_greet" not in sys.modules
+    assert main(["greet", "you", "--help"]) == 1
+    assert capsys.readouterr().out == "hello you --help\n"
+    assert main(["greet", "you"]) == 0
+    assert main(["greet"]) == 2
+    assert capsys.readouterr().err == "linvit: error: greet whom?\n"
+
+
+def test_the_help_has_the_origin_of_verbs_of_other_packages(greet, tmp_path, capsys):
+    info = tmp_path / "linvit_greet-1.0.dist-info" / "METADATA"
+    info.write_text(f"{info.read_text()}Summary: Greets a person.\n")
+    assert main(["--help"]) == 0
+    assert re.search(r"\n  greet +linvit-greet 1\.0 +Greets a person\.\n", capsys.readouterr().out)
+
+
+def test_a_verb_of_another_package_does_not_replace_one_of_linvit(greet, capsys):
+    greet("linvit-other", "list", verb_other=GREET)
+    assert main(["list"]) == 2
+    err = capsys.readouterr().err
+    assert "linvit (linvit.cli.list:main) and linvit-other 1.0 (verb_other:greet)" in err
+    assert main(["--version"]) == 0
+
+
+@pytest.mark.parametrize("code", ["raise SystemExit(0)\n", "import no_such_module\n", "def (:\n", ""])
+def test_a_broken_verb_is_named_with_its_package(greet, code, capsys):
+    greet("linvit-broken", "breaks", verb_breaks=code)
+    assert main(["breaks"]) == 2
+    err = capsys.readouterr().err
+    assert "verb 'breaks' of linvit-broken 1.0 cannot be imported from 'verb_breaks:greet'" in err
+    assert main(["greet", "you"]) == 0
+
+
+def test_a_verb_of_another_package_finds_no_modules_in_the_current_folder(greet, tmp_path, monkeypatch, capsys):
+    """As `linvit evaluate` and others that open files of strangers."""
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    assert main(["greet", "you"]) == 0
+    assert "" not in sys.path
 
 
 def raising(error):

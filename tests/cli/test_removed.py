@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from linvit.cli import PLAIN, VERBS, main, removed
+from linvit.cli import OWN, main, removed
 from linvit.cli.removed import REMOVED, check_removed
 from linvit.errors import UserError
 
@@ -21,9 +21,9 @@ def test_a_removed_name_is_answered_by_its_replacement(name, capsys):
             said = name if name.startswith("--") else f"linvit {name}"
             assert (out, err) == ("", f"linvit: error: {said} was removed. {REMOVED[name]}\n")
     assert re.fullmatch(r"Use [^\n]{10,200}", REMOVED[name])
-    assert name not in (*VERBS, *PLAIN)
+    assert name not in OWN
     for verb in re.findall(r"\blinvit ([a-z-]+)", REMOVED[name]):
-        assert verb in (*VERBS, *PLAIN)
+        assert verb in OWN
         assert verb not in REMOVED
 
 

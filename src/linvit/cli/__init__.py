@@ -1,17 +1,37 @@
-"""The `linvit` command: verbs that train go to Lightning, the others are plain functions."""
+"""The `linvit` command: finds the function of a verb, calls it, and prints what the user can fix as one line."""
 
-import importlib
 import os
 import re
 import sys
-from importlib.metadata import version
+from importlib.metadata import metadata, version
 
 from linvit.cli.removed import check_removed
+from linvit.cli.training import VERBS, names_a_network
+from linvit.entries import Entry, announced
 from linvit.errors import UserError, find_user_error
 from linvit.plain_text import PrintableStream
-from linvit.signals import STOP
+from linvit.terminal import table
 
-VERBS = ("fit", "validate", "test", "predict")
+OWN = {
+    **{verb: f"linvit.cli.training:{verb}" for verb in VERBS},
+    "linearize": "linvit.cli.linearize:main",
+    "compare": "linvit.cli.compare:main",
+    "list": "linvit.cli.list:main",
+    "check": "linvit.cli.check:main",
+    "import-weights": "linvit.cli.import_weights:main",
+    "data": "linvit.cli.data:main",
+    "bench": "linvit.cli.bench:main",
+    "analyze": "linvit.cli.analyze:main",
+    "probe": "linvit.cli.probe:main",
+    "evaluate": "linvit.cli.evaluate:main",
+    "export": "linvit.cli.export:main",
+    "push": "linvit.cli.push:main",
+}
+"""Verbs of linvit and their functions, which take the arguments after the verb and return an exit code, or None for 0.
+
+`pyproject.toml` repeats them as entry points; this table lets a source tree work with the metadata of an older install.
+"""
+GROUP = "linvit.verbs"
 HELP = """linvit: every linear attention, in every vision backbone, on every task.
 
 usage: linvit VERB [options]
@@ -42,11 +62,9 @@ Runs are kept in checkpoints/CONFIG_NAME/version_N. Watch them with
   tensorboard --logdir checkpoints
 `linvit VERB --help` explains a verb; `linvit --version` prints the version.
 """
-PLAIN = tuple(verb for verb in re.findall(r"^  ([a-z-]+)(?=  |$)", HELP, re.MULTILINE) if verb not in VERBS)
-"""Verbs that are plain functions: main(argv) -> exit code."""
-TASK = re.compile(r"(\w+\.)*[A-Z]\w*[a-z]\w*")  # the class of one, as a value of --model
 OF_FILES = ("analyze", "data", "evaluate", "export", "import-weights", "linearize", "probe", "push")
-"""Verbs that open files of strangers, as predict --model does: they know local modules only if the user names code."""
+"""Verbs that open files of strangers, as predict --model and verbs of other packages may: they know local modules only
+if the user names code."""
 CODE = re.compile(r"(-c|--config)(=.*)?|(.*\W)?[\w.]+:[A-Za-z_]\w*\W*|--(trainer\.\w+\+?|data|model)=.*\w\.\w.*")
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_LIBRARY")
 
@@ -76,32 +94,39 @@ def main(argv: list[str] | None = None) -> int:
     return code
 
 
+def verbs() -> dict[str, list[Entry]]:
+    """Returns verbs by name: linvit's own, then those that other packages announce; nothing is imported."""
+    found = {name: [Entry(name, target, "linvit")] for name, target in OWN.items()}
+    for entry in announced(GROUP):
+        if entry.owner != "linvit":
+            found.setdefault(entry.name, []).append(entry)
+    return found
+
+
+def help_text() -> str:
+    """Returns the text of `linvit --help`, with verbs of other packages and what these say of themselves."""
+    others = [entry for name, owners in verbs().items() if name not in OWN for entry in owners]
+    if not others:
+        return HELP
+    rows = [(f"  {entry.name}", entry.owner, metadata(entry.owner.split()[0])["Summary"] or "") for entry in others]
+    return "\n".join([HELP, *table([("verbs of other packages", "", ""), *rows]), ""])
+
+
 def _run(verb: str, argv: list[str]) -> int:
     if verb in ("-h", "--help", "help"):
-        print(HELP, end="")
+        print(help_text(), end="")
     elif verb == "--version":
         print(f"linvit {version('linvit')}")
-    elif verb in PLAIN:
-        return int(importlib.import_module(f"linvit.cli.{verb.replace('-', '_')}").main(argv[1:]))
-    elif verb not in VERBS:
-        known = ", ".join([*VERBS, *PLAIN])
-        raise UserError(f"linvit has no verb '{verb}'. It has: {known}. See linvit --help")
-    elif verb == "predict" and _names_a_network(argv):
-        return int(importlib.import_module("linvit.cli.predict").main(argv[1:]))
     else:
-        with STOP.caught():  # while torch is imported, too
-            from linvit.cli.training.command_line import train
-
-            train(argv)
+        known = verbs()
+        owners = known.get(verb, [])
+        if not owners:
+            raise UserError(f"linvit has no verb '{verb}'. It has: {', '.join(known)}. See linvit --help")
+        if len(owners) > 1:
+            claims = " and ".join(f"{entry.owner} ({entry.target})" for entry in owners)
+            raise UserError(f"several packages announce the verb '{verb}': {claims}. Uninstall all but one of them")
+        return int(owners[0].load("verb")(argv[1:]) or 0)
     return 0
-
-
-def _names_a_network(argv: list[str]) -> bool:
-    """Whether `linvit predict` is given a trained network by --model: not the class of a task, nor a configuration."""
-    given = dict(zip(argv, [*argv[1:], ""], strict=True))
-    given |= dict(option.split("=", 1) for option in argv if option.startswith(("--model=", "--config=")))
-    model = given.get("--model")
-    return model is not None and "--config" not in given and (os.path.exists(model) or not TASK.fullmatch(model))
 
 
 def _prepare(argv: list[str]) -> None:
@@ -115,6 +140,7 @@ def _prepare(argv: list[str]) -> None:
     os.environ["PYTHON_COLORS"] = "0"  # tracebacks in colour, whose codes would be written out
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     verb = argv[0] if argv else ""
-    opens_files = verb in OF_FILES or "--report" in argv or (verb == "predict" and _names_a_network(argv))
+    opens_files = verb in OF_FILES or verb not in OWN or "--report" in argv
+    opens_files = opens_files or (verb == "predict" and names_a_network(argv))
     if "" not in sys.path and (not opens_files or any(map(CODE.fullmatch, argv))):
         sys.path.append("")  # the current folder, for classes such as --model.attention=my_module:MyAttention

@@ -1,5 +1,7 @@
 """A pyramid of two stages at 1/4 and 1/8 of the image, with any attention in its blocks."""
 
+import argparse
+
 from torch import nn
 
 import linvit
@@ -52,3 +54,12 @@ two_stage_small = linvit.preset(TwoStage, dims=(64, 128), depths=(2, 4), num_hea
 def build(**options):
     """A factory says nothing of its options."""
     return two_stage_tiny(**options)
+
+
+def stages(argv):
+    """The verb `linvit stages NAME`: prints the channels and the stride of each stage."""
+    parser = argparse.ArgumentParser("linvit stages", description="Channels and stride of each stage of a backbone.")
+    parser.add_argument("name", nargs="?", default="two_stage_tiny", choices=["two_stage_tiny", "two_stage_small"])
+    model = linvit.create_backbone(parser.parse_args(argv).name)
+    for each in model.feature_info:
+        print(f"{each['num_chs']} channels, stride {each['reduction']}")

@@ -1,1 +1,49 @@
-"""The verbs fit, validate, test and predict: one LightningCLI and what it prints, reads and writes."""
+"""`linvit fit | validate | test | predict`: verbs of runs; what they import is heavy, and this file is not."""
+
+import os
+import re
+
+from linvit.signals import STOP
+
+VERBS = ("fit", "validate", "test", "predict")
+TASK = re.compile(r"(\w+\.)*[A-Z]\w*[a-z]\w*")  # the class of one, as a value of --model
+
+
+def fit(argv: list[str]) -> None:
+    """Trains a model."""
+    _start("fit", argv)
+
+
+def validate(argv: list[str]) -> None:
+    """Scores a checkpoint on the validation split."""
+    _start("validate", argv)
+
+
+def test(argv: list[str]) -> None:
+    """Scores a checkpoint on the test split."""
+    _start("test", argv)
+
+
+def predict(argv: list[str]) -> None:
+    """Predicts files with the network that --model names, or else the data source of a configuration."""
+    if names_a_network(argv):
+        from linvit.cli.training.predict import main
+
+        main(argv)
+    else:
+        _start("predict", argv)
+
+
+def _start(verb: str, argv: list[str]) -> None:
+    with STOP.caught():  # while torch is imported, too
+        from linvit.cli.training.command_line import train
+
+        train([verb, *argv])
+
+
+def names_a_network(argv: list[str]) -> bool:
+    """Returns True if --model names a trained network: not the class of a task, and beside no configuration."""
+    given = dict(zip(argv, [*argv[1:], ""], strict=True))
+    given |= dict(option.split("=", 1) for option in argv if option.startswith(("--model=", "--config=")))
+    model = given.get("--model")
+    return model is not None and "--config" not in given and (os.path.exists(model) or not TASK.fullmatch(model))

@@ -32,8 +32,8 @@ all options of a run, predicts the images of a data source.
 """
 
 
-def main(argv: list[str]) -> int:
-    """Runs `linvit predict --model`; prints where the predictions are, and returns 0."""
+def main(argv: list[str]) -> None:
+    """Runs `linvit predict --model`; prints where the predictions are."""
     parser = argument_parser("linvit predict", __doc__, EPILOG)
     parser.allow_abbrev = False
     parser.add_argument("images", nargs="+", type=Path, metavar="IMAGE", help="files, or folders of them")
@@ -83,7 +83,6 @@ def main(argv: list[str]) -> int:
                 raise UserError(f"none of the images in {quote_first([*map(str, args.images)])} can be predicted")
             path = type(first).save_all(chain([first], found), args.output, None if source is None else str(source))
             print(f"wrote the predictions to {shown(path)}")
-    return 0
 
 
 def images_in(paths: Sequence[Path]) -> Iterator[Path]:
