@@ -1,6 +1,6 @@
 """Verbs and options that this release has removed, and what to use instead.
 
-The next minor release drops the rows of this one.
+`linvit.removed` has the options of configurations and checkpoints. The next minor release drops the rows of this one.
 """
 
 from collections.abc import Iterator, Sequence

@@ -13,6 +13,8 @@ from linvit import yaml_text
 from linvit.errors import UserError, did_you_mean
 from linvit.model_info import ADE20K, COCO, CONFIGS, mapping, table
 from linvit.plain_text import as_argument
+from linvit.removed import CONFIGS as REMOVED
+from linvit.removed import without_removed
 
 FLAG, SHORT = "--config", "-c"
 SAVED = "run:"
@@ -59,6 +61,8 @@ def config_file(given: str) -> Path:
 def near(given: str) -> str:
     """Names the nearest configuration that comes with linvit, and the command that lists all."""
     name = given.removesuffix(".yaml").rpartition("configs/")[2]
+    if name in REMOVED:
+        return f" It was removed. {REMOVED[name]}."
     return f"{did_you_mean(name, names())} linvit list configs names those that come with linvit"
 
 
@@ -72,7 +76,7 @@ def with_bases(argv: Sequence[str]) -> list[str]:
 
     Bases may have bases, too. Later files win, key by key, so that a file need only hold what differs. A base of
     several files is read once, before the first of them. At the end `base` itself is set to null: the merged
-    configuration is complete, wherever it is saved.
+    configuration is complete, wherever it is saved. Removed options that changed nothing are left out.
     """
     expanded: list[str] = []
     for argument, config in arguments(argv):
@@ -83,8 +87,10 @@ def with_bases(argv: Sequence[str]) -> list[str]:
             expanded += [FLAG, config]
         else:
             for path in chain(config_file(config)):
-                row = None if path.is_file() else {**yaml_text.load(text(path), f"'{path}'"), "base": None}
-                expanded += [FLAG, as_argument(path) if row is None else json.dumps(row)]  # a row by its content
+                content = _content(path)
+                kept = without_removed(content, f"'{path}'")
+                by_path = path.is_file() and kept == content  # else, as a row of a table, by its content
+                expanded += [FLAG, as_argument(path) if by_path else json.dumps({**kept, "base": None})]
     merged = expanded.count(FLAG) > len(configs(argv))
     return [*expanded, "--base=null"] if merged else expanded
 
@@ -127,15 +133,20 @@ def of_stage(stage: Mapping[str, Any], options: Sequence[str]) -> list[str]:
     return [*configs, *own, *others, "--stages=null"]
 
 
-def _bases(path: Path) -> list[Path]:
-    """The files under `base:`, by paths relative to the file that names them, or by names of linvit's."""
+def _content(path: Path) -> dict[str, Any]:
+    """Returns what a configuration holds; an empty mapping if it is none, which the parser reports."""
     try:
         content = yaml_text.load(text(path), f"'{path}'")
     except yaml.YAMLError:
-        return []
+        return {}
     except ValueError as error:  # a number of thousands of digits
         raise UserError(f"'{path}' is not a configuration: {error}") from error
-    named = content.get("base") if isinstance(content, dict) else None
+    return content if isinstance(content, dict) else {}
+
+
+def _bases(path: Path) -> list[Path]:
+    """The files under `base:`, by paths relative to the file that names them, or by names of linvit's."""
+    named = _content(path).get("base")
     given = [named] if isinstance(named, str) else named or []
     if not isinstance(given, list) or not all(isinstance(base, str) for base in given):
         raise UserError(f"'base:' of configuration '{path}' must be a file or a list of files; got {named!r}")

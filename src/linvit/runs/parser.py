@@ -26,6 +26,7 @@ from linvit.data.base import ImageData
 from linvit.entries import texts
 from linvit.errors import UserError, check_number, did_you_mean
 from linvit.registry import attention_kernels, attentions, backbones, heads
+from linvit.removed import answer, without_removed
 from linvit.runs.configs import SAVED, configs, with_bases
 from linvit.signals import STOP
 from linvit.tasks import Task
@@ -143,7 +144,8 @@ class CommandLine(LightningCLI):
         try:
             self.config = parser.parse_args([self._saved(option) for option in with_bases(options)])
         except ArgumentError as error:
-            files = configs(with_bases(options))
+            read = configs(with_bases(options))
+            files = [file for file in read if not file.startswith("{")] or configs(options)  # some by their content
             if not files and "are required" in error.message:
                 example = "quickstart" if self.verb == "fit" else "RUN/config.yaml --ckpt_path RUN"
                 raise UserError(NO_CONFIG.format(self.verb, example)) from error
@@ -183,7 +185,7 @@ def saved_config(path: Path, trains: bool = True) -> dict[str, Any]:
         UserError: If data or model name what would have to be imported.
     """
     trust = f"may run code of the run's author. If you trust it, give --config {shlex.quote(path.as_posix())}"
-    given, found = yaml_text.mapping(path), dict[str, Any]()
+    given, found = without_removed(yaml_text.mapping(path), f"'{path}'"), dict[str, Any]()
     for name, base, home in (("data", ImageData, data), ("model", Task, tasks)):
         if isinstance(part := given.get(name), dict) and isinstance(options := part.get("init_args"), dict):
             part = {**part, "init_args": {key: value for key, value in options.items() if key != "teacher"}}
@@ -329,6 +331,8 @@ def readable(message: str) -> str:
     given = next(group for group in unknown.groups() if group).replace("-", "_").replace("init_args.", "")
     given = given.removesuffix(".class_path")
     owner = pkgutil.resolve_name(owners[-1]) if (owners := CLASS_PATH.findall(message)) else None
+    if removed := answer(given, getattr(owner, "__name__", "")):
+        return f"--{removed}"
     return f"{text}.{_suggestion(given, owner if isinstance(owner, type) else None)}"
 
 

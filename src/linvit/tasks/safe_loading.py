@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from linvit.entries import restrict_imports_to
 from linvit.errors import UserError, check_choice, quote_first
 from linvit.finite import not_finite
+from linvit.removed import without_removed
 from linvit.tasks.optimisation import total_batch_size
 from linvit.tasks.pretrained import skip_pretrained
 from linvit.weights import torch_file
@@ -91,7 +92,7 @@ def check_content(content: Any, source: Any, resumed: bool = False) -> dict[str,
     if wrong := [name for name, fits in _kinds(content, resumed).items() if not fits]:
         use = "resumed" if resumed else "used"
         raise UserError(f"'{source}' cannot be {use}: {', '.join(wrong)} missing, or not as a run writes it")
-    return content
+    return {**content, "hyper_parameters": without_removed(options, f"'{source}'", "model")}
 
 
 def _kinds(content: Mapping[str, Any], resumed: bool) -> dict[str, bool]:

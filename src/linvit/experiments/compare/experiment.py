@@ -16,6 +16,7 @@ from linvit.experiments.compare.options import differing
 from linvit.experiments.compare.results import Results, Variant, with_teachers
 from linvit.files import CHECKPOINTS, is_locked, lock, write_text
 from linvit.reading import read_text
+from linvit.removed import without_removed
 from linvit.runs.folder import OUTCOME, PER_RUN, TUNING, RunFolder, flat, newest, read_yaml
 from linvit.signals import STOP
 
@@ -69,12 +70,13 @@ class SweepRun:
         """Writes its configuration."""
         config = {**config, "seed_everything": self.seed}
         if self.config.exists():
-            both = [flat(read_yaml(self.config)), flat(config)]
+            before = without_removed(read_yaml(self.config), f"'{self.config}'")
+            both = [flat(before), flat(config)]
             if different := {key: found for key, found in differing(both).items() if key not in PER_RUN}:
-                key, (before, now) = next(iter(different.items()))
+                key, (was, now) = next(iter(different.items()))
                 more = f" and {len(different) - 1} more options" if len(different) > 1 else ""
                 raise UserError(
-                    f"'{self.folder}' is a run of another configuration: its {key} is {before!r}, and now it would be "
+                    f"'{self.folder}' is a run of another configuration: its {key} is {was!r}, and now it would be "
                     f"{now!r}{more}. Give this comparison a name of its own with --name, or delete that folder"
                 )
         self.folder.mkdir(parents=True, exist_ok=True)
