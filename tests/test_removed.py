@@ -113,7 +113,8 @@ def test_rows_are_of_a_class(config, kept, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "config", [{"checkpoint": {"tries": 4}}, {"trainer": {"callbacks": [{"class_path": "Callback", "init_args": {"every": 2}}]}}]
+    "config",
+    [{"checkpoint": {"tries": 4}}, {"trainer": {"callbacks": [{"class_path": "Callback", "init_args": {"every": 2}}]}}],
 )
 def test_other_values_are_refused(config, monkeypatch):
     for key, row in ROWS.items():

@@ -52,7 +52,8 @@ def without_removed(config: Mapping[str, Any], source: str, section: str = "") -
         owner, found = str(part.get("class_path", owner)), {}
         for key, value in part.items():
             option = name if key == "init_args" else f"{name}.{key}".removeprefix(".")
-            gone = next((one for one in (option, f"{option}={value}") if _had(owner, one)), None)
+            names = (option, f"{option}={value}") if isinstance(value, str) else (option,)
+            gone = next((one for one in names if _had(owner, one)), None)
             if gone is None:
                 found[key] = kept(value, option, owner)
             elif value != OPTIONS[gone].default:

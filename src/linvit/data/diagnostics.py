@@ -1,4 +1,4 @@
-"""Diagnostic tasks, which are generated: what a mechanism can recall, count or find, and at which distance."""
+"""Diagnostic tasks, which are generated: what a mechanism can recall, and whether it can follow a path."""
 
 from collections.abc import Collection, Mapping
 from functools import partial
@@ -10,7 +10,7 @@ from linvit.data.base import ImageData
 from linvit.data.sources import paths
 from linvit.data.sources.images import Target
 from linvit.data.sources.scenes import Generated, GeneratedSource
-from linvit.data.sources.tokens import PATCH, TASKS, VALUES, Diagnostic, Size, sample
+from linvit.data.sources.tokens import PATCH, VALUES, Recall, Size, sample
 from linvit.data.transforms import classification
 from linvit.data.transforms.segmentation import EvalTransform
 from linvit.errors import check_choice
@@ -46,25 +46,18 @@ class GeneratedData(ImageData):
 
 
 class DiagnosticData(GeneratedData):
-    """Grids of tokens, each an image patch of 4 x 4 pixels, with an exact answer, one of 16, for those that are asked.
+    """Grids of tokens, each an image patch of 4 x 4 pixels, and queries whose answer is one of 16 values.
 
-    `linvit.tasks.SegmentationTask` learns them: the mask has a pixel per token, and 255 where nothing is asked. With
-    `score: aAcc` the score is the fraction of the answers that are right. The chance level, that of always the same
-    answer, is about 1/16 (`linvit data check recall --pairs=8` counts it); the ceiling is 1, as every answer follows
-    from the image.
-
-    - recall: the value of the pair with my key, of `pairs` of them (multi-query associative recall: Arora et al. 2023,
-      "Zoology"). A mechanism must hold all pairs apart, and a state of rank r holds about r. `distractors` are held
-      as well, and not asked for.
-    - counting: how many other tokens are like me, of `pairs` kinds; normalised attention says shares, not numbers.
-    - nearest: the value of the nearest of up to four pairs with my key: content and position.
-    - copy: the value `distance` columns to the left: position alone; at distance 1 what a convolution alone solves.
+    The task is multi-query associative recall (Arora et al. 2023, "Zoology"): the grid has `pairs` of a key and a
+    value, and for each pair a query, a token with the key alone, whose answer is the value. A mechanism must hold all
+    pairs apart, and a state of rank r holds about r. `linvit.tasks.SegmentationTask` learns it: the mask has a pixel
+    per token, and 255 where nothing is asked. With `score: aAcc` the score is the fraction of the answers that are
+    right. The chance level, that of always the same answer, is about 1/16 (`linvit data check recall --pairs=8` counts
+    it); the ceiling is 1, as every answer follows from the image.
 
     Args:
-        source: recall, counting, nearest or copy.
-        pairs: Pairs, or kinds of tokens, of an image.
-        distractors: Further pairs of recall.
-        distance: Of copy, in tokens.
+        source: recall.
+        pairs: Pairs of an image.
         grid: Side, or [rows, columns], of the grids of tokens; null is the smallest square with room for them.
         eval_grid: That of validation and test, if it is another one (resolution).
         train: Training images of an epoch, which are new in each.
@@ -80,7 +73,7 @@ class DiagnosticData(GeneratedData):
         $ linvit compare diagnostics/recall --model.attention=softmax,linear --data.pairs=8,32
     """
 
-    sources = TASKS
+    sources = ("recall",)
     answer = "mask"
     list_keys: ClassVar[tuple[str, ...]] = ("size",)
     num_classes = VALUES
@@ -90,8 +83,6 @@ class DiagnosticData(GeneratedData):
         self,
         source: str = "recall",
         pairs: int = 32,
-        distractors: int = 0,
-        distance: int = 1,
         grid: int | Size | None = None,
         eval_grid: int | Size | None = None,
         train: int = 3200,
@@ -103,10 +94,8 @@ class DiagnosticData(GeneratedData):
         seed: int | None = None,
         predict_path: str | None = None,
     ) -> None:
-        given = Diagnostic(
-            train, val, test, samples_seed, task=source, pairs=pairs, distractors=distractors, distance=distance,
-            grid=grid, eval_grid=eval_grid,
-        )  # fmt: skip
+        check_choice("--data.source", source, self.sources)
+        given = Recall(train, val, test, samples_seed, pairs, grid, eval_grid)
         height, width = given.size("train")
         size = (PATCH * height, PATCH * width)
         half = [0.5] * 3
