@@ -74,6 +74,19 @@ def test_the_best_score_is_that_of_the_checkpoint(tmp_path):
     assert result.kept_scores({"val/score": 0.875}) == result.kept_scores(None) == {}  # of older versions
 
 
+def test_of_a_checkpoint_that_another_metric_has_chosen_the_score_is_recorded(tmp_path):
+    folder = write_run(tmp_path / "softmax-seed0/version_0", scores=(0.5, 0.75, 0.7), epochs=3)
+    state = {"val/loss": 1.25, "epochs": {"val/loss": 1}}
+    record = result.derive(RunFolder(folder), result.kept_scores(state))
+    assert (record["score"]["best"], record["score"]["best_epoch"]) == (0.5, 1)
+    path = folder / "result.json"
+    assert result.check_best(path, record, state) == ""
+    later = result.check_best(path, record, {"val/loss": 1.0, "epochs": {"val/loss": 2}})
+    assert "of epoch 1, and the checkpoint is of epoch 2, val/loss 1.0" in later
+    unknown = result.derive(RunFolder(folder), {"val/loss": (1.0, 7)})
+    assert (unknown["score"]["best"], unknown["score"]["best_epoch"]) == (None, 7)
+
+
 def test_a_run_without_its_rows_records_the_score_of_its_checkpoint(run, tmp_path):
     shutil.copytree(run.root, tmp_path / "copy")
     folder = tmp_path / "copy" / run.folder.relative_to(run.root)

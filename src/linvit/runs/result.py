@@ -60,7 +60,11 @@ def derive(run: RunFolder, saved: Mapping[str, tuple[float, int]] | None = None)
     tag = run.score_tag() if run.score_tag() in run.last else EVALUATED
     found, final = run.best_score(tag), run.score(tag)
     value, epoch = (math.nan, run.trained) if final is None else (final.value, final.epoch)
-    best, best_epoch = (saved or {}).get(tag) or ((found.value, found.epoch) if found else (None, epoch))
+    best, best_epoch = (found.value, found.epoch) if found else (None, epoch)
+    saved = saved or {}
+    if (kept := _monitored(saved, tag)) is not None:
+        own, best_epoch = saved[kept]
+        best = own if kept == tag else _beside(run, tag, kept, own, best_epoch)
     score = {"tag": tag, "final": finite_or_none(value), "final_epoch": epoch}
     size, speeds = run.hparams.get("img_size"), run.finite("images/s")
     costs = {"image_size": None if size is None else list(image_size(size)), "parameters": None, "macs": None}
@@ -82,6 +86,20 @@ def derive(run: RunFolder, saved: Mapping[str, tuple[float, int]] | None = None)
         "diagnostics": {name: value for name, value in last.items() if name.partition("/")[0] in DIAGNOSTICS},
         "exports": sorted(path.name for path in run.folder.iterdir() if path.suffix in (".onnx", ".pt2")),
     }
+
+
+def _monitored(saved: Mapping[str, tuple[float, int]], tag: str) -> str | None:
+    """Returns the metric that has chosen the checkpoint of the weights that a score is of; None if that is unknown."""
+    same = [name for name in saved if ("/ema_" in name) == ("/ema_" in tag)]
+    return tag if tag in saved else next(iter([*same, *saved]), None)
+
+
+def _beside(run: RunFolder, tag: str, monitor: str, value: float, epoch: int) -> float | None:
+    """Returns the score of the epoch in which another metric had a value, of several validations of that one."""
+    scores = [score for score in run.scores(tag) if score.epoch == epoch]
+    steps = {step for step, found in run.curves.get(monitor, []) if found == value}
+    found = next(iter([*(score for score in scores[::-1] if score.step in steps), *scores[::-1]]), None)
+    return None if found is None else finite_or_none(found.value)
 
 
 def kept_scores(state: Any) -> dict[str, tuple[float, int]]:
@@ -136,13 +154,15 @@ def write(path: Path, record: Mapping[str, Any]) -> None:
 
 def check_best(path: Path, record: Mapping[str, Any], state: Any) -> str:
     """Returns why scores of a best checkpoint, with the state of its `SaveCheckpoints`, do not belong to a record."""
-    score = record["score"]
+    score, saved = record["score"], kept_scores(state)
     named = score["best"], score["best_epoch"]
-    if (kept := kept_scores(state).get(score["tag"], named)) == named:
+    monitor = _monitored(saved, score["tag"])
+    kept = named if monitor is None else saved[monitor]
+    if kept[1] == named[1] and (kept[0] == named[0] or monitor != score["tag"]):
         return ""
     return (
-        f"these scores are not added to {path}: its best {score['tag']} is {named[0]} of epoch {named[1]}, and that of "
-        f"the checkpoint {kept[0]} of epoch {kept[1]}. The run was resumed since; finish it first"
+        f"these scores are not added to {path}: its best {score['tag']} is {named[0]} of epoch {named[1]}, and the "
+        f"checkpoint is of epoch {kept[1]}, {monitor} {kept[0]}. The run was resumed since; finish it first"
     )
 
 
