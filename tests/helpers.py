@@ -43,7 +43,7 @@ def token_mixers() -> list[str]:
     """linvit's own attentions that have a matrix over tokens, and not one over channels, or none."""
     built = {name: attentions.get(name) for name in own_names(attentions)}
     mixers = {name for name, kind in built.items() if kind.channel_matrix is Attention.channel_matrix}
-    return [name for name in built if name in mixers and not built[name].no_matrix]
+    return [name for name in built if name in mixers and not built[name].facts.no_matrix]
 
 
 def low_rank(name: str) -> dict[str, Any]:
@@ -121,9 +121,9 @@ def inputs(
 
     heads = module.key_heads
     q = make(1, batch, heads, grid.num_queries, module.key_dim)
-    k = q if module.projections == "qv" else make(2, batch, heads, grid.num_keys, module.key_dim)
+    k = q if module.host.project == "qv" else make(2, batch, heads, grid.num_keys, module.key_dim)
     v = make(3, batch, module.num_heads, grid.num_keys, module.head_dim)
-    return Inputs(q, k, v, {"x": make(4, batch, grid.num_queries, module.input_dim)} if module.takes_input else {})
+    return Inputs(q, k, v, {"x": make(4, batch, grid.num_queries, module.input_dim)} if module.host.input else {})
 
 
 def options_then_grids(options: Sequence[Any], grids: Sequence[Grid]) -> list[tuple[Any, Grid]]:

@@ -85,7 +85,7 @@ def test_every_file_opens_with_formula_paper_and_cost() -> None:
 
 
 def test_complexity_is_declared() -> None:
-    assert not [name for name in ATTENTIONS if mechanism(name, Grid((6, 8))).complexity is None]
+    assert not [name for name in ATTENTIONS if mechanism(name, Grid((6, 8))).facts.complexity is None]
 
 
 @builtin
@@ -122,7 +122,7 @@ def test_a_rank_below_the_tokens_by_construction_has_factors_of_as_many_columns(
     given = inputs(module, grid)
     factors, bound = module.factors(given.q, given.k, grid), module.rank_bound(grid)
     if factors is None:
-        assert bound == 100 or not module.linear_in_values
+        assert bound == 100 or not module.facts.linear_in_values
     else:
         assert [min(100, factor.shape[-1]) for factor in factors] == [bound, bound]
 

@@ -66,12 +66,15 @@ def test_complexity_and_paper(write):
     write(
         package="from .inner import A as Outer\n" + TRAP,
         inner='"""Formula.\n\nPaper: Han et al. 2023, "A title of 2022", Eq. 1.\n"""\n'
-        'class A:\n    """A."""\n    complexity = "O(N)"\n' + TRAP,
-        typed='"""M."""\nclass A:\n    complexity: str = "O(N^2)"\n',
+        'class A:\n    """A."""\n    facts = Facts(complexity="O(N)")\n' + TRAP,
+        typed='"""M."""\nfrom .inner import A as B\n'
+        'class A(B):\n    facts = linvit.Facts(same_grid=True, complexity="O(N^2)")\n'
+        "class C(A):\n    pass\n\nclass D(B):\n    pass\n",
     )
     assert source.complexity("written:Outer") == "O(N)"
     assert source.paper("written:Outer") == "Han et al. 2023"
-    assert source.complexity("written.typed:A") == "O(N^2)"
+    assert source.complexity("written.typed:A") == source.complexity("written.typed:C") == "O(N^2)"
+    assert source.complexity("written.typed:D") == "O(N)"  # of the parent's file
     assert source.paper("written.typed:A") == ""
 
 
@@ -96,7 +99,7 @@ def test_nothing_said_of_complexity_and_paper(write, code):
 def test_every_builtin_attention_tells_its_complexity_and_paper():
     for name in attentions.names():
         target = attentions.entries()[name][0].target
-        assert source.complexity(target) == attentions.get(name).complexity
+        assert source.complexity(target) == attentions.get(name).facts.complexity
         assert source.paper(target), name
 
 

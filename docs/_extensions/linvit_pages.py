@@ -134,7 +134,7 @@ def rank_and_state(name: str) -> tuple[str, str]:
         layer(torch.randn(1, DEIT.num_keys, SIZE["dim"]), DEIT)
     (call,) = recorder.calls.values()
     over_channels = call.mechanism.channel_matrix(call.q, call.k, DEIT) is not None
-    none = over_channels or call.mechanism.no_matrix
+    none = over_channels or call.mechanism.facts.no_matrix
     return "" if none else f"{call.mechanism.rank_bound(DEIT)}", f"{call.state() // 4:,}"
 
 
@@ -149,11 +149,11 @@ def besides(name: str) -> str:
     one = built(name)
     there = {
         "a convolution": "kernel" in one.matrix_parts(),
-        "positions": one.rotary,
-        "a gate": one.gate != "none",
-        "a norm of the output": (one.out_norm, one.proj_norm) != ("none", "none"),
-        "a stem": one.stem != "none",
-        "the layer's input": one.takes_input,
+        "positions": one.facts.rotary,
+        "a gate": one.host.gate != "none",
+        "a norm of the output": one.host.norm != "none",
+        "a stem": one.host.stem != "none",
+        "the layer's input": one.host.input,
     }
     return ", ".join(what for what, has in there.items() if has)
 
@@ -167,7 +167,7 @@ def attentions_page(names: list[str]) -> str:
         paper = source.paper(attentions.entries()[name][0].target)
         link = f"[`{name}`](attentions/{name}.md)"
         macs = f"{attention_cost(name, DEIT, **SIZE).matmul / 1e6:.1f}"
-        front = [link, formula[0] if formula else "", built(name).complexity or "", *rank_and_state(name), macs]
+        front = [link, formula[0] if formula else "", built(name).facts.complexity or "", *rank_and_state(name), macs]
         rows.append([*front, besides(name), paper])
     tree = "\n".join(f"attentions/{name}" for name in names)
     return f"""# Attentions
@@ -197,7 +197,7 @@ def attention_page(name: str) -> str:
     named = [recipe for recipe in configs.names() if re.search(rf"attention[^#\n]*\b{name}\b", text_of(recipe))]
     recipes = dict.fromkeys([*named, *(recipe for recipe in configs.names() if recipe.split("/")[-1] in presets)])
     parts = {
-        "Its matrix": picture(name) or built(name).no_matrix,
+        "Its matrix": picture(name) or built(name).facts.no_matrix,
         "Its operations": f"{OF_WHAT}\n\n{table(['tokens', 'MACs of products (M)', 'MFLOP'], operations)}",
         "Options": autoclass(type(built(name))),
         "What we measured": "\n\n".join(measured(name)),
@@ -239,7 +239,7 @@ def picture(name: str) -> str:
     with Recorder(model) as recorder:
         model(digit()[None])
     call = recorder.calls["blocks.0.attn"]
-    if built(name).no_matrix:
+    if built(name).facts.no_matrix:
         return ""
     over_channels = call.mechanism.channel_matrix(call.q, call.k, call.grid)
     matrix = (call.matrix() if over_channels is None else over_channels[0])[0].detach()  # of the first head

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from linvit.attention.base import Attention as Attention
     from linvit.attention.base import Grid as Grid
     from linvit.attention.base import create_attention as create_attention
+    from linvit.attention.declarations import Facts as Facts
+    from linvit.attention.declarations import Host as Host
     from linvit.attention.ops.decorators import full_precision as full_precision
     from linvit.attention.ops.decorators import recomputed as recomputed
     from linvit.backbones.base import Backbone as Backbone

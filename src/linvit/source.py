@@ -27,16 +27,23 @@ def documentation(target: str) -> str:
 
 
 def complexity(target: str) -> str:
-    """The value of `complexity = "O(N)"` in the class; empty if it has no such line."""
+    """The complexity in `facts = Facts(complexity="O(N)")` of the class or its parents; empty if none says it."""
     _, definition = _definition(target)
-    for statement in definition.body if isinstance(definition, ast.ClassDef) else []:
+    if not isinstance(definition, ast.ClassDef):
+        return ""
+    for statement in definition.body:
         match statement:
-            case (
-                ast.Assign(targets=[ast.Name(id="complexity")], value=ast.Constant(value=str() as value))
-                | ast.AnnAssign(target=ast.Name(id="complexity"), value=ast.Constant(value=str() as value))
-            ):
+            case ast.Assign(targets=[ast.Name(id="facts")], value=ast.Call(keywords=keywords)):
+                given = {keyword.arg: keyword.value for keyword in keywords}.get("complexity")
+                return str(given.value) if isinstance(given, ast.Constant) else ""
+            case ast.Assign(
+                targets=[ast.Name(id="complexity")], value=ast.Constant(value=str() as value)
+            ):  # linvit 0.2
                 return value
-    return ""
+    module = target.partition(":")[0]
+    return next(
+        filter(None, (complexity(f"{module}:{base.id}") for base in definition.bases if isinstance(base, ast.Name))), ""
+    )
 
 
 def paper(target: str) -> str:

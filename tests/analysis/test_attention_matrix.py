@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from linvit import Attention, Grid, UserError
+from linvit import Attention, Facts, Grid, Host, UserError
 from linvit.analysis import attention_matrix
 from tests.helpers import assert_near, inputs, mechanism, randn
 
@@ -124,7 +124,7 @@ def test_mechanism_is_left_as_it_was() -> None:
 class Squared(Attention):
     """Not of the form M v, so it answers for itself."""
 
-    linear_in_values = False
+    facts = Facts(linear_in_values=False)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         return v**2
@@ -145,7 +145,7 @@ def test_mechanism_that_cannot_be_probed_answers_for_itself() -> None:
 class Gated(Attention):
     """Weighs the mean of the values by the layer's input."""
 
-    takes_input = True
+    host = Host(input=True)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, x: Tensor) -> Tensor:
         return v.mean(-2, keepdim=True) * x.mean(-1)[:, None, :, None]
@@ -171,7 +171,7 @@ class TwiceAsWide(Attention):
 
 
 class Untold(TwiceAsWide):
-    linear_in_values = False
+    facts = Facts(linear_in_values=False)
 
 
 class Told(Untold):
@@ -184,9 +184,9 @@ class Told(Untold):
     [
         (
             TwiceAsWide,
-            r"TwiceAsWide: out_dim differs from dim \(12 and 6\), .*: declare linear_in_values = False and give ",
+            r"TwiceAsWide: out_dim differs from dim \(12 and 6\), .*: declare linear_in_values=False and give ",
         ),
-        (Untold, r"Untold declares linear_in_values = False and has no attention_matrix\(q, k, v, grid\)"),
+        (Untold, r"Untold declares linear_in_values=False and has no attention_matrix\(q, k, v, grid\)"),
     ],
 )
 def test_what_has_no_matrix_to_read_is_a_user_error(kind: type[Attention], message: str) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from linvit import Attention, Grid, UserError
+from linvit import Attention, Grid, Host, UserError
 from linvit.analysis import attention_matrix, attention_rank, rank
 from linvit.attention.linear import LinearAttention
 from linvit.registry import attentions
@@ -31,13 +31,13 @@ def no_forward(*_: Any, **__: Any) -> Tensor:
 )
 def test_rank_is_that_of_the_probed_matrix(name: str, grid: Grid) -> None:
     tied = mechanism(name, Grid((6, 8)))
-    if tied.projections != "qkv" or not tied.fewer_keys:
+    if tied.host.project != "qkv" or tied.facts.same_grid:
         grid = grid._replace(kv_size=None)
     module = mechanism(low_rank(name), grid)
     given = inputs(module, grid)
     want = rank(attention_matrix(module, given.q, given.k, grid, v=given.v, **given.extra), NEGLIGIBLE)
     got = attention_rank(module, given.q, given.k, grid, v=given.v, **given.extra, rtol=NEGLIGIBLE)
-    assert got.shape == ((2, 3, 8) if module.channelwise else (2, 3))
+    assert got.shape == ((2, 3, 8) if module.facts.channelwise else (2, 3))
     assert torch.equal(got, want)
 
 
@@ -45,11 +45,11 @@ def test_rank_is_that_of_the_probed_matrix(name: str, grid: Grid) -> None:
 def test_at_3136_tokens_there_is_no_matrix_where_there_are_factors(name: str) -> None:
     grid = Grid((56, 56))
     module = mechanism(low_rank(name), grid, num_heads=2, dtype=torch.float32)
-    if module.channelwise:  # a matrix of each channel: few will do
+    if module.facts.channelwise:  # a matrix of each channel: few will do
         module = mechanism(low_rank(name), grid, dim=8, num_heads=2, dtype=torch.float32)
     given = inputs(module, grid, batch=1, dtype=torch.float32)
     if module.factors(given.q, given.k, grid) is None:
-        assert module.rank_bound(grid) == 3136 or not module.linear_in_values
+        assert module.rank_bound(grid) == 3136 or not module.facts.linear_in_values
         return
     module.forward = no_forward
     ranks = attention_rank(module, given.q, given.k, grid)
@@ -71,7 +71,7 @@ def test_precision_of_the_mechanism_and_autocast_change_nothing(name: str, dtype
 class Biased(LinearAttention):
     """Factors that know nothing of the bias."""
 
-    takes_bias = True
+    host = Host(accepts_bias=True)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, bias: Tensor | None = None) -> Tensor:
         out = super().forward(q, k, v, grid)
@@ -110,10 +110,10 @@ class Misshapen(LinearAttention):
 
     def __init__(self, channelwise: bool) -> None:
         super().__init__(24, 3, GRID)
-        self.channelwise = channelwise
+        self.declare(channelwise=channelwise)
 
     def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
-        return (q, k) if self.channelwise else (q.mT.unsqueeze(-1), k.mT.unsqueeze(-1))
+        return (q, k) if self.facts.channelwise else (q.mT.unsqueeze(-1), k.mT.unsqueeze(-1))
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def test_both_ways_give_the_numbers_of_the_dense_matrix(name: str, spec: Any) ->
     matrix = attention_matrix(module, given.q, given.k, GRID, v=given.v, channel=None, **given.extra)
     got = attention_statistics(module, given.q, given.k, GRID, v=given.v, rtol=RTOL, top=3, **given.extra)
     for head in ((0, 0), (0, 2)):
-        chosen = (*head, 4) if module.channelwise else head
+        chosen = (*head, 4) if module.facts.channelwise else head
         want = naive(matrix[chosen], GRID, 3)
         assert got.keys() == want.keys()
         for tag, value in want.items():

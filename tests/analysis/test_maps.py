@@ -34,7 +34,7 @@ def test_a_map_is_the_row_of_the_matrix_and_the_share_in_the_output(name: str) -
     row = row if row.ndim == 3 else row.unsqueeze(1)  # (h, d, N) or (h, 1, N)
     parts = row.mT * call.v[0].double()  # (h, N, d): g_t
     output = parts.sum(1)
-    if call.mechanism.linear_in_values:
+    if call.mechanism.facts.linear_in_values:
         extra = {} if call.x is None else {"x": call.x.double()}
         q, k, v = (x.double() for x in (call.q, call.k, call.v))
         whole, zero = (call.mechanism.double().forward(q, k, values, call.grid, **extra) for values in (v, 0 * v))

@@ -75,11 +75,11 @@ def test_keys_and_values_of_different_numbers_are_refused() -> None:
         module(q, k, v[:, :, 1:], Grid((4, 4)))
 
 
-def test_base_has_no_forward_and_says_so() -> None:
+def test_base_has_no_formula_and_says_so() -> None:
     class Empty(Attention):
         pass
 
-    with pytest.raises(NotImplementedError, match="Empty has no forward"):
+    with pytest.raises(NotImplementedError, match="Empty has no core"):
         Empty(8, 2, Grid((2, 2)))(*torch.zeros(3, 1, 2, 4, 4), Grid((2, 2)))
 
 
@@ -101,11 +101,87 @@ def test_print_shows_the_sizes() -> None:
     assert "dim=24, num_heads=3, grid=((4, 5), None, 1)" in shown
 
 
-def test_a_module_under_the_name_of_a_declaration_is_refused() -> None:
+def test_a_module_under_the_name_of_a_declaration_is_a_module() -> None:
     class Own(Attention):
         def __init__(self, dim: int, num_heads: int, grid: Grid) -> None:
             super().__init__(dim, num_heads, grid)
             self.gate = torch.nn.Linear(dim, dim)
 
-    with pytest.raises(UserError, match="gate must be one of none, linear, silu; got Linear"):
-        Own(8, 2, Grid((2, 2)))
+    assert [*dict(Own(8, 2, Grid((2, 2))).named_children())] == ["gate"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"complexity": "linear"}, r"complexity must be one of O\(N\), .*; got 'linear'"),
+        ({"project": "qq"}, "project must be one of qkv, qv, kv, qk; got 'qq'"),
+        ({"norm": "bn"}, "norm must be one of none, ln, bn2d; got 'bn'"),
+        ({"gate": "tanh"}, "gate must be one of none, linear, silu; got 'tanh'"),
+        ({"accepts_bias": "no"}, "accepts_bias must be True or False; got 'no'"),
+        ({"state_size": 1.5}, "state_size must be a whole number at least 1; got 1.5"),
+        ({"no_matrix": "weights"}, "no_matrix says 'weights', so linear_in_values must be False; got True"),
+    ],
+)
+def test_a_declaration_that_cannot_be_is_refused(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Attention(8, 2, Grid((2, 2))).declare(**fields)
+
+
+class Noted(Attention):
+    """Notes under what its formula runs."""
+
+    def core(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grid: Grid) -> torch.Tensor:
+        self.seen = [q.dtype, torch.is_autocast_enabled("cpu")]
+        self.calls = getattr(self, "calls", 0) + 1
+        return (q.sin() * k.exp()).sum(-2, keepdim=True) * v
+
+
+@pytest.mark.parametrize(
+    ("precision", "seen"),
+    [("float32", [torch.float32, False]), ("mixed", [torch.float32, False]), ("inherit", [torch.bfloat16, True])],
+)
+def test_the_formula_runs_in_the_declared_precision(precision: str, seen: list[object]) -> None:
+    module = type("Other", (Noted,), {"precision": precision})(8, 2, Grid((2, 2)))
+    q = torch.randn(1, 2, 4, 4, dtype=torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert module(q, q, q, Grid((2, 2))).dtype == torch.bfloat16
+    assert module.seen == seen
+
+
+@pytest.mark.parametrize("recompute", [True, False])
+def test_the_formula_runs_once_more_in_backward_if_declared(recompute: bool) -> None:
+    module, q = Noted(8, 2, Grid((2, 2))), torch.randn(1, 2, 4, 4, requires_grad=True)
+    module.recompute = recompute
+    module(q, q, q, Grid((2, 2))).sum().backward()
+    assert module.calls == 1 + recompute
+    with torch.no_grad():
+        module(q, q, q, Grid((2, 2)))
+    assert module.calls == 2 + recompute
+
+
+def test_declarations_of_linvit_0_2_work_and_warn() -> None:
+    with pytest.warns(DeprecationWarning, match=r"Write host = linvit.Host\(project=\'qv\', accepts_bias=True\) and "):
+
+        class Before(Attention):
+            projections = "qv"
+            takes_bias = True
+            fewer_keys = False
+            complexity = "O(N)"
+
+            def __init__(self, dim: int, num_heads: int, grid: Grid) -> None:
+                super().__init__(dim, num_heads, grid)
+                self.max_rank = self.key_dim
+                self.out_norm = "ln"
+
+            @linvit.recomputed
+            @linvit.full_precision
+            def forward(self, q, k, v, grid):  # type: ignore[no-untyped-def]
+                return q @ (k.mT @ v)
+
+    with pytest.warns(DeprecationWarning, match=r"facts = linvit.Facts\(max_rank=4\) in the class, or self.declare"):
+        module = Before(8, 2, Grid((2, 2)))
+    assert module.host == linvit.Host(project="qv", accepts_bias=True, norm="ln")
+    assert module.facts == linvit.Facts(complexity="O(N)", same_grid=True, max_rank=4)
+    assert module.max_rank == 4
+    q = torch.randn(1, 2, 4, 4)
+    assert torch.equal(module(q, q, q, Grid((2, 2))), q @ (q.mT @ q))

@@ -118,7 +118,7 @@ def assert_stated(name: str, options: dict[str, Any], symbols: dict[str, int], g
 def test_stated_cost_is_what_runs(name: str, options: dict[str, Any], symbols: dict[str, int]) -> None:
     """With as many keys as queries and with fewer, of the width of the values and narrower."""
     for grid in (GRID, GRID._replace(kv_size=(6, 7))):
-        for key_dim in [None, 20] if attentions.get(name).narrow_keys else [None]:
+        for key_dim in [None, 20] if not attentions.get(name).facts.same_width else [None]:
             assert_stated(name, options, symbols, grid, key_dim)
 
 

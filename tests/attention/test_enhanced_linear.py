@@ -245,7 +245,7 @@ def test_without_scales_it_is_relu_linear_attention() -> None:
 @pytest.mark.parametrize("scales", [[], [5], [3, 5]], ids=str)
 def test_matrices_act_on_the_values_of_their_scale(scales: list[int], grid: Grid) -> None:
     module = mechanism({"name": "enhanced_linear", "scales": scales}, grid)
-    assert module.linear_in_values == (not scales)
+    assert module.facts.linear_in_values == (not scales)
     q, k, v = alive(module, grid)
     matrix = attention_matrix(module, q, k, grid, v=v)
     assert matrix.shape == (2, 3 * (1 + len(scales)), grid.num_queries, grid.num_keys)

@@ -130,7 +130,7 @@ def test_options_equal_formula_on_any_grid(options: dict[str, object], grid: Gri
 
 def test_defaults_are_l2_without_norm_and_the_root_of_the_channels() -> None:
     module = HydraAttention(24, 3, GRID)
-    assert (module.kernel_q, module.kernel_k, module.out_norm, module.eps) == ("l2", "l2", "none", 1e-12)
+    assert (module.kernel_q, module.kernel_k, module.host.norm, module.eps) == ("l2", "l2", "none", 1e-12)
     assert module.constant == math.sqrt(24)
     assert not list(module.parameters())
 

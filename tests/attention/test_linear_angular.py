@@ -144,7 +144,7 @@ def test_gradients_are_those_of_finite_differences(options: dict[str, object]) -
 
 @pytest.mark.parametrize(("sparse_reg", "want"), [(False, "O(N)"), (True, "O(N^2)")])
 def test_sparse_branch_is_declared_quadratic(sparse_reg: bool, want: str) -> None:
-    assert mechanism({"name": "linear_angular", "sparse_reg": sparse_reg}, Grid((2, 3))).complexity == want
+    assert mechanism({"name": "linear_angular", "sparse_reg": sparse_reg}, Grid((2, 3))).facts.complexity == want
 
 
 def test_sparse_branch_is_active_only_while_training() -> None:
@@ -214,7 +214,7 @@ def test_rank_is_that_of_the_identity() -> None:
 def test_matrix_gives_the_output(options: dict[str, object]) -> None:
     grid = Grid((3, 4), num_prefix=1)
     module = mechanism({"name": "linear_angular", **options}, grid)
-    assert module.linear_in_values == (not module.unit_outputs)
+    assert module.facts.linear_in_values == (not module.unit_outputs)
     given = inputs(module, grid)
     matrix = attention_matrix(module, given.q, given.k, grid, v=given.v)
     assert_near(matrix @ given.v, given(module, grid), 1e-12)
@@ -288,7 +288,7 @@ def test_bad_option_is_refused(options: dict[str, object], message: str) -> None
 
 
 def test_fewer_keys_than_queries_are_refused() -> None:
-    with pytest.raises(UserError, match="LinearAngularAttention declares no fewer_keys"):
+    with pytest.raises(UserError, match="LinearAngularAttention declares same_grid"):
         AttentionLayer(24, 3, Grid((6, 8)), attention="linear_angular", sr_ratio=2)
     grid = Grid((6, 8), kv_size=(3, 4))
     module = LinearAngularAttention(24, 3, grid)

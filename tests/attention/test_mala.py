@@ -16,7 +16,7 @@ def naive(module: MALAAttention, q: Tensor, k: Tensor, v: Tensor, grid: Grid) ->
     q, k = positive(q), positive(k)
     scale = q.shape[-1] ** -0.5
     z = scale * torch.einsum("bhnd,bhmd->bhnm", q, k).mean(-1, keepdim=True)
-    if module.rotary:
+    if module.facts.rotary:
         q, k = rotated(q, grid, grid.size), rotated(k, grid, grid.keys_size)
     weights = scale * torch.einsum("bhnd,bhmd->bhnm", q, k)
     matrix = ((1 + 1 / (z + module.eps)) * weights - z) / k.shape[2]

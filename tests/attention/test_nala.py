@@ -18,7 +18,7 @@ def naive(module: NaLaAttention, q: Tensor, k: Tensor, v: Tensor, grid: Grid) ->
     q = torch.cat([(q.clamp(min=0) / norm) ** power, ((-q).clamp(min=0) / norm) ** power], dim=-1)
     k = torch.cat([k.clamp(min=0), (-k).clamp(min=0)], dim=-1) ** module.key_power
     sums = torch.einsum("bhnd,bhmd->bhn", q, k) + k.shape[2] * module.eps
-    if module.rotary:
+    if module.facts.rotary:
         q, k = rotated(q, grid, grid.size, width), rotated(k, grid, grid.keys_size, width)
     return torch.einsum("bhnd,bhmd->bhnm", q, k) / sums[..., None] @ v + lepe(module, v, grid)
 

@@ -389,8 +389,6 @@ def test_convolution_and_mask_need_one_grid(masked: bool) -> None:
     module = mechanism({"name": "nystrom", "conv_kernel": 0 if masked else 3, "num_landmarks": 4}, GRID)
     given = inputs(module, REDUCED)
     mask = torch.ones(2, 36) if masked else None
-    said = (
-        "a mask needs keys of the queries' grid; got queries of 5x7, keys of 3x4" if masked else "fewer_keys is False"
-    )
+    said = "a mask needs keys of the queries' grid; got queries of 5x7, keys of 3x4" if masked else "same_grid"
     with pytest.raises(UserError, match=said):
         module(given.q, given.k, given.v, REDUCED, mask=mask)

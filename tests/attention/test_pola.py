@@ -127,4 +127,4 @@ def test_gate_is_the_hosts_under_spatial_reduction_too() -> None:
 def test_powers_begin_at_one_and_half_of_alpha() -> None:
     module = PolaAttention(24, 3, Grid((4, 4)), pos_enc=False, learn_scale=False)
     x = torch.tensor([-2.0, 3.0]).repeat(1, 1, 12)
-    assert_near(module._phi(x, x.dtype)[0, 0, 0], torch.tensor([0.0, 27.0] * 4 + [8.0, 0.0] * 4), 1e-6)
+    assert_near(module._phi(x.dtype, x.dtype, x)[0, 0, 0], torch.tensor([0.0, 27.0] * 4 + [8.0, 0.0] * 4), 1e-6)

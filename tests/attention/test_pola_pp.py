@@ -24,7 +24,7 @@ def naive(module: PolaPPAttention, q: Tensor, k: Tensor, v: Tensor, grid: Grid) 
         query = (torch.cat(pair, -1) * torch.sigmoid(s)).exp() - 1
         sums = torch.einsum("bhnd,bhmd->bhn", query, key) + k.shape[2] * module.eps
         turned = key
-        if module.rotary:
+        if module.facts.rotary:
             query, turned = rotated(query, grid, grid.size), rotated(key, grid, grid.keys_size)
         halves.append(torch.einsum("bhnd,bhmd->bhnm", query, turned) / sums[..., None] @ half)
     return torch.cat(halves, -1) + lepe(module, v, grid)

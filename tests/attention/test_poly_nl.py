@@ -62,7 +62,7 @@ def test_gradients_are_those_of_finite_differences(options: dict[str, object]) -
 
 def test_defaults_are_those_of_the_paper() -> None:
     module = PolyNLAttention(24, 3, GRID)
-    assert (module.projections, module.reduce) == ("kv", "mean")
+    assert (module.host.project, module.reduce) == ("kv", "mean")
     assert not list(module.parameters())
     learned = dict(PolyNLAttention(24, 3, GRID, alpha_beta=True).named_parameters())
     assert {name: p.tolist() for name, p in learned.items()} == {"alpha": [1.0], "beta": [1.0]}

@@ -18,7 +18,7 @@ def naive(module: RALAAttention, q: Tensor, k: Tensor, v: Tensor, grid: Grid) ->
         logits = torch.einsum("bhd,bhmd->bhm", q.mean(2), k) / q.shape[-1] ** 0.5
         k = k * (torch.softmax(logits, -1) * k.shape[2])[..., None]
     sums = torch.einsum("bhnd,bhmd->bhn", q, k) / k.shape[2] + module.eps
-    if module.rotary:
+    if module.facts.rotary:
         q, k = rotated(q, grid, grid.size), rotated(k, grid, grid.keys_size)
     weights = torch.einsum("bhnd,bhmd->bhnm", q, k) / k.shape[2] / sums[..., None]
     return weights @ v + lepe(module, v, grid)

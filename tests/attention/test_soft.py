@@ -193,7 +193,7 @@ def test_prefix_tokens_are_queries_and_keys_without_a_place() -> None:
 
 def test_one_kernel_per_head_serves_all_channels() -> None:
     module = mechanism("soft", Grid((14, 14)))
-    assert not module.channelwise
+    assert not module.facts.channelwise
     assert module.conv.weight.shape == (3, 1, 3, 3)
 
 

@@ -68,7 +68,7 @@ def test_equals_reference(golden: Golden, dtype: torch.dtype) -> None:
     grid = Grid((kwargs["h"], kwargs["w"]))
     module = ViTTTAttention(official["dim"], official["num_heads"], grid, rotary=kwargs["rope"]).to(dtype)
     module.load_state_dict(golden.parameters(), strict=False)
-    heads = module.mixed(*given[:3], grid).transpose(1, 2).flatten(2)
+    heads = module.core(*given[:3], grid).transpose(1, 2).flatten(2)
     local = module.convolved(*(grid.plane(x) for x in given[3:])).flatten(2).mT
     golden.check_call(torch.cat([heads, local], -1), given)
     golden.check_parameters(module, lambda name: name)
@@ -110,7 +110,7 @@ def test_block_equals_reference(golden: Golden, dtype: torch.dtype) -> None:
 
 def test_state_and_what_does_not_fit() -> None:
     module = mechanism("vittt", GRIDS[1])  # 3 heads of 8 channels
-    assert module.state_size == 2 * 3 * 64 + 9 * 8
+    assert module.facts.state_size == 2 * 3 * 64 + 9 * 8
     assert (module.out_heads, module.out_dim) == (4, 32)
     q, k, v, _ = inputs(module, GRIDS[1])
     with pytest.raises(UserError, match="pass it as x="):

@@ -145,7 +145,7 @@ def test_initial_values_and_what_is_not_decayed() -> None:
     assert {id(module.A_log), id(module.D), id(module.dt.bias)} <= kept
     assert layer.qkv.weight.shape == (2 * 6 + 128, 64)
     assert (layer.gate.weight.shape, layer.proj.weight.shape) == ((128, 64), (64, 128))
-    assert module.state_size == 6 * 128
+    assert module.facts.state_size == 6 * 128
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 import copy
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -404,23 +405,33 @@ def test_initial_values() -> None:
     assert 0.19 < focused.dwc.weight.abs().max() <= 0.2
 
 
-@pytest.mark.parametrize(("attention", "most"), [("softmax", 15), ("linear", 30), ("focused", 45)])
+@pytest.mark.parametrize(
+    ("attention", "most", "most_in_training"), [("softmax", 15, 15), ("linear", 25, 65), ("focused", 30, 75)]
+)
 @pytest.mark.parametrize("batch", [1, 2])
-def test_a_block_in_evaluation_makes_few_calls_of_its_own(attention: str, most: int, batch: int) -> None:
+def test_a_block_makes_few_calls_of_its_own(attention: str, most: int, most_in_training: int, batch: int) -> None:
     """Small inputs are slow by what Python calls around torch; a wrapper per layer would show here."""
     model = deit(attention=attention)
     x = randn(batch, model.grid.num_queries, model.embed_dim, dtype=torch.float32)
-    calls: list[str] = []
     package = str(Path(linvit.__file__).parent)
 
-    def note(frame: FrameType, event: str, arg: object) -> None:
-        if event == "call" and frame.f_code.co_filename.startswith(package):
-            calls.append(frame.f_code.co_qualname)
+    def calls(run: Callable[[], object]) -> list[str]:
+        found: list[str] = []
 
-    with torch.no_grad():
+        def note(frame: FrameType, event: str, arg: object) -> None:
+            if event == "call" and frame.f_code.co_filename.startswith(package):
+                found.append(frame.f_code.co_qualname)
+
         sys.setprofile(note)
         try:
-            model.blocks[0](x, model.grid)
+            run()
         finally:
             sys.setprofile(None)
-    assert len(calls) <= most, calls
+        return found
+
+    with torch.no_grad():
+        found = calls(lambda: model.blocks[0](x, model.grid))
+    assert len(found) <= most, found
+    model.train()
+    trained = calls(lambda: model.blocks[0](x.requires_grad_(), model.grid).sum().backward())
+    assert len(trained) <= most_in_training, trained

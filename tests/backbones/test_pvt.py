@@ -400,7 +400,7 @@ def test_initial_values() -> None:
         ({"attention": ["softmax", "linear"]}, r"lists 2 specs, but this backbone has 5 block\(s\) in 4 stage"),
         ({"attention": "soft", "sr_ratios": (8, 4, 2, 1)}, "keys are the queries .* use no spatial reduction"),
         ({"attention": "poly_nl", "sr_ratios": (8, 4, 2, 1)}, "PolyNLAttention projects 'kv'.* use sr_ratio=1"),
-        ({"attention": "linear_angular", "sr_ratios": (8, 4, 2, 1)}, r"declares no fewer_keys, so .* use sr_ratio=1"),
+        ({"attention": "linear_angular", "sr_ratios": (8, 4, 2, 1)}, r"declares same_grid, so .* use sr_ratio=1"),
         ({"attention": "focussed"}, "Did you mean 'focused'"),
         ({"class_token": False}, "global_pool 'token' needs the class token"),
         ({"global_pool": "max"}, "global_pool must be one of token, avg; got 'max'"),

@@ -46,7 +46,7 @@ def test_attentions_with_cost_class_and_paper(wide, capsys):
     cost, paper, summary = (title.index(word) for word in ("cost", "paper", "summary"))
     for line in lines:
         mechanism = linvit.registry.attentions.get(line.split()[0])
-        assert line[cost:paper].strip() == mechanism.complexity
+        assert line[cost:paper].strip() == mechanism.facts.complexity
         assert re.fullmatch(r"[\w-]+ (et al\.|and \w+) \d{4}", line[paper:summary].strip()), line
         assert line[summary:] == mechanism.__doc__.partition("\n")[0]
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import linvit
-from linvit import Grid, UserError
+from linvit import Grid, Host, UserError
 from linvit.layers.block import Block
 from linvit.layers.mlp import Mlp
 from linvit.layers.stripes import StripeAttention, StripeBranch
@@ -57,7 +57,7 @@ def test_equals_cswin_lepe_attention(golden: Golden, dtype: torch.dtype) -> None
 
 
 class Gated(Seen):
-    takes_input = True
+    host = Host(input=True)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, **extra: Tensor) -> Tensor:
         mean = super().forward(q, k, v, grid)
@@ -115,7 +115,7 @@ def naive(layer: StripeAttention, x: Tensor, size: tuple[int, int]) -> Tensor:
 
             v, q = cut("v" if "v" in own else "x"), cut("q" if "q" in own else "x")
             k = cut("k") if "k" in own else q
-            extra = {"x": cut("x").flatten(1, 2)} if branch.mechanism.takes_input else {}
+            extra = {"x": cut("x").flatten(1, 2)} if branch.mechanism.host.input else {}
             mixed = branch.mechanism(heads(q), heads(k), heads(v), Grid((v.shape[1], v.shape[2])), **extra)
             plane = mixed.transpose(1, 2).flatten(2).unflatten(1, v.shape[1:3])
             plane = plane + branch.lepe(v.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)

@@ -49,7 +49,7 @@ def test_a_clause_that_holds_passes_and_one_that_does_not_is_an_assertion_error_
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("Sound-position-bias", "not supported: takes_bias is False"),
+        ("Sound-position-bias", "not supported: accepts_bias is False"),
         ("Sound-order-of-tokens", "not declared: equivariant is False"),
     ],
 )
@@ -60,12 +60,12 @@ def test_a_clause_that_is_not_declared_or_not_supported_is_skipped_with_its_reas
 
 
 def test_after_declarations_that_cannot_be_read_the_other_clauses_are_skipped() -> None:
-    found = cases([wrong.FlagInWords], quick=True)
-    found["FlagInWords-constructor"]()
-    with pytest.raises(AssertionError, match=r"^declarations: takes_bias must be True or False"):
-        found["FlagInWords-declarations"]()
-    with pytest.raises(pytest.skip.Exception, match=r"^fix 'declarations' first: takes_bias must be"):
-        found["FlagInWords-gradients"]()
+    found = cases([wrong.FractionalWidth], quick=True)
+    found["FractionalWidth-constructor"]()
+    with pytest.raises(AssertionError, match=r"^declarations: out_dim must be a whole number"):
+        found["FractionalWidth-declarations"]()
+    with pytest.raises(pytest.skip.Exception, match=r"^fix 'declarations' first: out_dim must be"):
+        found["FractionalWidth-gradients"]()
 
 
 def test_options_of_the_checks() -> None:

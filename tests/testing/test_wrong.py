@@ -13,8 +13,7 @@ from tests.testing.helpers import attention_lines, clauses, verdicts
 NUMERICS = {f"numerics, {precision.name}" for precision in PRECISIONS}
 FLOAT16, BFLOAT16 = ({f"numerics, {kind}{name}" for kind in ("", "autocast ")} for name in ("float16", "bfloat16"))
 UNREADABLE = {
-    "ComplexityInWords": "complexity must be one of O(N), O(N log N), O(N^1.5), O(N^2); got 'linear'.",
-    "FlagInWords": "takes_bias must be True or False; got 'no'",
+    "FractionalWidth": "out_dim must be a whole number at least 1; got 48.0",
     "OneFactor": "factors(q, k, grid) must be two tensors, left and right, or None; got a Tensor",
     "ReturnsItsState": "what forward returns must be one tensor (B, h, N, out_dim / h); got a tuple",
     "ExitsInForward": "SystemExit: no licence (at forward)",
@@ -27,10 +26,10 @@ WRONG = {  # class -> clauses that it breaks, and words of the first
     "RemembersTheLargestGrid": ({"another size"}, "earlier calls change the output by 7e-01"),
     "KeepsItsTable": ({"resizes its tables"}, "gain of 18x18 is (1, 324, 1) for 16x17 and should be (1, 272, 1)"),
     "IgnoresPrefix": ({"prefix tokens"}, "the effect of prefix token 0 on patches is 0e+00"),
-    "NeedsAllKeys": ({"spatial reduction"}, "declare fewer_keys = False"),
+    "NeedsAllKeys": ({"spatial reduction"}, "declare same_grid=True"),
     "NeedsContiguous": ({"attention layer"}, "view size is not compatible"),
     "IgnoresItsBias": ({"position bias", "masked keys"}, "no finite gradient reaches the bias"),
-    "HidesItsBias": ({"position bias"}, "no host hands to it while takes_bias is False"),
+    "HidesItsBias": ({"position bias"}, "no host hands to it while accepts_bias is False"),
     "CountsMaskedKeys": ({"masked keys"}, "the tokens that are left differ by"),
     "BatchCoupled": ({"batch independence"}, "in evaluation"),
     "BatchCoupledInTraining": ({"batch independence"}, "in training"),
@@ -41,9 +40,9 @@ WRONG = {  # class -> clauses that it breaks, and words of the first
     "WritesToItsInput": ({"determinism"}, "it writes to its input v"),
     "ForgetsItsBuffer": ({"copies"}, "a fresh instance with its state dict differs"),
     "KeepsALambda": ({"copies"}, "(at a pickle)"),
-    "SeesPlaces": ({"order of tokens"}, "declare equivariant = False"),
-    "NonLinearInValues": ({"equivalent matrix"}, "declare linear_in_values = False"),
-    "PerChannel": ({"equivalent matrix"}, "declare channelwise = True"),
+    "SeesPlaces": ({"order of tokens"}, "declare equivariant=False"),
+    "NonLinearInValues": ({"equivalent matrix"}, "declare linear_in_values=False"),
+    "PerChannel": ({"equivalent matrix"}, "declare channelwise=True"),
     "MixesChannels": ({"equivalent matrix"}, "channels of v are mixed"),
     "WithAnotherMatrix": ({"equivalent matrix"}, "attention_matrix times v differs from the output by"),
     "WrongFactors": ({"factors"}, "left @ right.mT differs from the equivalent matrix by 1e-03 at 6x8"),
@@ -52,12 +51,12 @@ WRONG = {  # class -> clauses that it breaks, and words of the first
     "CoarseInBfloat16": (BFLOAT16, "output differs from float64 by"),
     "CoarseGradientInHalf": (FLOAT16 | BFLOAT16, "gradient of k differs from float64 by"),
     "Quadratic": ({"growth of work"}, "bytes kept for backward ~ N^1.00, operations ~ N^2.00"),
-    "DeclaredSlowerThanItIs": ({"growth of work"}, "declare complexity = 'O(N)'"),
+    "DeclaredSlowerThanItIs": ({"growth of work"}, "declare complexity='O(N)'"),
 }
 LIMITED = {  # class -> the clauses that it declares that it does not support, and words of their notes
     "RefusesAnotherLength": ({"another size"}, "7x9: built for 196 keys, got a grid of 7x9"),
     "RefusesPrefix": ({"prefix tokens"}, "no place for prefix tokens"),
-    "DeclaresAllKeys": ({"spatial reduction"}, "fewer_keys is False"),
+    "DeclaresAllKeys": ({"spatial reduction"}, "same_grid is True"),
     "RefusesToBeLarge": ({"growth of work"}, "at most 1000 tokens (at N=3136)"),
 }
 

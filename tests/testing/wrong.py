@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from linvit import Attention, Grid, UserError
+from linvit import Attention, Facts, Grid, Host, UserError
 from linvit.attention.ops.decorators import full_precision
 from linvit.attention.ops.functional import SizeOf, resize_table, resize_tokens
 
@@ -22,7 +22,7 @@ class Sound(Attention):
     `given` and `result` are there to be changed: the inputs of the formula, and its output.
     """
 
-    complexity = "O(N)"
+    facts = Facts(complexity="O(N)")
 
     def __init__(self, dim: int, num_heads: int, grid: Grid, *, key_dim: int | None = None) -> None:
         super().__init__(dim, num_heads, grid, key_dim=key_dim)
@@ -94,8 +94,12 @@ class NarrowByDefault(Sound):
         super().__init__(dim, num_heads, grid, key_dim=key_dim)
 
 
-ComplexityInWords = changed(complexity="linear")
-FlagInWords = changed(takes_bias="no")
+class FractionalWidth(Sound):
+    def __init__(self, dim: int, num_heads: int, grid: Grid, *, key_dim: int | None = None) -> None:
+        super().__init__(dim, num_heads, grid, key_dim=key_dim)
+        self.out_dim = 1.5 * dim
+
+
 OneFactor = changed(factors=lambda self, q, k, grid: q)
 ReturnsItsState = with_result(lambda out, grid: (out, grid))
 ExitsInForward = with_result(lambda out, grid: sys.exit("no licence"))
@@ -162,7 +166,7 @@ class HidesItsBias(Sound):
         return out if bias is None else out + 0 * bias.mean()
 
 
-IgnoresItsBias = changed(HidesItsBias, takes_bias=True)
+IgnoresItsBias = changed(HidesItsBias, host=Host(accepts_bias=True))
 IgnoresPrefix = changed(
     forward=lambda self, q, k, v, grid: F.pad(
         Sound.forward(self, *(x[:, :, grid.num_prefix :] for x in (q, k, v)), grid), (0, 0, grid.num_prefix, 0)
@@ -170,9 +174,9 @@ IgnoresPrefix = changed(
 )
 RefusesPrefix = with_result(lambda out, grid: refuse("no place for prefix tokens") if grid.num_prefix else out)
 NeedsAllKeys = changed(given=lambda self, q, k, v, grid: (q, k + q, v))
-DeclaresAllKeys = changed(NeedsAllKeys, fewer_keys=False)
+DeclaresAllKeys = changed(NeedsAllKeys, facts=Facts(same_grid=True))
 NeedsContiguous = with_keys(lambda self, k: k.view(-1).view(k.shape))
-CountsMaskedKeys = changed(equivariant=True, masked_key=0.0)  # whose features are ones, and not nothing
+CountsMaskedKeys = changed(facts=Facts(equivariant=True, mask_value=0.0))  # whose features are ones, and not nothing
 
 # Calls, samples, training and copies
 
@@ -238,17 +242,19 @@ class Quadratic(Sound):
         return F.scaled_dot_product_attention(q * self.scale.to(q.dtype), k, v).to(v.dtype)
 
 
-SeesPlaces = with_keys(lambda self, k: k * torch.linspace(1, 2, k.shape[2], dtype=k.dtype)[:, None], equivariant=True)
+SeesPlaces = with_keys(
+    lambda self, k: k * torch.linspace(1, 2, k.shape[2], dtype=k.dtype)[:, None], facts=Facts(equivariant=True)
+)
 NonLinearInValues = with_values(torch.tanh)
 PerChannel = with_values(lambda v: v * torch.linspace(1, 2, v.shape[-1], dtype=v.dtype))
 MixesChannels = with_values(lambda v: v + v.roll(1, -1))
 WithAnotherMatrix = with_values(  # that of `v`, and not of the values it mixes
     torch.tanh,
-    linear_in_values=False,
+    facts=Facts(linear_in_values=False),
     attention_matrix=lambda self, q, k, v, grid: (x := self.factors(q, k, grid))[0] @ x[1].mT,
 )
 WrongFactors = changed(factors=lambda self, q, k, grid: (1.001 * (x := Sound.factors(self, q, k, grid))[0], x[1]))
-DeclaredSlowerThanItIs = changed(complexity="O(N^2)")
+DeclaredSlowerThanItIs = changed(facts=Facts(complexity="O(N^2)"))
 
 # Precision
 

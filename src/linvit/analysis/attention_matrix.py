@@ -60,25 +60,25 @@ def attention_matrix(
             f"head, and no tokens, so it has no matrix over tokens and no rank there; linvit.analysis.channel_matrix "
             f"gives A"
         )
-    if mechanism.no_matrix:
-        raise UserError(f"{name} has no matrix over tokens, and no rank: {mechanism.no_matrix}")
-    if not mechanism.linear_in_values and not hasattr(mechanism, "attention_matrix"):
+    if mechanism.facts.no_matrix:
+        raise UserError(f"{name} has no matrix over tokens, and no rank: {mechanism.facts.no_matrix}")
+    if not mechanism.facts.linear_in_values and not hasattr(mechanism, "attention_matrix"):
         raise UserError(
-            f"{name} declares linear_in_values = False and has no attention_matrix(q, k, v, grid), so its matrix "
+            f"{name} declares linear_in_values=False and has no attention_matrix(q, k, v, grid), so its matrix "
             f"cannot be computed; give it that method"
         )
-    if mechanism.linear_in_values and mechanism.out_dim != mechanism.dim:
+    if mechanism.facts.linear_in_values and mechanism.out_dim != mechanism.dim:
         raise UserError(
             f"{name}: out_dim differs from dim ({mechanism.out_dim} and {mechanism.dim}), so no one matrix takes the "
-            f"values to the output: declare linear_in_values = False and give attention_matrix(q, k, v, grid)"
+            f"values to the output: declare linear_in_values=False and give attention_matrix(q, k, v, grid)"
         )
     copied = copy_without_hooks(mechanism).double().eval()
     q, k = q.double(), k.double()
-    given = (("bias", bias, mechanism.takes_bias), ("x", x, mechanism.takes_input))
+    given = (("bias", bias, mechanism.host.accepts_bias), ("x", x, mechanism.host.input))
     extra = {name: tensor.double() for name, tensor, taken in given if taken and tensor is not None}
-    if not mechanism.linear_in_values:
+    if not mechanism.facts.linear_in_values:
         own: Tensor = copied.attention_matrix(q, k, None if v is None else v.double(), grid, **extra)  # type: ignore[operator]
-        return of_channel(own, channel, 2) if mechanism.channelwise else own
+        return of_channel(own, channel, 2) if mechanism.facts.channelwise else own
     if isinstance(copied, ConvolvedValues) and copied.depthwise is not None and grid.keys_size == grid.size:
         kernels = copied.depthwise.weight[:, 0].unflatten(0, (-1, mechanism.head_dim))  # (1 or h, d, k, k)
         written = depthwise_matrix(of_channel(kernels, channel, 1), grid)
@@ -89,7 +89,7 @@ def attention_matrix(
     offset = _outputs(copied, q, k, zeros, grid, extra)
     step = max(1, PROBE_ELEMENTS // (k.shape[0] * zeros.numel()))
     outputs = (_outputs(copied, q, k, part, grid, extra) - offset for part in probes.split(step))  # (p, B, h, N, d)
-    if mechanism.channelwise:
+    if mechanism.facts.channelwise:
         matrix = torch.cat([of_channel(part, channel, -1) for part in outputs]).movedim(0, -1)  # (B, h, N[, d], M)
         return matrix.transpose(2, 3) if channel is None else matrix
     matrix = torch.cat(list(outputs)).permute(1, 2, 4, 3, 0)  # (P, B, h, N, d) -> (B, h, d, N, P)
@@ -119,21 +119,22 @@ def attention_factors(
     They are (B, h, N, r) and (B, h, M, r), or (B, h, d, N, r) and (B, h, d, M, r) if the mechanism is `channelwise` and
     no `channel` is chosen. Those of the mean over d channels have d r columns.
     """
-    if bias is not None and mechanism.takes_bias:
+    if bias is not None and mechanism.host.accepts_bias:
         return None
     factors = copy_without_hooks(mechanism).double().eval().factors(q.double(), k.double(), grid)
     if factors is None:
         return None
-    channels = (mechanism.head_dim,) if mechanism.channelwise else ()
+    channels = (mechanism.head_dim,) if mechanism.facts.channelwise else ()
     for factor, tokens in zip(factors, (q, k), strict=True):
         if factor.shape[2:-1] != (*channels, tokens.shape[2]):
             kind = "(B, h, d, N, r), (B, h, d, M, r)" if channels else "(B, h, N, r), (B, h, M, r)"
             raise UserError(
-                f"{type(mechanism).__name__}, declared channelwise={mechanism.channelwise}, has factors of shapes "
-                f"{tuple(factors[0].shape)}, {tuple(factors[1].shape)} where they must be {kind}; see Attention.factors"
+                f"{type(mechanism).__name__}, declared channelwise={mechanism.facts.channelwise}, has factors of "
+                f"shapes {tuple(factors[0].shape)}, {tuple(factors[1].shape)} where they must be {kind}; see "
+                f"Attention.factors"
             )
     left, right = factors
-    if channel is None or not mechanism.channelwise:
+    if channel is None or not mechanism.facts.channelwise:
         return left, right
     if channel == "mean":  # the sum of the channels' products is the product of their columns side by side
         left, right = (factor.transpose(2, 3).flatten(3) for factor in factors)  # (B, h, N, d r), (B, h, M, d r)
@@ -164,13 +165,13 @@ def formed_matrix(
     focused attention at N = 197, d = 64 this takes milliseconds, where probing its convolution takes 15 seconds.
     """
     found = []
-    parts = matrix_parts(mechanism) if mechanism.linear_in_values else {}
+    parts = matrix_parts(mechanism) if mechanism.facts.linear_in_values else {}
     for part in parts.values() or [mechanism]:
         if parts and (factors := attention_factors(part, q, k, grid, bias=bias, channel=channel)) is not None:
             matrix = factors[0] @ factors[1].mT
         else:
             matrix = attention_matrix(part, q, k, grid, bias=bias, channel=channel, **given)
-        each = mechanism.channelwise and channel is None and not part.channelwise
+        each = mechanism.facts.channelwise and channel is None and not part.facts.channelwise
         found.append(matrix.unsqueeze(2) if each else matrix)  # the same for all channels
     return torch.stack(torch.broadcast_tensors(*found)).sum(0)
 
@@ -192,7 +193,7 @@ def copy_without_hooks(mechanism: Attention) -> Attention:
 def _probes(mechanism: Attention, k: Tensor) -> Tensor:
     """One-hot values (P, h, M, d): all channels at one key, or one key per channel where channels have one matrix."""
     heads, keys, channels = mechanism.num_heads, k.shape[2], mechanism.head_dim
-    if mechanism.channelwise:
+    if mechanism.facts.channelwise:
         return torch.eye(keys, dtype=k.dtype, device=k.device)[:, None, :, None].expand(keys, heads, keys, channels)
     count = -(-keys // channels)
     one_hot = torch.eye(count * channels, dtype=k.dtype, device=k.device)[:, :keys]  # (P*d, M)

@@ -72,7 +72,7 @@ def rollout(calls: Mapping[str, Call], query: Query) -> Tensor:
                 f"attention rollout multiplies the matrices of all layers, which must be of all tokens of the image; "
                 f"{layer} has windows, or another number of queries or keys"
             )
-        values = None if call.mechanism.linear_in_values else call.v[:1]
+        values = None if call.mechanism.facts.linear_in_values else call.v[:1]
         matrix = formed_matrix(
             call.mechanism, call.q[:1], call.k[:1], call.grid, v=values, bias=call.bias, x=call.x, channel="mean"
         )
@@ -109,7 +109,7 @@ def _rows(call: Call, window: int, index: int) -> Tensor:
     extra = {
         name: (x if len(x) == 1 else x[window : window + 1]).double() for name, x in given.items() if x is not None
     }
-    if call.mechanism.linear_in_values:
+    if call.mechanism.facts.linear_in_values:
         copied = copy_without_hooks(call.mechanism).double().eval()
         v = v.detach().requires_grad_()
         (rows,) = torch.autograd.grad(copied.forward(q, k, v, call.grid, **extra)[:, :, index].sum(), v)

@@ -135,9 +135,9 @@ def make_inputs(
 ) -> tuple[tuple[Any, ...], dict[str, Tensor]]:
     """Returns q, k, v and the grid, and by name what else a mechanism takes; `make` adds the dimension of the batch."""
     q = make(mechanism.key_heads, grid.num_queries, mechanism.key_dim)
-    k = q if mechanism.projections == "qv" else make(mechanism.key_heads, grid.num_keys, mechanism.key_dim)
+    k = q if mechanism.host.project == "qv" else make(mechanism.key_heads, grid.num_keys, mechanism.key_dim)
     v = make(mechanism.num_heads, grid.num_keys, mechanism.head_dim)
-    return (q, k, v, grid), ({"x": make(grid.num_queries, mechanism.input_dim)} if mechanism.takes_input else {})
+    return (q, k, v, grid), ({"x": make(grid.num_queries, mechanism.input_dim)} if mechanism.host.input else {})
 
 
 def count_on_meta(module: nn.Module, *inputs: Any, **options: Any) -> Operations:

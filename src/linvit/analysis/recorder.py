@@ -47,7 +47,7 @@ class Call(NamedTuple):
 
     def matrix(self) -> Tensor:
         """The equivalent matrix in float64, (h, N, M), or (h, d, N, M) if the mechanism is channelwise."""
-        values = None if self.mechanism.linear_in_values else self.v
+        values = None if self.mechanism.facts.linear_in_values else self.v
         return attention_matrix(self.mechanism, self.q, self.k, self.grid, v=values, bias=self.bias, x=self.x)[0]
 
     def factors(self) -> tuple[Tensor, Tensor] | None:
@@ -62,15 +62,15 @@ class Call(NamedTuple):
         `sum_j right_j v_j^T` and `sum_j right_j`, r (d + 1) numbers per head; without, or where they are fewer, the
         keys and values. A convolution keeps nothing of its own.
         """
-        if self.mechanism.state_size is not None:
-            return 4 * self.mechanism.state_size * len(self.k)
+        if self.mechanism.facts.state_size is not None:
+            return 4 * self.mechanism.facts.state_size * len(self.k)
         kernel = matrix_parts(self.mechanism).get("kernel", self.mechanism)
         first = self.first()
         factors = attention_factors(kernel, first.q, first.k, self.grid, bias=first.bias)
         numbers = first.k.numel() + first.v.numel()
         if factors is not None:
             columns = factors[1].numel() // factors[1].shape[-2]
-            numbers = min(numbers, columns * (2 if kernel.channelwise else first.v.shape[-1] + 1))
+            numbers = min(numbers, columns * (2 if kernel.facts.channelwise else first.v.shape[-1] + 1))
         return 4 * numbers * len(self.k)
 
 

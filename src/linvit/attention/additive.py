@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
+from linvit.attention.declarations import Facts, Host
 from linvit.attention.ops.activations import normalize, of_both
-from linvit.attention.ops.decorators import mixed_precision, recomputed
 from linvit.attention.ops.functional import join_heads, split_heads
 from linvit.errors import UserError
 
@@ -26,25 +26,26 @@ SMALLEST = 1e-12  # norm that is divided by, as in `torch.nn.functional.normaliz
 class AdditiveAttention(Attention):
     """Efficient additive attention, O(N d^2)."""
 
-    projections = "qv"
-    channelwise = True
-    narrow_keys = False
-    fewer_keys = False
-    linear_in_values = False
-    matrix_is_exact = False
-    complexity = "O(N)"
-    equivariant = True
-    max_rank = 1  # each channel is an outer product
-    masked_key = 0.0  # keys are not used, and values of 0 weigh nothing
+    host = Host(project="qv")
+    facts = Facts(
+        complexity="O(N)",
+        same_grid=True,
+        same_width=True,
+        equivariant=True,
+        mask_value=0.0,
+        channelwise=True,
+        linear_in_values=False,
+        matrix_is_exact=False,
+        max_rank=1,
+    )
+    precision = "mixed"
 
     def __init__(self, dim: int, num_heads: int, grid: Grid, *, key_dim: int | None = None) -> None:
         super().__init__(dim, num_heads, grid, key_dim=key_dim)
         self.w_g = nn.Parameter(torch.randn(dim, 1))
         self.proj = nn.Linear(dim, dim)
 
-    @recomputed
-    @mixed_precision
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+    def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, d) each -> (B, h, N, d); k is not used."""
         q, v = of_both(lambda x: normalize(x, SMALLEST), join_heads(q), join_heads(v))  # (B, N, C)
         mixed = q * (self.weights(v).mT @ v)

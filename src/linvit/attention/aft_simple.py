@@ -11,8 +11,8 @@ from typing import Literal
 from torch import Tensor
 
 from linvit.attention.base import Attention, Grid
+from linvit.attention.declarations import Facts
 from linvit.attention.ops.activations import ACTIVATIONS
-from linvit.attention.ops.decorators import mixed_precision
 from linvit.attention.ops.functional import channelwise_attention, channelwise_factors
 
 
@@ -24,12 +24,11 @@ class AFTSimpleAttention(Attention):
             "identity".
     """
 
-    channelwise = True
-    narrow_keys = False
-    complexity = "O(N)"
-    equivariant = True
-    max_rank = 1  # each channel is an outer product
-    masked_key = -math.inf
+    facts = Facts(
+        complexity="O(N)", same_width=True, equivariant=True, mask_value=-math.inf, channelwise=True, max_rank=1
+    )
+    precision = "mixed"
+    recompute = False
 
     def __init__(
         self,
@@ -43,8 +42,7 @@ class AFTSimpleAttention(Attention):
         super().__init__(dim, num_heads, grid, key_dim=key_dim)
         self.query_act = query_act
 
-    @mixed_precision
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+    def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, d), (B, h, M, d), (B, h, M, d) -> (B, h, N, d)."""
         return channelwise_attention(*self.features(q, k), v)
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.attention.base import Grid
-from linvit.attention.ops.decorators import mixed_precision, recomputed
+from linvit.attention.declarations import Facts
 from linvit.attention.ops.functional import SizeOf, join_heads, pooled, same_size, split_heads, upcast, wide
 from linvit.attention.ops.value_conv import ConvolvedAttention, value_conv
 from linvit.errors import UserError, check_number
@@ -48,7 +48,8 @@ class AgentAttention(ConvolvedAttention):
         UserError: If `agents` is not a square.
     """
 
-    complexity = "O(N)"
+    facts = Facts(complexity="O(N)")
+    precision = "mixed"
     convolution = "dwc"
 
     def __init__(
@@ -77,7 +78,7 @@ class AgentAttention(ConvolvedAttention):
             check_number("pool_size", pool_size, at_least=1, whole=True)
         self.agents = agents
         self.side = pool_size or side
-        self.max_rank = self.side**2
+        self.declare(max_rank=self.side**2)
         sizes: dict[str, tuple[int, ...]] = {}
         for names, (rows, columns) in ((KEY_TABLES, grid.keys_size), (QUERY_TABLES, grid.size)):
             shapes = (bias_size, bias_size), (rows, 1), (1, columns), (1,)
@@ -88,11 +89,9 @@ class AgentAttention(ConvolvedAttention):
             else {}
         )
         self.dwc = value_conv("dwc_kernel", dim, dwc_kernel)
-        self.channelwise = self.dwc is not None
+        self.declare(channelwise=self.dwc is not None)
 
-    @recomputed
-    @mixed_precision
-    def kernel(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+    def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """The two attentions, the agents' first."""
         left, right = self._maps(q, k, grid)
         values = right @ v.to(right.dtype, memory_format=torch.contiguous_format)  # (B, h, n, d)
@@ -142,7 +141,7 @@ class AgentAttention(ConvolvedAttention):
                 state[f"tables.{name}"] = resized(given, own.shape[2:])
         return state
 
-    def kernel_factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+    def core_factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """The weights of both attentions."""
         left, right = self._maps(q, k, grid)
         return left, right.mT

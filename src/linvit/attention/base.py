@@ -1,30 +1,21 @@
 """The contract that every attention mechanism meets."""
 
+import functools
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple, cast, get_args
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
+from linvit.attention.declarations import BEFORE, Facts, Host, Precision, declared, declared_before
+from linvit.attention.kernels.choice import kernel_output
 from linvit.attention.kernels.formula import Formula
+from linvit.attention.ops.decorators import PRECISIONS, in_backward_again
 from linvit.attention.ops.functional import SizeOf
-from linvit.errors import UserError, check_choice, check_number
+from linvit.errors import UserError, check_number
 from linvit.registry import Spec, attentions
 from linvit.signatures import parameters_of
-
-Stem = Literal["none", "conv_silu"]
-OutNorm = Literal["none", "ln"]
-Gate = Literal["none", "linear", "silu"]
-ProjNorm = Literal["none", "bn2d"]
-Complexity = Literal["O(N)", "O(N log N)", "O(N^1.5)", "O(N^2)"]
-HOST_OPTIONS = {
-    "stem": get_args(Stem),
-    "out_norm": get_args(OutNorm),
-    "gate": get_args(Gate),
-    "proj_norm": get_args(ProjNorm),
-}
-"""What a mechanism may ask of its host, by attribute."""
 
 
 class Grid(NamedTuple):
@@ -81,8 +72,9 @@ class Grid(NamedTuple):
 class Attention(nn.Module):
     """Mixes tokens that are already projected and split into heads.
 
-    A subclass supplies `forward`; options are keyword arguments of its constructor with defaults. What a mechanism
-    cannot do, it declares here, and hosts, analysis and tests read the declaration.
+    A subclass supplies the formula, `core(q, k, v, grid)`; options are keyword arguments of its constructor with
+    defaults. `forward` calls it, and is overridden where something is added outside, such as a convolution. A subclass
+    of few lines may override `forward` alone, which then runs as it is written.
 
     Args:
         dim: Channels C of the values over all heads.
@@ -91,70 +83,32 @@ class Attention(nn.Module):
         key_dim: Channels of q and k per head; None means C / h.
 
     Attributes:
-        projections: What the host projects. "qkv"; "qv": k is q (SOFT); "kv": q is the layer's input itself (Poly-NL);
-            "qk": v is (MLLA).
-        takes_bias: Whether `forward` accepts `bias=` (B or 1, h, N, M), to be added to the logits.
-        narrow_keys: Whether `key_dim` may differ from C / h. Not where keys and values are multiplied entry by entry.
-        takes_input: Whether `forward` accepts `x=` (B, N, C), the layer's input.
-        rotary: Whether the mechanism itself turns q and k, or features of them, by their positions. A host that does
-            refuses it then.
-        equivariant: Whether the output moves with its queries and keys are a set: no token's place in the grid counts.
-            Hosts that drop tokens ask it.
-        masked_key: What the entries of a key that `mask` leaves out are set to, at which it has no weight, whatever the
-            others are; None where no number does that. What takes a bias needs none.
-        fewer_keys: Whether keys and values may be of another grid than the queries, as under spatial reduction. Hosts
-            ask it of a mechanism that projects "qkv".
-        channelwise: Whether the equivalent matrix differs from channel to channel.
-        linear_in_values: Whether the output is `M v + bias` with M independent of v. If not, the mechanism has its own
-            `attention_matrix(q, k, v, grid)`.
-        no_matrix: Why there is no such matrix at all, in words, for a mechanism whose weights depend on the values.
-        state_size: Numbers per image that all keys and values come down to, where no `factors` tell it.
-        matrix_is_exact: Whether that method's matrix times v is the output. Not where more is done to the values before
-            or to their mixture after (a norm, a linear layer).
-        max_rank: An upper bound of the matrix's rank (of each channel's, if channelwise) on any grid; None is none.
-        complexity: How time and memory grow with the number of tokens: "O(N)", "O(N log N)", "O(N^1.5)" or "O(N^2)";
-            None if undeclared.
-        proj_norm: Norm behind the host's output projection: "none", or "bn2d" (BatchNorm of channels over all tokens).
+        host: What the layer around the mechanism does for it.
+        facts: What hosts, analysis and `linvit check` may rely on.
+        precision: How `core` runs. "float32": in at least float32 with autocast off (`linvit.full_precision`); "mixed":
+            so, but on a GPU bfloat16 stays bfloat16 (`mixed_precision`); "inherit": in the precision around it.
+        recompute: Whether `core` runs once more in backward, so that training keeps its tensors alone
+            (`linvit.recomputed`). False where it draws random numbers or keeps little else. It may be set to False at
+            any time: a layer is then 10 to 35 % faster in training and keeps two to six times as much.
+        attention_kernel: What computes a `core` that has a `formula`: "torch", a kernel such as "triton", or "auto";
+            see `linvit.attention.kernels`.
         dim: Channels of the values over all heads, which a mechanism may widen; `input_dim` are the layer's.
         key_heads: Heads of q and k, in a number that divides h; as many as of v unless heads share them.
         out_dim: Channels of the output over all heads, whose number is `out_heads`: h, or h and some of its own.
-        stem: What the host does to its input before it projects: "none", or "conv_silu", a linear layer, a depthwise
-            3 x 3 convolution and SiLU (MLLA).
-        out_norm: Norm of the output over all channels, before the gate: "none", or "ln" (NaLaFormer's LayerNorm).
-        gate: What the host multiplies the output by, entry by entry, before its output projection: "none"; "linear", a
-            linear map of its input, without the stem (RALA, PolaFormer); "silu", SiLU of that (MLLA, NaLaFormer).
-        qkv_bias: Whether the host's projection to q, k and v has a bias where its option `qkv_bias` asks for one. The
-            gate's does not depend on it.
-        recompute: Whether methods under `@linvit.recomputed` are run once more in backward, so that training keeps q, k
-            and v alone. It may be set to False at any time: a layer is then 10 to 35 % faster in training and keeps two
-            to six times as much. True has no effect on a mechanism without such a method.
-        attention_kernel: What computes methods under `@with_kernel`: "torch", a kernel such as "triton", or "auto"; see
-            `linvit.attention.kernels`.
     """
 
-    projections: Literal["qkv", "qv", "kv", "qk"] = "qkv"
-    narrow_keys: ClassVar[bool] = True
-    takes_bias: ClassVar[bool] = False
-    takes_input: bool = False
-    rotary: bool = False
-    equivariant: bool = False
-    masked_key: float | None = None
-    fewer_keys: bool = True
-    channelwise: bool = False
-    linear_in_values: bool = True
-    no_matrix: str = ""
-    state_size: int | None = None
-    matrix_is_exact: bool = True
-    max_rank: int | None = None
-    complexity: Complexity | None = None
-    proj_norm: ProjNorm = "none"
-    stem: Stem = "none"
-    out_norm: OutNorm = "none"
-    gate: Gate = "none"
-    qkv_bias: bool = True
+    host: Host = Host()
+    facts: Facts = Facts()
+    precision: ClassVar[Precision] = "float32"
     recompute: bool = True
     attention_kernel: str = "auto"
-    exports_any_size: bool = True
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Makes `core` run as declared."""
+        super().__init_subclass__(**options)
+        cls.host, cls.facts = declared(cls.host, cls.facts, declared_before(cls.__name__, vars(cls)))
+        if "core" in vars(cls):
+            cls.core = as_declared(vars(cls)["core"])  # type: ignore[method-assign]
 
     def __init__(self, dim: int, num_heads: int, grid: Grid, *, key_dim: int | None = None) -> None:
         super().__init__()
@@ -168,13 +122,11 @@ class Attention(nn.Module):
                 f"dim {dim} is not divisible by num_heads {num_heads}; "
                 f"{dim} can be split into {', '.join(str(h) for h in range(1, dim + 1) if dim % h == 0)} heads"
             )
-        if not self.narrow_keys and key_dim not in (None, dim // num_heads):
+        if self.facts.same_width and key_dim not in (None, dim // num_heads):
             raise UserError(
                 f"{type(self).__name__} multiplies keys and values entry by entry, so they are of one width; got "
                 f"key_dim={key_dim} for values of {dim // num_heads} channels per head. Leave key_dim out"
             )
-        for name, allowed in HOST_OPTIONS.items():  # those that the class sets
-            check_choice(f"{type(self).__name__}.{name}", getattr(self, name), allowed)
         self.dim = self.input_dim = dim
         self.num_heads = self.key_heads = self.out_heads = num_heads
         self.grid = grid
@@ -194,15 +146,24 @@ class Attention(nn.Module):
             raise UserError(f"{option} leaves no channel of the keys, which have {self.head_dim} per head without it")
         self.key_dim = width
 
+    def declare(self, **fields: Any) -> None:
+        """Sets fields of `host` and `facts` that depend on the options, in a constructor."""
+        self.host, self.facts = declared(self.host, self.facts, fields)
+
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in HOST_OPTIONS:  # a module of such a name, too, would never be found
-            check_choice(name, value, HOST_OPTIONS[name])
+        if name in BEFORE and (new := declared_before(type(self).__name__, {name: value})):
+            self.declare(**new)
         super().__setattr__(name, value)
 
     @property
-    def masks_keys(self) -> bool:
-        """Whether a call may leave out keys by `mask`; set by a class whose `forward` has such a `mask` itself."""
-        return self.takes_bias or self.masked_key is not None
+    def takes_mask(self) -> bool:
+        """Whether a call may leave out keys by `mask`."""
+        return self.host.accepts_bias or self.facts.mask_value is not None or self.takes("mask")
+
+    def takes(self, argument: str) -> bool:
+        """Whether `forward`, or `core` where `forward` is the base class's, has such an argument of its own."""
+        own = type(self)
+        return argument in parameters_of(own.core if own.forward is Attention.forward else own.forward)
 
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, *, mask: Tensor | None = None, **extra: Any
@@ -215,7 +176,7 @@ class Attention(nn.Module):
             v: Values (B, h, M, d).
             grid: Where the tokens lie.
             mask: Which keys and values take part, (B, M) of bool, as in a batch of images of several sizes; at least
-                one of each image. None is all. A `forward` that has a `mask` itself gets it as it is.
+                one of each image. None is all. What has a `mask` itself gets it as it is.
             extra: What else `forward` takes.
 
         Raises:
@@ -230,38 +191,35 @@ class Attention(nn.Module):
                 f"got {tokens[0]} queries, {tokens[1]} keys and {tokens[2]} values for {grid}, which has "
                 f"{queries} and {keys}; pass the Grid that the tokens were made with"
             )
-        if not self.fewer_keys and grid.keys_size != grid.size:
+        if self.facts.same_grid and grid.keys_size != grid.size:
             (rows, columns), (key_rows, key_columns) = grid.size, grid.keys_size
             raise UserError(
-                f"{type(self).__name__} needs as many keys as queries (fewer_keys is False); got a grid of "
+                f"{type(self).__name__} needs as many keys as queries (same_grid); got a grid of "
                 f"{rows}x{columns} queries and {key_rows}x{key_columns} keys. Use sr_ratio=1 and sr_pool=0 with it"
             )
-        if mask is not None and "mask" in parameters_of(type(self).forward):
+        if mask is not None and self.takes("mask"):
             extra["mask"] = mask
         elif mask is not None:
-            if not self.masks_keys:
+            if not self.takes_mask:
                 raise UserError(
-                    f"{type(self).__name__} cannot leave keys out (masked_key is None, and takes_bias False): pass the "
-                    f"tokens of each image alone, without a mask"
+                    f"{type(self).__name__} cannot leave keys out (mask_value is None, and accepts_bias False): pass "
+                    f"the tokens of each image alone, without a mask"
                 )
             left_out = ~mask[:, None, :, None]  # (B, 1, M, 1)
             v = v.masked_fill(left_out, 0)
-            if self.takes_bias:
+            if self.host.accepts_bias:
                 extra["bias"] = extra.get("bias", 0) + q.new_zeros(()).masked_fill(left_out.mT, -math.inf)
             else:
-                k = k.masked_fill(left_out, cast("float", self.masked_key))
+                k = k.masked_fill(left_out, cast("float", self.facts.mask_value))
         return super().__call__(q, k, v, grid, **extra)  # type: ignore[no-any-return]
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, *more: Any, **extra: Any) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h', N, out_dim / h'), h' = `out_heads`."""
-        raise NotImplementedError(f"{type(self).__name__} has no forward(self, q, k, v, grid)")
+        return self.core(q, k, v, grid, *more, **extra)
 
-    def tie(self, earlier: Sequence["Attention"]) -> None:
-        """Shares parameters with other layers, for a mechanism that does. A backbone calls it once, when it is built.
-
-        Args:
-            earlier: The mechanisms before this one, from the first on, of any class and grid.
-        """
+    def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, *more: Any, **extra: Any) -> Tensor:
+        """The formula, with the shapes of `forward`; it runs in `precision`, recomputed, or as a kernel."""
+        raise NotImplementedError(f"{type(self).__name__} has no core(self, q, k, v, grid)")
 
     def resize_tables(self, state: dict[str, Tensor], size_of: SizeOf) -> dict[str, Tensor]:
         """The mechanism's entries of a checkpoint, brought from the grid of the checkpoint to the nominal grid.
@@ -290,7 +248,7 @@ class Attention(nn.Module):
     def rank_bound(self, grid: Grid) -> int:
         """An upper bound of the rank of the equivalent matrix: the tokens, or `max_rank` if that is smaller."""
         tokens = min(grid.num_queries, grid.num_keys)
-        return tokens if self.max_rank is None else min(tokens, self.max_rank)
+        return tokens if self.facts.max_rank is None else min(tokens, self.facts.max_rank)
 
     def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor] | None:
         """Thin factors with equivalent matrix `left @ right.mT`, or None if there are none.
@@ -301,7 +259,7 @@ class Attention(nn.Module):
         return None
 
     def formula(self, q: Tensor, k: Tensor, grid: Grid) -> Formula | None:
-        """What the method under `@with_kernel` computes, for `linvit.attention.kernels`; None if it has no kernel."""
+        """What `core` computes, for `linvit.attention.kernels`; None if there is no kernel for its options."""
         return None
 
     def channel_matrix(self, q: Tensor, k: Tensor, grid: Grid) -> Tensor | None:
@@ -322,6 +280,24 @@ class Attention(nn.Module):
     def extra_repr(self) -> str:
         """Shows the constructor's sizes in `print(model)`."""
         return f"dim={self.dim}, num_heads={self.num_heads}, grid={tuple(self.grid)}"
+
+
+def as_declared(core: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Makes a `core` run by a kernel, or in the declared `precision`, and once more in backward if it is to."""
+    ways = {name: run(core) for name, run in PRECISIONS.items()}
+
+    @functools.wraps(core)
+    def run(self: Attention, q: Tensor, k: Tensor, v: Tensor, grid: Grid, *more: Any, **extra: Any) -> Tensor:
+        if v.is_cuda or self.attention_kernel != "auto":
+            out = kernel_output(self, q, k, v, grid)
+            if out is not None:
+                return out
+        formula = ways[self.precision]
+        if self.recompute and torch.is_grad_enabled():
+            return in_backward_again(formula, self, q, k, v, grid, *more, **extra)
+        return formula(self, q, k, v, grid, *more, **extra)
+
+    return run
 
 
 def create_attention(spec: Spec, *, dim: int, num_heads: int, grid: Grid, **options: Any) -> Attention:

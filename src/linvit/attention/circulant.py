@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 from torch.fft import fft2, ifft2, irfft2, rfft2
 
-from linvit.attention.base import Attention, Gate, Grid
-from linvit.attention.ops.decorators import full_precision, recomputed
+from linvit.attention.base import Attention, Grid
+from linvit.attention.declarations import Facts, Gate, Host
 from linvit.attention.ops.functional import is_exporting
 
 
@@ -33,21 +33,16 @@ class CirculantAttention(Attention):
         gate: What the host multiplies the output by; see `linvit.Attention`.
     """
 
-    complexity = "O(N log N)"
-    channelwise = True
-    narrow_keys = False
-    fewer_keys = False
-    qkv_bias = False
+    host = Host(bias=False)
+    facts = Facts(complexity="O(N log N)", same_grid=True, same_width=True, channelwise=True)
 
     def __init__(
         self, dim: int, num_heads: int, grid: Grid, *, key_dim: int | None = None, gate: Gate = "silu"
     ) -> None:
         super().__init__(dim, num_heads, grid, key_dim=key_dim)
-        self.gate = gate
+        self.declare(gate=gate)
 
-    @recomputed
-    @full_precision
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+    def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, d) three times -> (B, h, N, d)."""
         prefix = grid.num_prefix
         queries, keys, values = (x[:, :, prefix:].mT.unflatten(-1, grid.size) for x in (q, k, v))  # (B, h, d, H, W)

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
+from linvit.attention.declarations import Facts
 from linvit.attention.ops.activations import of_both
-from linvit.attention.ops.decorators import mixed_precision, recomputed
 from linvit.attention.ops.functional import wide
 from linvit.attention.ops.linear import linear_attention
 from linvit.errors import check_number
@@ -29,18 +29,16 @@ class CosFormerAttention(Attention):
         eps: Least denominator.
     """
 
-    complexity = "O(N)"
-    masked_key = -math.inf
+    facts = Facts(complexity="O(N)", mask_value=-math.inf)
+    precision = "mixed"
 
     def __init__(self, dim: int, num_heads: int, grid: Grid, *, key_dim: int | None = None, eps: float = 1e-6) -> None:
         super().__init__(dim, num_heads, grid, key_dim=key_dim)
         check_number("eps", eps, above=0)
-        self.max_rank = 2 * self.key_dim
+        self.declare(max_rank=2 * self.key_dim)
         self.eps = eps
 
-    @recomputed
-    @mixed_precision
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+    def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""
         return linear_attention(*features(q, k), v, self.eps, least=True)
 

@@ -11,8 +11,8 @@ from typing import Literal
 from torch import Tensor
 
 from linvit.attention.base import Attention, Grid
-from linvit.attention.kernels import Formula, with_kernel
-from linvit.attention.ops.decorators import mixed_precision
+from linvit.attention.declarations import Facts
+from linvit.attention.kernels import Formula
 from linvit.errors import check_number
 
 
@@ -28,8 +28,9 @@ class EfficientAttention(Attention):
             sqrt(M), the plain product over the number of keys.
     """
 
-    complexity = "O(N)"
-    equivariant = True
+    facts = Facts(complexity="O(N)", equivariant=True)
+    precision = "mixed"
+    recompute = False
 
     def __init__(
         self,
@@ -46,12 +47,9 @@ class EfficientAttention(Attention):
         if key_ratio != 1:
             self.set_key_dim(round(key_ratio * self.head_dim), option=f"key_ratio={key_ratio}", key_dim=key_dim)
         self.normalization = normalization
-        self.masked_key = -math.inf if normalization == "softmax" else None
-        self.max_rank = self.key_dim
+        self.declare(max_rank=self.key_dim, mask_value=-math.inf if normalization == "softmax" else None)
 
-    @with_kernel
-    @mixed_precision
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+    def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""
         left, right = self.factors(q, k, grid)
         return left @ (right.mT @ v)

@@ -15,14 +15,15 @@ order is always the one above.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from linvit.attention.base import Attention, Grid, ProjNorm
-from linvit.attention.ops.decorators import full_precision, recomputed
+from linvit.attention.base import Attention, Grid
+from linvit.attention.declarations import Facts
+from linvit.attention.ops.decorators import full_precision
 from linvit.attention.ops.functional import join_heads, split_heads
 from linvit.attention.ops.linear import linear_attention, linear_factors
 from linvit.errors import UserError, check_number, check_odd
@@ -55,7 +56,8 @@ class EnhancedLinearAttention(Attention):
             place of the projection's bias and, in training, lets the samples of a batch depend on each other.
     """
 
-    complexity = "O(N)"
+    facts = Facts(complexity="O(N)")
+    precision = "inherit"  # each scale runs in float32, its convolutions as all others
 
     def __init__(
         self,
@@ -69,7 +71,7 @@ class EnhancedLinearAttention(Attention):
         scales: Sequence[int] = (5,),
         agg_bias: bool = False,
         eps: float = 1e-15,
-        proj_norm: ProjNorm = "none",
+        proj_norm: Literal["none", "bn2d"] = "none",
     ) -> None:
         # Heads of a width of their own need not divide C.
         super().__init__(dim, num_heads if head_dim is None else 1, grid, key_dim=key_dim)
@@ -80,11 +82,9 @@ class EnhancedLinearAttention(Attention):
         check_number("eps", eps, at_least=torch.finfo(torch.float32).tiny, note=", such as 1e-15 or 1e-5")
         self.scales = tuple(scales)
         self.eps = eps
-        self.proj_norm = proj_norm
-        self.linear_in_values = not self.scales
         self._choose_heads(dim, head_dim, heads_ratio, key_dim)
         self.out_dim = self.dim * (1 + len(self.scales))
-        self.max_rank = self.key_dim
+        self.declare(norm=proj_norm, linear_in_values=not self.scales, max_rank=self.key_dim)
 
         def aggregations(width: int) -> nn.ModuleList:
             return nn.ModuleList(_aggregation(self.num_heads, width, scale, agg_bias) for scale in self.scales)
@@ -109,8 +109,7 @@ class EnhancedLinearAttention(Attention):
         self.key_heads = self.out_heads = self.num_heads
         self.dim = self.num_heads * self.head_dim
 
-    @recomputed
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+    def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, (1 + S) d), the unaggregated scale first."""
         scales = zip(self.queries(q, grid), self.keys(k, grid), self.values(v, grid), strict=True)
         return torch.cat([self._attend(*scale) for scale in scales], dim=-1).to(v.dtype)

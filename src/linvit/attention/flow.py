@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from linvit.attention.base import Attention, Grid
+from linvit.attention.declarations import Facts
 from linvit.attention.ops.activations import elu_plus_one, of_both
-from linvit.attention.ops.decorators import full_precision, recomputed
 from linvit.errors import check_number
 
 
@@ -31,8 +31,7 @@ class FlowAttention(Attention):
         eps_out: Added to the four products themselves: 1e-6 in the reference's code for images, 0 in its other code.
     """
 
-    complexity = "O(N)"
-    equivariant = True
+    facts = Facts(complexity="O(N)", equivariant=True)
 
     def __init__(
         self,
@@ -49,13 +48,11 @@ class FlowAttention(Attention):
         check_number("eps", eps, at_least=0)
         check_number("eps_out", eps_out, at_least=0)
         self.feature_map = feature_map
-        self.max_rank = self.key_dim
+        self.declare(max_rank=self.key_dim)
         self.eps = eps
         self.eps_out = eps_out
 
-    @recomputed
-    @full_precision
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+    def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""
         left, right = self.factors(q, k, grid)
         return left @ (right.mT @ v)

@@ -12,6 +12,7 @@ a learnable position encoding (`pos_enc`).
 """
 
 import math
+from functools import partial
 from typing import Literal, cast
 
 import torch
@@ -19,12 +20,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.attention.base import Grid
-from linvit.attention.kernels import Formula, with_kernel
+from linvit.attention.declarations import Facts
+from linvit.attention.kernels import Formula
 from linvit.attention.ops.activations import focus, focused, of_both, trains_by_hand
-from linvit.attention.ops.decorators import mixed_precision, recomputed
 from linvit.attention.ops.functional import (
     SizeOf,
-    join_heads,
     l2_norm,
     resize_table,
     resize_tokens,
@@ -59,7 +59,8 @@ class FocusedAttention(ConvolvedAttention):
             flattened tokens (the reference), or "bilinear2d".
     """
 
-    complexity = "O(N)"
+    facts = Facts(complexity="O(N)")
+    precision = "mixed"
     convolution = "dwc"
 
     def __init__(
@@ -94,8 +95,7 @@ class FocusedAttention(ConvolvedAttention):
         self.denominator = denominator
         self.stable_power = stable_power
         self.sr_interp = sr_interp
-        self.channelwise = dwc
-        self.max_rank = self.key_dim
+        self.declare(channelwise=dwc, max_rank=self.key_dim)
 
         width = self.key_dim * num_heads
         self.scale = nn.Parameter(torch.zeros(1, 1, width)) if learn_scale else None
@@ -107,14 +107,11 @@ class FocusedAttention(ConvolvedAttention):
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""
         v = v.contiguous()  # once for both parts
         if self.dwc is None:
-            return self.kernel(q, k, v, grid)
+            return self.core(q, k, v, grid)
         local = self.convolved(v, grid)  # head by head
-        return self.kernel(q, k, v, grid) + local  # token by token, like the first
+        return self.core(q, k, v, grid) + local  # token by token, like the first
 
-    @with_kernel
-    @recomputed
-    @mixed_precision
-    def kernel(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+    def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """The linear attention on focused features."""
         q, k = self.features(q, k, grid, v.dtype)
         return linear_attention(q, k, v, self.eps, mean=self.denominator == "mean")
@@ -129,14 +126,15 @@ class FocusedAttention(ConvolvedAttention):
         encoding = None if table is None else self._encoding(table, grid).to(wide)  # (1, M, h dk)
         if torch.is_grad_enabled() and self.focusing_factor != 1 and self.stable_power and trains_by_hand(q):
             return self._focused(q, k, encoding, wide, dtype)
-        tokens = join_heads(k) if encoding is None else join_heads(k) + encoding  # (B, M, h dk)
+        queries, keys = q.transpose(1, 2).flatten(2), k.transpose(1, 2).flatten(2)
+        keys = keys if encoding is None else keys + encoding  # (B, M, h dk)
         if self.relu_alone:  # for which rounding can come first
-            return of_both(F.relu, q.to(dtype), split_heads(tokens.to(dtype), self.num_heads))
-        return of_both(lambda x: self._phi(x.to(wide), dtype), join_heads(q), tokens)
+            return of_both(F.relu, q.to(dtype), split_heads(keys.to(dtype), self.num_heads))
+        return of_both(partial(self._phi, wide, dtype), queries, keys)
 
     def _encoding(self, table: Tensor, grid: Grid) -> Tensor:
         """The position encoding for a grid, (1, M, h dk)."""
-        encoding = resize_tokens(table, self.grid.keys_size, grid.kv_size or grid.size)
+        encoding = table if grid is self.grid else resize_tokens(table, self.grid.keys_size, grid.keys_size)
         return F.pad(encoding, (0, 0, grid.num_prefix, 0)) if grid.num_prefix else encoding  # which have no position
 
     def formula(self, q: Tensor, k: Tensor, grid: Grid) -> Formula | None:
@@ -177,9 +175,9 @@ class FocusedAttention(ConvolvedAttention):
         q, k = phi([q, k], shift) if q.is_cuda and q.shape == k.shape else (*phi([q], None), *phi([k], shift))
         return q.transpose(1, 2), k.transpose(1, 2)
 
-    def _phi(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """The feature map (..., h, N, dk) of tokens (..., N, h dk)."""
-        tokens, x = x.shape[:-1], F.relu(x)
+    def _phi(self, wide: torch.dtype, dtype: torch.dtype, x: Tensor) -> Tensor:
+        """The feature map (..., h, N, dk) of tokens (..., N, h dk), computed in `wide` and rounded to `dtype`."""
+        tokens, x = x.shape[:-1], F.relu(x.to(wide))
         if self.scale is not None:
             factor = F.softplus(self.scale.to(x.dtype)).reciprocal()
             x = torch.addcmul(self.relu_eps * factor, x, factor)
@@ -208,6 +206,6 @@ class FocusedAttention(ConvolvedAttention):
             local = F.pad(local, (0, 0, grid.num_prefix, 0))
         return local.reshape(*v.shape[:2], *local.shape[1:]).to(v.dtype)
 
-    def kernel_factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+    def core_factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """Those of linear attention on focused features."""
         return linear_factors(*self.features(q, k, grid), self.eps, mean=self.denominator == "mean")

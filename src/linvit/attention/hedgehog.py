@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
-from linvit.attention.ops.decorators import mixed_precision, recomputed
+from linvit.attention.declarations import Facts
 from linvit.attention.ops.functional import upcast
 from linvit.attention.ops.linear import linear_attention, linear_factors
 from linvit.errors import UserError, check_number
@@ -42,9 +42,8 @@ class HedgehogAttention(Attention):
         init: "identity": y is x at first, with `skip`, too; "kaiming": uniform numbers, as the published conversions.
     """
 
-    complexity = "O(N)"
-    equivariant = True
-    masks_keys = True
+    facts = Facts(complexity="O(N)", equivariant=True)
+    precision = "mixed"
 
     def __init__(
         self,
@@ -70,7 +69,8 @@ class HedgehogAttention(Attention):
         if joint and (activation != "softmax_dim" or skip):
             raise UserError(f"joint is for activation=softmax_dim, skip=false; got {activation}, skip={skip}")
         self.activation, self.skip, self.joint, self.half_space = activation, skip, joint, half_space
-        self.max_rank = width if half_space else 2 * width
+        self.features_kept = width if half_space else 2 * width
+        self.declare(max_rank=self.features_kept)
         maps = ("q",) if tied else ("q", "k")
         start = torch.eye(self.key_dim, width) * (not skip)
         shape = (1 if joint else num_heads, self.key_dim, width)
@@ -94,11 +94,9 @@ class HedgehogAttention(Attention):
                 both = torch.stack([y, -y], -2).softmax(-1).flatten(-2).to(dtype)
             else:
                 both = torch.cat([y - y.amax(-1, keepdim=True), y.amin(-1, keepdim=True) - y], -1).exp()
-        return F.threshold(both[..., : self.max_rank], EPS, EPS)
+        return F.threshold(both[..., : self.features_kept], EPS, EPS)
 
-    @recomputed
-    @mixed_precision
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, mask: Tensor | None = None) -> Tensor:
+    def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, mask: Tensor | None = None) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d); keys outside `mask` (B, M) take no part."""
         keys = self.features(k, "k")
         if mask is not None:

@@ -11,9 +11,9 @@ from typing import Literal
 
 from torch import Tensor
 
-from linvit.attention.base import Attention, Grid, OutNorm
+from linvit.attention.base import Attention, Grid
+from linvit.attention.declarations import Facts, OutNorm
 from linvit.attention.ops.activations import ACTIVATIONS, normalize
-from linvit.attention.ops.decorators import mixed_precision, recomputed
 from linvit.attention.ops.functional import channelwise_factors, upcast, wide
 from linvit.errors import check_number
 
@@ -64,11 +64,8 @@ class HydraAttention(Attention):
         constant: What "constant" divides by; None means sqrt(C) (the paper's constant is not known).
     """
 
-    channelwise = True
-    narrow_keys = False
-    complexity = "O(N)"
-    equivariant = True
-    max_rank = 1  # each channel is an outer product
+    facts = Facts(complexity="O(N)", same_width=True, equivariant=True, channelwise=True, max_rank=1)
+    precision = "mixed"
     eps: float
     constant: float
 
@@ -92,14 +89,12 @@ class HydraAttention(Attention):
         self.kernel_q = kernel_q
         self.kernel_k = kernel_k
         if not {"mean", "softmax_tokens"} & {kernel_q, kernel_k}:  # which depend on the number of tokens
-            self.masked_key = 0.0  # any number will do, since values of 0 weigh nothing
+            self.declare(mask_value=0.0)  # any number will do, since values of 0 weigh nothing
         self.eps = eps
         self.constant = math.sqrt(dim) if constant is None else constant
-        self.out_norm = post_norm
+        self.declare(norm=post_norm)
 
-    @recomputed
-    @mixed_precision
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+    def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, d), (B, h, M, d), (B, h, M, d) -> (B, h, N, d)."""
         q, k = self.features(q, k)
         return q * (k * v).sum(-2, keepdim=True, dtype=wide(v))

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.attention.base import Grid
+from linvit.attention.declarations import Facts
 from linvit.attention.ops.activations import ACTIVATIONS
-from linvit.attention.ops.decorators import mixed_precision, recomputed
 from linvit.attention.ops.value_conv import ConvolvedAttention, check_side, convolve_each, convolve_values
 from linvit.errors import UserError
 
@@ -44,7 +44,8 @@ class InLineAttention(ConvolvedAttention):
         residual_kernel: Side k of the convolution's kernels, odd; 0 is no convolution.
     """
 
-    complexity = "O(N)"
+    facts = Facts(complexity="O(N)")
+    precision = "mixed"
     convolution = "residual"
     depthwise = False
 
@@ -61,7 +62,6 @@ class InLineAttention(ConvolvedAttention):
         super().__init__(dim, num_heads, grid, key_dim=key_dim)
         check_side("residual_kernel", residual_kernel, "3 or 5")
         self.feature_map = feature_map
-        self.max_rank = self.key_dim + 1
         self.side = residual_kernel
         self.residual = (
             nn.Sequential(
@@ -72,11 +72,12 @@ class InLineAttention(ConvolvedAttention):
             if residual_kernel
             else None
         )
-        self.channelwise = self.takes_input = self.residual is not None
+        convolved = self.residual is not None
+        self.declare(max_rank=self.key_dim + 1, channelwise=convolved, input=convolved)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, x: Tensor | None = None) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) and, with the convolution, x (B, N, C) -> (B, h, N, d)."""
-        out = self.kernel(q, k, v, grid)
+        out = self.core(q, k, v, grid)
         if self.residual is None:
             return out
         if x is None:
@@ -86,9 +87,7 @@ class InLineAttention(ConvolvedAttention):
             )
         return out + self.convolved(v, grid, x)
 
-    @recomputed
-    @mixed_precision
-    def kernel(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+    def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """The linear attention."""
         q, k, mean = self._features(q, k)
         context = k.mT @ v / k.shape[-2]
@@ -100,7 +99,7 @@ class InLineAttention(ConvolvedAttention):
         q, k = phi(q) * self.key_dim**-0.5, phi(k)
         return q, k, k.mean(-2, keepdim=True)
 
-    def kernel_factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+    def core_factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """`[s q, 1 - s q.mean k] / M` and `[k, 1]`."""
         q, k, mean = self._features(q, k)
         left = torch.cat([q, 1 - q @ mean.mT], dim=-1) / k.shape[-2]

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
-from linvit.attention.ops.decorators import full_precision, recomputed
+from linvit.attention.declarations import Facts
 from linvit.attention.ops.functional import join_heads, pooled, split_heads
 from linvit.errors import UserError, check_number
 
@@ -37,7 +37,7 @@ class LARAAttention(Attention):
         alpha: See `weighting`.
     """
 
-    complexity = "O(N)"
+    facts = Facts(complexity="O(N)")
 
     def __init__(
         self,
@@ -59,7 +59,8 @@ class LARAAttention(Attention):
             raise UserError(
                 f"landmarks must be a square, such as {self.side**2} or {(self.side + 1) ** 2}; got {landmarks}"
             )
-        self.landmarks = self.max_rank = landmarks
+        self.landmarks = landmarks
+        self.declare(max_rank=landmarks)
         self.mixed, self.weighting, self.alpha = mixed, weighting, alpha
         width = self.key_dim
         self.q_bar = nn.Sequential(nn.Linear(width, width), nn.LayerNorm(width))
@@ -70,11 +71,10 @@ class LARAAttention(Attention):
         noise = q.new_zeros(())
         if self.training:
             noise = torch.randn(*q.shape[:2], self.landmarks, q.shape[3], dtype=q.dtype, device=q.device)
-        return self._attend(q, k, v, grid, noise)
+        return self.core(q, k, v, grid, noise)
 
-    @recomputed
-    @full_precision
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, noise: Tensor) -> Tensor:
+    def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, noise: Tensor) -> Tensor:
+        """The attention through landmarks, which noise (B, h, m, dk) moves."""
         left, right = self._weights(q, k, grid, noise)
         return left @ (right @ v)
 

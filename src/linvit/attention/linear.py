@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
-from linvit.attention.kernels import Formula, with_kernel
+from linvit.attention.declarations import Facts
+from linvit.attention.kernels import Formula
 from linvit.attention.ops.activations import elu_plus_one
-from linvit.attention.ops.decorators import mixed_precision, recomputed
 from linvit.attention.ops.linear import linear_attention, linear_factors
 from linvit.errors import check_number
 
@@ -33,8 +33,8 @@ class LinearAttention(Attention):
             too); with FLatten's 1e-6 it gives the mean of all values.
     """
 
-    complexity = "O(N)"
-    equivariant = True
+    facts = Facts(complexity="O(N)", equivariant=True)
+    precision = "mixed"
 
     def __init__(
         self,
@@ -52,12 +52,12 @@ class LinearAttention(Attention):
         check_number("eps", eps, at_least=0)
         check_number("relu_eps", relu_eps, at_least=0)
         self.feature_map: Literal["elu", "relu"] = feature_map
-        self.max_rank = self.key_dim
+        self.declare(max_rank=self.key_dim)
         self.normalize = normalize
         self.eps = eps
         self.relu_eps = relu_eps
         if normalize and (feature_map == "elu" or not relu_eps):
-            self.masked_key = -math.inf
+            self.declare(mask_value=-math.inf)
 
     def features(self, x: Tensor) -> Tensor:
         """The feature map phi, element by element."""
@@ -65,10 +65,7 @@ class LinearAttention(Attention):
             return elu_plus_one(x)
         return F.relu(x) + self.relu_eps if self.relu_eps else F.relu(x)
 
-    @with_kernel
-    @recomputed
-    @mixed_precision
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+    def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""
         if self.normalize:
             return linear_attention(self.features(q), self.features(k), v, self.eps)

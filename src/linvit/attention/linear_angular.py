@@ -16,9 +16,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from linvit.attention.base import Attention, Complexity, Grid
+from linvit.attention.base import Attention, Grid
+from linvit.attention.declarations import Facts
 from linvit.attention.ops.activations import normalize, of_both
-from linvit.attention.ops.decorators import mixed_precision, recomputed
 from linvit.attention.ops.functional import safe_norm
 from linvit.attention.ops.value_conv import ConvolvedValues, convolve_heads, convolve_sequence
 from linvit.errors import UserError, check_number, check_odd
@@ -44,8 +44,8 @@ class LinearAngularAttention(Attention):
             "grid2d": one of r x r taps on the grid, which reads and writes patch tokens only.
     """
 
-    fewer_keys = False
-    complexity: Complexity | None = "O(N)"
+    facts = Facts(complexity="O(N)", same_grid=True)
+    precision = "mixed"
 
     def __init__(
         self,
@@ -67,12 +67,11 @@ class LinearAngularAttention(Attention):
         check_number("sparse_threshold", sparse_threshold, at_least=0, below=1, note=", as it cuts softmax")
         check_number("eps", eps, at_least=0, note=", such as 1e-6")
         self.sparse_reg = sparse_reg
-        self.complexity = "O(N^2)" if sparse_reg else "O(N)"
         self.sparse_threshold = sparse_threshold
         self.own_half = half == "identity"
         self.unit_outputs = out_norm
         self.eps = eps
-        self.linear_in_values = not out_norm
+        self.declare(linear_in_values=not out_norm, complexity="O(N^2)" if sparse_reg else "O(N)")
         self.on_grid = dconv == "grid2d"
         shape = (res_kernel_size, res_kernel_size if self.on_grid else 1)
         padding = (shape[0] // 2, shape[1] // 2)
@@ -80,11 +79,9 @@ class LinearAngularAttention(Attention):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, dk), (B, h, N, dk), (B, h, N, d) -> (B, h, N, d)."""
-        return self._global(q, k, v) + self.convolved(v, grid)
+        return self.core(q, k, v, grid) + self.convolved(v, grid)
 
-    @recomputed
-    @mixed_precision
-    def _global(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """The linear-angular attention, normalised."""
         unit_q, unit_k = of_both(lambda x: normalize(x, self.eps), q, k)
         halved = v if self.own_half else v.mean(-2, keepdim=True)

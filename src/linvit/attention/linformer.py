@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
-from linvit.attention.ops.decorators import mixed_precision, recomputed
+from linvit.attention.declarations import Facts
 from linvit.attention.ops.functional import SizeOf, resize_tokens, same_size
 from linvit.errors import UserError, check_number
 
@@ -44,7 +44,8 @@ class LinformerAttention(Attention):
         attn_drop: Dropout rate on the attention weights.
     """
 
-    complexity = "O(N)"
+    facts = Facts(complexity="O(N)")
+    precision = "mixed"
 
     def __init__(
         self,
@@ -64,13 +65,13 @@ class LinformerAttention(Attention):
         super().__init__(dim, num_heads, grid, key_dim=key_dim)
         check_number("k", k, at_least=1, whole=True, note=", the number of projected keys")
         check_number("attn_drop", attn_drop, at_least=0, at_most=1)
-        self.k = self.max_rank = min(k, grid.num_keys)
+        self.k = min(k, grid.num_keys)
         self.share = share
         self.one_kv_head = one_kv_head
         self.resize = resize
         self.attn_drop = attn_drop
         self.recompute = not attn_drop  # random numbers are drawn once
-        self.linear_in_values = not one_kv_head
+        self.declare(max_rank=self.k, linear_in_values=not one_kv_head)
 
         shape = (num_heads if share == "none" else 1, self.k, grid.num_keys)  # E and F: (h or 1, k, M)
         self.proj_k = nn.Parameter(torch.empty(shape))
@@ -82,7 +83,10 @@ class LinformerAttention(Attention):
                 nn.init.normal_(matrix, std=0.02)
 
     def tie(self, earlier: Sequence[Attention]) -> None:
-        """With "layerwise", takes the matrix of the first layer that has one for the same channels, k and grid."""
+        """With "layerwise", takes the matrix of the first layer that has one for the same channels, k and grid.
+
+        A backbone calls it once, when it is built, with the mechanisms before this one, of any class and grid.
+        """
         if self.share == "layerwise":
             self.proj_k = next((other.proj_k for other in earlier if self._fits(other)), self.proj_k)
 
@@ -93,9 +97,7 @@ class LinformerAttention(Attention):
             and (other.dim, other.k, other.grid) == (self.dim, self.k, self.grid)
         )
 
-    @recomputed
-    @mixed_precision
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+    def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""
         pairs = (self.proj_k, k), (self._value_matrix, v)
         if k.shape == v.shape:

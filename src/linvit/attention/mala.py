@@ -28,7 +28,6 @@ class MALAAttention(RotaryLinearAttention):
         eps: Added to z in the quotient.
     """
 
-    complexity = "O(N)"
     extra_rank = 1
 
     @property
@@ -40,7 +39,7 @@ class MALAAttention(RotaryLinearAttention):
         """The kernel."""
         return Formula("elu", eps=self.eps, difference=self.difference, turns=self.turns(q, k, grid))
 
-    def kernel_factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+    def core_factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """`[(1 + 1/(z + eps)) (s/M) rot(q'), -z/M]` and `[rot(k'), 1]`."""
         q, k = self.features(q, k)
         count, t = k.shape[-2], q @ k.mean(-2, keepdim=True).mT

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.attention.base import Grid
-from linvit.attention.ops.decorators import mixed_precision, recomputed
+from linvit.attention.declarations import Facts
 from linvit.attention.ops.functional import SizeOf, join_heads, same_size, split_heads, upcast, wide
 from linvit.attention.ops.linear import wide_product
 from linvit.attention.ops.value_conv import ConvolvedAttention, value_conv
@@ -130,8 +130,8 @@ class MHLAttention(ConvolvedAttention):
         eps: Added to the denominator.
     """
 
-    fewer_keys = False
-    complexity = "O(N)"
+    facts = Facts(complexity="O(N)", same_grid=True)
+    precision = "mixed"
     convolution = "lepe"
     exports_any_size = False  # the grid decides how many blocks there are, and whether they are padded
 
@@ -159,11 +159,9 @@ class MHLAttention(ConvolvedAttention):
         width = self.key_dim * num_heads
         self.q_norm, self.k_norm = (nn.RMSNorm(width, eps=NORM_EPS) if qk_norm else None for _ in "qk")
         self.lepe = value_conv("lepe_kernel", dim, lepe_kernel)
-        self.channelwise = self.lepe is not None
+        self.declare(channelwise=self.lepe is not None)
 
-    @recomputed
-    @mixed_precision
-    def kernel(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+    def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """The linear attention."""
         q, k = self._features(q, self.q_norm).to(v.dtype), self._features(k, self.k_norm).to(v.dtype)
         numerator, denominator = self._quotient(q, k, v, grid)
@@ -220,7 +218,7 @@ class MHLAttention(ConvolvedAttention):
             state["weights"] = resize_weights(state["weights"], (self.weights.shape[0], self.weights.shape[1]))
         return state
 
-    def kernel_factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor] | None:
+    def core_factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor] | None:
         """Every query weighed for each block, and every key at its own block; none if not thinner than the matrix."""
         if self.rank_bound(grid) == grid.num_queries:
             return None
@@ -234,6 +232,6 @@ class MHLAttention(ConvolvedAttention):
         right = places[..., None] * k.unsqueeze(-2)
         return left.flatten(3), right.flatten(3)  # (B, h, N, T dk)
 
-    def kernel_rank(self, grid: Grid) -> int:
+    def core_rank(self, grid: Grid) -> int:
         """The number of blocks times the width of a head's keys."""
         return (math.prod(even_blocks(grid.size, self.blocks).counts) + (grid.num_prefix > 0)) * self.key_dim

@@ -18,7 +18,8 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from linvit.attention.base import Gate, Grid, Stem
+from linvit.attention.base import Grid
+from linvit.attention.declarations import Gate, Host, Stem
 from linvit.attention.kernels import Formula
 from linvit.attention.ops.rotary import RotaryLinearAttention, check_rotary
 
@@ -32,8 +33,7 @@ class MLLAAttention(RotaryLinearAttention):
         stem: What the host does to its input before it projects: "conv_silu" or "none".
     """
 
-    complexity = "O(N)"
-    projections = "qk"
+    host = Host(project="qk")
 
     def __init__(
         self,
@@ -51,9 +51,9 @@ class MLLAAttention(RotaryLinearAttention):
         super().__init__(
             dim, num_heads, grid, key_dim=key_dim, rotary=False, lepe_kernel=lepe_kernel, gate=gate, eps=eps
         )
-        self.stem = stem
-        self.rotary, self.across_heads = rotary != "none", rotary == "all_heads"
-        if self.rotary:
+        self.declare(stem=stem, rotary=rotary != "none")
+        self.across_heads = rotary == "all_heads"
+        if self.facts.rotary:
             check_rotary(dim, num_heads, self.key_dim, across=self.across_heads, option="rotary='none'")
 
     def frequencies(self) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
-from linvit.attention.ops.decorators import full_precision, recomputed
+from linvit.attention.declarations import Facts
 from linvit.attention.ops.functional import is_exporting
 from linvit.errors import check_number
 
@@ -39,9 +39,7 @@ class MonarchAttention(Attention):
             block and rows stay whole; or "post".
     """
 
-    complexity = "O(N^1.5)"
-    fewer_keys = False
-    masks_keys = True
+    facts = Facts(complexity="O(N^1.5)", same_grid=True)
 
     def __init__(
         self,
@@ -60,9 +58,7 @@ class MonarchAttention(Attention):
         check_number("steps", steps, at_least=1, whole=True)
         self.block, self.steps, self.pad = block, steps, pad
 
-    @recomputed
-    @full_precision
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, mask: Tensor | None = None) -> Tensor:
+    def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, mask: Tensor | None = None) -> Tensor:
         """(B, h, N, dk), (B, h, N, dk), (B, h, N, d) -> (B, h, N, d); tokens outside `mask` (B, N) take no part."""
         tokens, block = q.shape[2], self.block or grid.size[1]
         rest = -tokens % block

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linvit.attention.base import Gate, Grid, OutNorm
+from linvit.attention.base import Grid
+from linvit.attention.declarations import Gate, OutNorm
 from linvit.attention.ops.activations import by_sign
-from linvit.attention.ops.decorators import full_precision
 from linvit.attention.ops.functional import l2_norm, safe_norm
 from linvit.attention.ops.rotary import RotaryLinearAttention
 from linvit.errors import check_number
@@ -36,7 +36,7 @@ class NaLaAttention(RotaryLinearAttention):
         out_norm: "ln": the host normalises the output over all channels, before the gate; "none".
     """
 
-    complexity = "O(N)"
+    precision = "float32"
     feature_ratio = 2
 
     def __init__(
@@ -56,12 +56,7 @@ class NaLaAttention(RotaryLinearAttention):
         check_number("key_power", key_power, at_least=1)
         self.power = power
         self.key_power = key_power
-        self.out_norm = out_norm
-
-    @full_precision
-    def mixed(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
-        """The linear attention, in at least float32."""
-        return super().mixed(q, k, v, grid)
+        self.declare(norm=out_norm)
 
     def features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Q (B, h, N, 2 dk) and K (B, h, M, 2 dk)."""

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from linvit.attention.base import Grid
-from linvit.attention.ops.decorators import full_precision, recomputed
+from linvit.attention.declarations import Facts
 from linvit.attention.ops.value_conv import ConvolvedAttention, check_side, convolve_sequence
 from linvit.errors import UserError, check_number
 
@@ -44,7 +44,7 @@ class NystromAttention(ConvolvedAttention):
             (T2T-ViT); "error" raises a `UserError`.
     """
 
-    complexity = "O(N)"
+    facts = Facts(complexity="O(N)")
     convolution = "conv"
     depthwise = False
     exports_any_size = False  # how many landmarks there are, and of how many tokens each, follows from the grid
@@ -73,8 +73,8 @@ class NystromAttention(ConvolvedAttention):
         self.num_landmarks = num_landmarks
         self.pool = landmarks == "pool2d"
         self.even = uneven == "error"
-        self.kernel_rank(grid)  # raises if they do not fit
-        self.fewer_keys = not conv_kernel
+        self.core_rank(grid)  # raises if they do not fit
+        self.declare(same_grid=conv_kernel > 0)
         self.conv = None
         if conv_kernel:
             shape, padding = (conv_kernel, 1), (conv_kernel // 2, 0)
@@ -91,7 +91,7 @@ class NystromAttention(ConvolvedAttention):
                 f"keys of {grid.keys_size[0]}x{grid.keys_size[1]}. Leave the mask out, or use sr_ratio=1 and sr_pool=0"
             )
         kept = None if mask is None else mask[:, None, :, None].to(v.dtype)  # (B, 1, N, 1)
-        out = self.kernel(q, k, v, grid, kept)
+        out = self.core(q, k, v, grid, kept)
         if self.conv is None:
             return out
         return out + self.convolved(v if kept is None else v * kept, grid)
@@ -100,9 +100,7 @@ class NystromAttention(ConvolvedAttention):
         """The convolution of the values along the sequence of tokens, (B, h, N, d) -> (B, h, N, d)."""
         return convolve_sequence(cast("nn.Conv2d", self.conv), v)
 
-    @recomputed
-    @full_precision
-    def kernel(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, kept: Tensor | None = None) -> Tensor:
+    def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, kept: Tensor | None = None) -> Tensor:
         """The attention through landmarks."""
         parts = self._kernels(q, k, grid, kept)
         if len(parts) == 1:
@@ -121,7 +119,7 @@ class NystromAttention(ConvolvedAttention):
         def over_keys(logits: Tensor) -> Tensor:
             return (logits if hidden is None else logits + hidden).softmax(-1)
 
-        count = self.kernel_rank(grid)
+        count = self.core_rank(grid)
         if count == min(grid.num_queries, grid.num_keys):
             return (over_keys(q @ k.mT * scale),)
         qt, kt = self._means(q, count, grid.size, grid) * scale, self._means(k, count, grid.keys_size, grid)
@@ -147,7 +145,7 @@ class NystromAttention(ConvolvedAttention):
             inverse = torch.baddbmm(inverse, inverse, polynomial, beta=13 / 4, alpha=-1 / 4)
         return inverse.view_as(kernel)
 
-    def kernel_factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor] | None:
+    def core_factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor] | None:
         """`softmax(q kt^T) pinv(...)` and `softmax(qt k^T)^T`; None where m is all tokens."""
         parts = self._kernels(q, k, grid)
         if len(parts) == 1:
@@ -155,7 +153,7 @@ class NystromAttention(ConvolvedAttention):
         left, middle, right = parts
         return left @ self._pinv(middle), right.mT
 
-    def kernel_rank(self, grid: Grid) -> int:
+    def core_rank(self, grid: Grid) -> int:
         """The number of landmarks on a grid, the same for queries and keys.
 
         Raises:

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.module_tracker import ModuleTracker
 
 from linvit.attention.base import Attention, Grid
-from linvit.attention.ops.decorators import full_precision, recomputed
+from linvit.attention.declarations import Facts
 from linvit.attention.ops.linear import apply_key_sums, key_sums, linear_factors
 from linvit.errors import check_number
 
@@ -43,8 +43,7 @@ class PerformerAttention(Attention):
             that a resumed run continues with the W of an uninterrupted one.
     """
 
-    complexity = "O(N)"
-    equivariant = True
+    facts = Facts(complexity="O(N)", equivariant=True)
     projection_matrix: Tensor | None
     seed: Tensor
     passes: Tensor
@@ -77,9 +76,9 @@ class PerformerAttention(Attention):
         if redraw_interval is not None:
             check_number("redraw_interval", redraw_interval, at_least=1, whole=True, note=", or null for never")
         check_number("seed", seed, at_least=0, below=2**63, whole=True, note=" (2^63), or null for one at random")
-        self.nb_features = self.max_rank = self.key_dim if kernel == "none" else nb_features
+        self.nb_features = self.key_dim if kernel == "none" else nb_features
         self.kernel = kernel
-        self.masked_key = -math.inf if kernel == "none" else None
+        self.declare(max_rank=self.nb_features, mask_value=-math.inf if kernel == "none" else None)
         self.kernel_eps = kernel_eps
         self.ortho_scaling = ortho_scaling
         self.redraw_interval = None if kernel == "none" else redraw_interval
@@ -101,7 +100,7 @@ class PerformerAttention(Attention):
             if not torch.compiler.is_compiling():
                 self._known = self.passes._version, self._known[1] + 1
         # A copy of W: a later redraw must not change this pass's gradients.
-        return self._attend(q, k, v, weight=None if self.projection_matrix is None else self.projection_matrix.clone())
+        return self.core(q, k, v, grid, None if self.projection_matrix is None else self.projection_matrix.clone())
 
     def _is_due(self, interval: int) -> bool:
         """Whether the coming pass draws a new W. The counter is read where it was set, and not in every pass."""
@@ -109,9 +108,7 @@ class PerformerAttention(Attention):
             self._known = self.passes._version, int(self.passes)
         return self._known[1] % interval == 0
 
-    @recomputed
-    @full_precision
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, weight: Tensor | None) -> Tensor:
+    def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, weight: Tensor | None) -> Tensor:
         """The linear attention on random features of this W."""
         keys, level = self._key_features(k, weight)
         return apply_key_sums(self._query_features(q, level, weight), *key_sums(keys, v), eps=0.0)

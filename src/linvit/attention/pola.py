@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from linvit.attention.base import Gate, Grid
+from linvit.attention.base import Grid
+from linvit.attention.declarations import Gate
 from linvit.attention.focused import FocusedAttention
 from linvit.attention.ops.activations import signed_powers
-from linvit.attention.ops.decorators import mixed_precision, recomputed
 from linvit.attention.ops.linear import key_sums, linear_factors
 from linvit.errors import check_number
 
@@ -33,8 +33,8 @@ class PolaAttention(FocusedAttention):
             "silu" SiLU of one, "none" nothing.
     """
 
-    complexity = "O(N)"
-    kernel_channelwise = True
+    precision = "mixed"
+    core_channelwise = True
 
     def __init__(
         self,
@@ -66,14 +66,11 @@ class PolaAttention(FocusedAttention):
         )
         check_number("alpha", alpha, at_least=0)
         self.alpha = alpha
-        self.gate = gate
-        self.channelwise, self.relu_alone = True, False
-        self.max_rank = 2 * self.key_dim
+        self.relu_alone = False
+        self.declare(gate=gate, channelwise=True, max_rank=2 * self.key_dim)
         self.power = nn.Parameter(torch.zeros(1, num_heads, 1, self.key_dim))
 
-    @recomputed
-    @mixed_precision
-    def kernel(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+    def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """The linear attention of both halves of the values, (B, h, N, d), in at least float32 from the features on."""
         q, k = self.features(q, k, grid)
         context, total = key_sums(k, v.to(k.dtype), mean=True)  # (B, h, 2 dk, d), (B, h, 2 dk, 1)
@@ -83,8 +80,9 @@ class PolaAttention(FocusedAttention):
         parts = product.split([half, 1, self.head_dim - half, 1], dim=-1)
         return torch.cat([x * (y + self.eps).reciprocal() for x, y in (parts[:2], parts[2:])], dim=-1)
 
-    def _phi(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+    def _phi(self, wide: torch.dtype, dtype: torch.dtype, x: Tensor) -> Tensor:
         """The features [x+, x-] (..., h, N, 2 dk) of tokens (..., N, h dk)."""
+        x = x.to(wide)
         if self.scale is not None:
             x = x * F.softplus(self.scale.to(x.dtype)).reciprocal()
         x = x.unflatten(-1, (self.num_heads, -1)).transpose(-3, -2)
@@ -99,7 +97,7 @@ class PolaAttention(FocusedAttention):
         """[x-, x+] of [x+, x-], along dimension -2."""
         return features.roll(self.key_dim, -2)
 
-    def kernel_factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+    def core_factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """Those of linear attention for each channel."""
         q, k = self.features(q, k, grid)
         pairs = [linear_factors(x, k, self.eps, mean=True) for x in (q, self._exchanged(q.mT).mT)]

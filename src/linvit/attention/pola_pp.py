@@ -22,7 +22,6 @@ from torch import Tensor, nn
 
 from linvit.attention.base import Grid
 from linvit.attention.ops.activations import by_sign
-from linvit.attention.ops.decorators import full_precision
 from linvit.attention.ops.rotary import RotaryLinearAttention, rotate_tokens
 
 
@@ -33,26 +32,25 @@ class PolaPPAttention(RotaryLinearAttention):
         rotary: Rotate the features in the numerators, alone; `key_dim` must then be even.
     """
 
-    complexity = "O(N)"
+    precision = "float32"
     feature_ratio = 2
-    kernel_channelwise = True
+    core_channelwise = True
     width_multiple = 2
 
     def __init__(self, dim: int, num_heads: int, grid: Grid, **options: Any) -> None:
         super().__init__(dim, num_heads, grid, **options)
-        self.channelwise = True
+        self.declare(channelwise=True)
         self.s1 = nn.Parameter(torch.zeros(1, num_heads, 1, 2 * self.key_dim))
         self.s2 = nn.Parameter(torch.zeros(1, num_heads, 1, 2 * self.key_dim))
 
-    @full_precision
-    def mixed(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+    def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """The two maps on their halves, in float32 or float64."""
         maps, k = self._terms(q, k, grid)
         contexts = (k.mT @ v).tensor_split(2, -1)  # the first is the wider if d is odd
         halves = [q @ context / denominator for (q, denominator), context in zip(maps, contexts, strict=True)]
         return torch.cat(halves, dim=-1)
 
-    def kernel_factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+    def core_factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """`rot(Q_i) / (Q_i sum(K) + M eps)` for the channels of half i, and `rot(K)` for all."""
         maps, k = self._terms(q, k, grid)
         left = torch.stack([q / denominator for q, denominator in maps], dim=2)  # (B, h, 2, N, 2 dk)
@@ -70,7 +68,7 @@ class PolaPPAttention(RotaryLinearAttention):
         k = by_sign((size - _chosen(k, plus, minus)).exp() * -torch.expm1(-size), k)
         total, eps = k.sum(-2, keepdim=True).mT, self.eps * k.shape[-2]
 
-        if self.rotary:  # which mixes the entries of a pair: these are scaled alike
+        if self.facts.rotary:  # which mixes the entries of a pair: these are scaled alike
             pairs = torch.cat([plus, minus], dim=-1).unflatten(-1, (-1, 2))
             gap = (pairs.amax(-1, keepdim=True) - pairs).flatten(-2)  # (B, h, 1, 2 dk)
             k = rotate_tokens(k * (-gap).exp(), grid, keys=True)
@@ -81,7 +79,7 @@ class PolaPPAttention(RotaryLinearAttention):
             top = exponent.detach().amax(-1, keepdim=True)  # (B, h, N, 1)
             features = by_sign((exponent - top).exp() * -torch.expm1(-power), x)
             denominator = features @ total + (eps * (-top).exp()).clamp(min=torch.finfo(q.dtype).tiny)
-            if self.rotary:
+            if self.facts.rotary:
                 features = rotate_tokens(features * gap.clamp(max=80).exp(), grid)  # e^88 is the end of float32
             maps.append((features, denominator))
         return maps, k

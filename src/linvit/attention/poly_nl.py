@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from linvit.attention.base import Attention, Grid
-from linvit.attention.ops.decorators import mixed_precision
+from linvit.attention.declarations import Facts, Host
 from linvit.attention.ops.functional import channelwise_attention, channelwise_factors
 
 
@@ -27,12 +27,10 @@ class PolyNLAttention(Attention):
             (65,504) at 12,544 tokens of standard deviation 16, even if it is computed in float32.
     """
 
-    projections: Literal["qkv", "qv", "kv"] = "kv"
-    channelwise = True
-    narrow_keys = False
-    complexity = "O(N)"
-    equivariant = True
-    max_rank = 1  # each channel is an outer product
+    host = Host(project="kv")
+    facts = Facts(complexity="O(N)", same_width=True, equivariant=True, channelwise=True, max_rank=1)
+    precision = "mixed"
+    recompute = False
 
     def __init__(
         self,
@@ -46,12 +44,11 @@ class PolyNLAttention(Attention):
         reduce: Literal["mean", "sum"] = "mean",
     ) -> None:
         super().__init__(dim, num_heads, grid, key_dim=key_dim)
-        self.projections = "qkv" if project_q else "kv"
+        self.declare(project="qkv" if project_q else "kv")
         self.reduce = reduce
         self.alpha, self.beta = (nn.Parameter(torch.ones(1)) if alpha_beta else None for _ in range(2))
 
-    @mixed_precision
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+    def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, d), (B, h, M, d), (B, h, M, d) -> (B, h, N, d)."""
         out = channelwise_attention(self._scaled(q), k, v, mean=self.reduce == "mean")
         return out if self.alpha is None else self.alpha.to(q.dtype) * q + out

@@ -19,7 +19,7 @@ from torch import Tensor
 from linvit.attention.base import Grid
 from linvit.attention.kernels import Formula
 from linvit.attention.ops.activations import elu_plus_one
-from linvit.attention.ops.decorators import full_precision, recomputed
+from linvit.attention.ops.decorators import recomputed
 from linvit.attention.ops.functional import upcast
 from linvit.attention.ops.rotary import RotaryLinearAttention
 
@@ -31,16 +31,11 @@ class RALAAttention(RotaryLinearAttention):
         key_weights: Weigh the keys by their similarity to the mean query.
     """
 
-    complexity = "O(N)"
+    precision = "float32"
 
     def __init__(self, dim: int, num_heads: int, grid: Grid, *, key_weights: bool = True, **options: Any) -> None:
         super().__init__(dim, num_heads, grid, **options)
         self.key_weights = key_weights
-
-    @full_precision
-    def mixed(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
-        """The linear attention, in at least float32."""
-        return super().mixed(q, k, v, grid)
 
     def features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """`elu(q) + 1` and `M a (elu(k) + 1)`."""

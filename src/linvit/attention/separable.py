@@ -15,28 +15,22 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
-from linvit.attention.ops.decorators import mixed_precision, recomputed
+from linvit.attention.declarations import Facts, Host
 from linvit.attention.ops.functional import channelwise_factors, join_heads
 
 
 class SeparableAttention(Attention):
     """Separable self-attention, O(N d)."""
 
-    projections = "kv"
-    channelwise = True
-    narrow_keys = False
-    fewer_keys = False
-    complexity = "O(N)"
-    equivariant = True
-    max_rank = 1  # each channel is an outer product
+    host = Host(project="kv")
+    facts = Facts(complexity="O(N)", same_grid=True, same_width=True, equivariant=True, channelwise=True, max_rank=1)
+    precision = "mixed"
 
     def __init__(self, dim: int, num_heads: int, grid: Grid, *, key_dim: int | None = None) -> None:
         super().__init__(dim, num_heads, grid, key_dim=key_dim)
         self.scores = nn.Linear(dim, 1, bias=False)
 
-    @recomputed
-    @mixed_precision
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+    def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, d) each -> (B, h, N, d)."""
         return F.relu(k) * (self.weights(q).mT @ v)
 

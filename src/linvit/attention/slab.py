@@ -16,7 +16,6 @@ from linvit.attention.focused import FocusedAttention
 class SimplifiedLinearAttention(FocusedAttention):
     """Relu linear attention with a depthwise convolution of the values, O(N d^2): `focused` with other defaults."""
 
-    complexity = "O(N)"
     formula = FocusedAttention.formula
 
     def __init__(

@@ -19,7 +19,7 @@ from typing import Literal, cast
 from torch import Tensor, nn
 
 from linvit.attention.base import Grid
-from linvit.attention.ops.decorators import full_precision, recomputed
+from linvit.attention.declarations import Facts, Host
 from linvit.attention.ops.softmax_free import GaussianKernels, NewtonInverse, check_tied, paper_conv_size, paper_ratio
 from linvit.attention.ops.value_conv import ConvolvedAttention, convolve_heads, head_conv
 
@@ -55,8 +55,8 @@ class SoftAttention(ConvolvedAttention):
             the pseudo-inverse, to a few percent, which a ridge improves.
     """
 
-    projections: Literal["qkv", "qv", "kv"] = "qv"
-    complexity = "O(N)"
+    host = Host(project="qv")
+    facts = Facts(complexity="O(N)")
     convolution = "conv"
     depthwise = False
 
@@ -86,7 +86,7 @@ class SoftAttention(ConvolvedAttention):
         self.tie_qk = tie_qk
         self.recompute = landmarks != "random"  # random numbers are drawn once
         if not tie_qk:
-            self.projections = "qkv"
+            self.declare(project="qkv")
         check_tied(grid, tie_qk)
         self.kernels = GaussianKernels(
             self.key_dim,
@@ -116,9 +116,7 @@ class SoftAttention(ConvolvedAttention):
         """The convolution of the values, (B, h, M, d) -> (B, h, N, d)."""
         return convolve_heads(cast("nn.Conv2d", self.conv), v, grid)
 
-    @recomputed
-    @full_precision
-    def kernel(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+    def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """`P (Y (P^T v))`."""
         left, middle, right = self.parts(q, k, grid)
         return left @ (middle @ (right.mT @ v))
@@ -128,11 +126,11 @@ class SoftAttention(ConvolvedAttention):
         left, kernel, right = self.kernels(q, None if self.tie_qk else k, grid)
         return left, self.inverse(kernel), right
 
-    def kernel_factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+    def core_factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """`P` and `P Y^T`."""
         left, middle, right = self.parts(q, k, grid)
         return left, right @ middle.mT
 
-    def kernel_rank(self, grid: Grid) -> int:
+    def core_rank(self, grid: Grid) -> int:
         """The number of landmarks."""
         return self.kernels.count(grid)

@@ -35,8 +35,6 @@ class SoftNormAttention(SoftAttention):
             gradient of an exact inverse at the iterate, which stores nothing of the iteration.
     """
 
-    complexity = "O(N)"
-
     def __init__(
         self,
         dim: int,

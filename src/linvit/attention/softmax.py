@@ -10,7 +10,8 @@ With `rotary`, `lepe_kernel` and `gate` it is the softmax attention of RAVLT, MA
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from linvit.attention.base import Gate, Grid, OutNorm
+from linvit.attention.base import Grid
+from linvit.attention.declarations import Facts, Gate, Host, OutNorm
 from linvit.attention.ops.decorators import full_precision
 from linvit.attention.ops.rotary import check_rotary, rotate
 from linvit.attention.ops.value_conv import ConvolvedAttention, value_conv
@@ -32,8 +33,10 @@ class SoftmaxAttention(ConvolvedAttention):
         fused: Use `torch.nn.functional.scaled_dot_product_attention`; False writes the formula out.
     """
 
-    takes_bias = True
-    complexity = "O(N^2)"
+    host = Host(accepts_bias=True)
+    facts = Facts(complexity="O(N^2)")
+    precision = "inherit"
+    recompute = False
     convolution = "lepe"
 
     def __init__(
@@ -62,22 +65,20 @@ class SoftmaxAttention(ConvolvedAttention):
         self.attn_drop = attn_drop
         if rotary:
             check_rotary(dim, num_heads, self.key_dim)
-        self.rotary = rotary
         self.lepe = value_conv("lepe_kernel", dim, lepe_kernel)
-        self.channelwise = self.lepe is not None
-        self.equivariant = not rotary and self.lepe is None
-        self.gate, self.out_norm = gate, out_norm
+        self.declare(
+            rotary=rotary,
+            channelwise=self.lepe is not None,
+            equivariant=not rotary and self.lepe is None,
+            gate=gate,
+            norm=out_norm,
+        )
         self.fused = fused
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, bias: Tensor | None = None) -> Tensor:
+    def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, bias: Tensor | None = None) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d); `bias` broadcasts to (B, h, N, M)."""
-        if self.lepe is None:
-            return self._attend(q, k, v, grid, bias)
-        return self.convolved(v, grid) + self._attend(q, k, v, grid, bias)
-
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, bias: Tensor | None) -> Tensor:
         q, k = self.q_norm(q), self.k_norm(k)
-        if self.rotary:
+        if self.facts.rotary:
             q, k = rotate(q, k, grid)
         dropout = self.attn_drop if self.training else 0.0
         if self.fused and (q.shape[0] or not q.is_cuda):  # of no image CUDA's returns None (torch 2.11)

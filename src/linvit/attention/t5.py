@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
-from linvit.attention.ops.decorators import full_precision, recomputed
+from linvit.attention.declarations import Facts
 from linvit.attention.ops.functional import join_heads, split_heads
 from linvit.attention.ops.value_conv import convolve_as_given, value_conv
 from linvit.errors import check_number
@@ -45,11 +45,7 @@ class T5Attention(Attention):
         inner_lr: Rate of the inner step.
     """
 
-    complexity = "O(N)"
-    narrow_keys = False
-    fewer_keys = False
-    linear_in_values = False
-    no_matrix = NO_MATRIX
+    facts = Facts(complexity="O(N)", same_grid=True, same_width=True, linear_in_values=False, no_matrix=NO_MATRIX)
 
     def __init__(
         self,
@@ -67,18 +63,15 @@ class T5Attention(Attention):
         super().__init__(dim, num_heads, grid, key_dim=key_dim)
         check_number("inner_lr", inner_lr, above=0)
         self.mse, self.key_norm, self.inner_lr = inner_loss == "mse", key_norm, inner_lr
-        self.equivariant = conv == 0
         glu = inner_model == "silu_glu"
         self.w1 = inner_weight(num_heads, self.head_dim)
         self.w2 = inner_weight(num_heads, self.head_dim)
         self.w3 = inner_weight(num_heads, self.head_dim) if glu else None
-        self.state_size = (2 + glu) * self.w1.numel()
+        self.declare(equivariant=conv == 0, state_size=(2 + glu) * self.w1.numel())
         self.q_conv2d = value_conv("conv", dim, conv)
         self.k_conv2d = value_conv("conv", dim, conv)
 
-    @recomputed
-    @full_precision
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+    def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, d) each -> (B, h, N, d)."""
         if self.key_norm == "instance":
             variance, mean = torch.var_mean(k, -2, correction=0, keepdim=True)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from linvit.attention.base import Attention, Grid
+from linvit.attention.declarations import Facts
 from linvit.attention.ops.activations import normalize, of_both
-from linvit.attention.ops.decorators import mixed_precision, recomputed
 from linvit.errors import check_number
 
 
@@ -31,8 +31,8 @@ class TaylorAttention(Attention):
         gamma: Multiply the output by a learnable scalar that begins at 0, the reference's start as the identity.
     """
 
-    complexity = "O(N)"
-    equivariant = True
+    facts = Facts(complexity="O(N)", equivariant=True)
+    precision = "mixed"
 
     def __init__(
         self,
@@ -52,14 +52,12 @@ class TaylorAttention(Attention):
         check_number("key_reduction", key_reduction, at_least=1, whole=True)
         if key_reduction != 1:
             self.set_key_dim(self.head_dim // key_reduction, option=f"key_reduction={key_reduction}", key_dim=key_dim)
-        self.max_rank = self.key_dim + 1  # one for the constant term
+        self.declare(max_rank=self.key_dim + 1)  # one for the constant term
         self.eps = eps
         self.norm_eps = norm_eps
         self.gamma = nn.Parameter(torch.zeros(1)) if gamma else None
 
-    @recomputed
-    @mixed_precision
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+    def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""
         q, k = of_both(lambda x: normalize(x, self.norm_eps), q, k)
         return (v.sum(-2, keepdim=True) + q @ (k.mT @ v)) * self._weights(q, k)

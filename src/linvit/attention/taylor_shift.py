@@ -17,9 +17,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from linvit.attention.base import Attention, Complexity, Grid
+from linvit.attention.base import Attention, Grid
+from linvit.attention.declarations import Facts
 from linvit.attention.ops.activations import normalize, of_both
-from linvit.attention.ops.decorators import mixed_precision, recomputed
 from linvit.attention.ops.functional import is_exporting, upcast
 from linvit.attention.ops.linear import linear_attention, linear_factors
 from linvit.errors import UserError, check_number
@@ -37,9 +37,8 @@ class TaylorShiftAttention(Attention):
         form: "efficient", "direct" or "auto", the cheaper one on the grid at hand.
     """
 
-    complexity: Complexity | None = "O(N)"
-    equivariant = True
-    masks_keys = True
+    facts = Facts(complexity="O(N)", equivariant=True)
+    precision = "mixed"
 
     def __init__(
         self,
@@ -67,12 +66,10 @@ class TaylorShiftAttention(Attention):
         self.temperature = nn.Parameter(torch.ones(1, num_heads, 1, 1)) if normalize_input else None
         self.output_normalized = output_normalized
         self.form = form
-        self.complexity = "O(N^2)" if form == "direct" else "O(N)"
-        self.max_rank = (self.key_dim + 1) * (self.key_dim + 2) // 2
+        self.num_features = (self.key_dim + 1) * (self.key_dim + 2) // 2
+        self.declare(max_rank=self.num_features, complexity="O(N^2)" if form == "direct" else "O(N)")
 
-    @recomputed
-    @mixed_precision
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, mask: Tensor | None = None) -> Tensor:
+    def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, mask: Tensor | None = None) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d); keys outside `mask` (B, M) take no part."""
         q, k = self._scaled(q, k)
         if self._is_direct(grid):  # in at least float32
@@ -94,7 +91,7 @@ class TaylorShiftAttention(Attention):
             return self.form == "direct"
         grid = self.grid if is_exporting() else grid
         n, m = grid.num_queries, grid.num_keys
-        return 2 * n * m < (n + m) * (self.max_rank or 0)
+        return 2 * n * m < (n + m) * self.num_features
 
     def _scaled(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys whose products are x, in at least float32."""

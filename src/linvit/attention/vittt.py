@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
+from linvit.attention.declarations import Facts, Host
 from linvit.attention.ops.decorators import full_precision, recomputed
 from linvit.attention.ops.functional import l2_norm
 from linvit.attention.ops.rotary import check_rotary, rotate
@@ -41,12 +42,8 @@ class ViTTTAttention(Attention):
         inner_lr: Rate of the inner step.
     """
 
-    complexity = "O(N)"
-    narrow_keys = False
-    fewer_keys = False
-    takes_input = True
-    linear_in_values = False
-    no_matrix = NO_MATRIX
+    host = Host(input=True)
+    facts = Facts(complexity="O(N)", same_grid=True, same_width=True, linear_in_values=False, no_matrix=NO_MATRIX)
 
     def __init__(
         self,
@@ -62,7 +59,7 @@ class ViTTTAttention(Attention):
         check_number("inner_lr", inner_lr, above=0)
         if rotary:
             check_rotary(dim, num_heads, self.key_dim, across=True)
-        self.rotary, self.inner_lr = rotary, inner_lr
+        self.inner_lr = inner_lr
         self.out_heads, self.out_dim = num_heads + 1, dim + self.head_dim
         self.qkv2 = nn.Linear(dim, 3 * self.head_dim)
         trunc_normal_(self.qkv2.weight, std=0.02)
@@ -70,7 +67,7 @@ class ViTTTAttention(Attention):
         self.w1 = inner_weight(num_heads, self.head_dim)
         self.w2 = inner_weight(num_heads, self.head_dim)
         self.w3 = nn.Parameter(trunc_normal_(torch.empty(self.head_dim, 1, 3, 3), std=0.02))
-        self.state_size = 2 * self.w1.numel() + self.w3.numel()
+        self.declare(rotary=rotary, state_size=2 * self.w1.numel() + self.w3.numel())
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, x: Tensor | None = None) -> Tensor:
         """(B, h, N, d) each and the layer's input x (B, N, C) -> (B, h + 1, N, d)."""
@@ -79,13 +76,11 @@ class ViTTTAttention(Attention):
         local = self.convolved(*(grid.plane(part) for part in self.qkv2(x).chunk(3, -1))).flatten(2).mT  # (B, H*W, d)
         if grid.num_prefix:
             local = F.pad(local, (0, 0, grid.num_prefix, 0))
-        return torch.cat([self.mixed(q, k, v, grid), local[:, None].to(v.dtype)], dim=1)
+        return torch.cat([self.core(q, k, v, grid), local[:, None].to(v.dtype)], dim=1)
 
-    @recomputed
-    @full_precision
-    def mixed(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+    def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """The trained inner models of the heads, (B, h, N, d)."""
-        if self.rotary:
+        if self.facts.rotary:
             q, k = rotate(q, k, grid, width=self.dim, last=False)
         w1, w2 = self.w1.to(q.dtype), self.w2.to(q.dtype)
         act, slope = silu_and_slope(k @ w2)

@@ -22,8 +22,8 @@ from timm.layers import trunc_normal_
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from linvit.attention.base import Attention, Gate, Grid, OutNorm
-from linvit.attention.ops.decorators import full_precision, recomputed
+from linvit.attention.base import Attention, Grid
+from linvit.attention.declarations import Facts, Gate, Host, OutNorm
 from linvit.attention.ops.functional import join_heads, split_heads
 from linvit.attention.ops.value_conv import convolve_as_given, depthwise_conv
 from linvit.errors import UserError, check_number
@@ -44,11 +44,8 @@ class VSSDAttention(Attention):
         gate: The gate behind that.
     """
 
-    complexity = "O(N)"
-    fewer_keys = False
-    takes_input = True
-    linear_in_values = False
-    matrix_is_exact = False
+    host = Host(input=True)
+    facts = Facts(complexity="O(N)", same_grid=True, linear_in_values=False, matrix_is_exact=False)
 
     def __init__(
         self,
@@ -76,8 +73,8 @@ class VSSDAttention(Attention):
             self.key_heads = groups
         self.dim = self.out_dim = expand * dim
         self.head_dim *= expand
-        self.out_norm, self.gate, self.positive = out_norm, gate, positive
-        self.state_size = self.key_dim * self.dim
+        self.positive = positive
+        self.declare(norm=out_norm, gate=gate, state_size=self.key_dim * self.dim)
         self.conv2d = depthwise_conv(self.dim + 2 * self.key_heads * self.key_dim, 3)
         self.dt = nn.Linear(dim, num_heads)
         trunc_normal_(self.dt.weight, std=0.02)
@@ -90,13 +87,11 @@ class VSSDAttention(Attention):
         """(B, g, N, n), (B, g, N, n), (B, h, N, e d) and the layer's input x (B, N, C) -> (B, h, N, e d)."""
         if x is None:
             raise UserError("vssd makes the weights of its tokens from the layer's input; pass it as x=")
-        return split_heads(self._of_all(join_heads(q), join_heads(k), join_heads(v), x, grid), self.num_heads)
+        return self.core(q, k, v, grid, x)
 
-    @recomputed
-    @full_precision
-    def _of_all(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, grid: Grid) -> Tensor:
-        """Tokens (B, N, channels of all heads), since they are convolved first, -> (B, N, h e d)."""
-        return join_heads(self.mixed(*self._convolved(q, k, v, grid), x))
+    def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, x: Tensor) -> Tensor:
+        """The attention of q, k and v that are convolved first."""
+        return self.mixed(*self._convolved(join_heads(q), join_heads(k), join_heads(v), grid), x)
 
     def mixed(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> Tensor:
         """The output of convolved q, k and v, and of the layer's input."""

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from linvit.attention.base import Attention, Grid
-from linvit.attention.ops.decorators import mixed_precision, recomputed, takes_function
+from linvit.attention.declarations import Facts
+from linvit.attention.ops.decorators import takes_function
 from linvit.attention.ops.functional import safe_norm, upcast, wide
 from linvit.errors import check_number
 
@@ -28,11 +29,8 @@ class XCAttention(Attention):
         temperature: Initial factor tau on the logits of each head, which is learnt.
     """
 
-    narrow_keys = False
-    fewer_keys = False
-    linear_in_values = False
-    complexity = "O(N)"
-    equivariant = True
+    facts = Facts(complexity="O(N)", same_grid=True, same_width=True, equivariant=True, linear_in_values=False)
+    precision = "mixed"
 
     def __init__(
         self, dim: int, num_heads: int, grid: Grid, *, key_dim: int | None = None, temperature: float = 1.0
@@ -45,9 +43,7 @@ class XCAttention(Attention):
         """The temperature, as in the reference."""
         return {"temperature"}
 
-    @recomputed
-    @mixed_precision
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+    def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, d) each -> (B, h, N, d)."""
         return v @ self.channel_matrix(q, k, grid).mT.to(v.dtype)
 

@@ -34,10 +34,11 @@ def init_convs(module: nn.Module, initialise: Callable[[nn.Conv2d], object], kno
 
 
 def tie_mechanisms(network: nn.Module) -> None:
-    """Lets mechanisms use parameters of earlier layers, as Linformer's `share: layerwise` does; see `Attention.tie`."""
+    """Lets mechanisms use parameters of earlier layers, as Linformer's `share: layerwise` does in its method `tie`."""
     mechanisms = [module for module in network.modules() if isinstance(module, Attention)]
     for i, mechanism in enumerate(mechanisms):
-        mechanism.tie(mechanisms[:i])
+        if callable(tie := getattr(mechanism, "tie", None)):
+            tie(mechanisms[:i])
 
 
 def classifier(num_features: int, num_classes: int) -> nn.Module:

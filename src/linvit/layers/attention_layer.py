@@ -33,7 +33,7 @@ class AttentionLayer(AttentionHost):
         attention: Name or `{name: ..., option: value}`.
         key_dim: Channels of q and k per head; None means C / h.
         qkv_bias: Bias in the input projections and the gate.
-        proj_bias: Bias in the output projection, unless the mechanism has a norm follow it (`proj_norm`).
+        proj_bias: Bias in the output projection, unless the mechanism has a norm follow it (`bn2d`).
         proj_drop: Dropout after the output projection.
         qk_norm: Norm of queries and keys, for any mechanism: "none", "rms" or "l2"; see `QueryKeyNorm`. It keeps their
             products small in half precision.
@@ -93,7 +93,8 @@ class AttentionLayer(AttentionHost):
 
         self.input_norm = nn.LayerNorm(dim) if input_norm else None
         if self.sr is not None and not reducible(self.mechanism):
-            tied = f"projects '{self.mechanism.projections}'" if self.mechanism.fewer_keys else "declares no fewer_keys"
+            same = self.mechanism.facts.same_grid
+            tied = "declares same_grid" if same else f"projects '{self.mechanism.host.project}'"
             raise UserError(
                 f"{type(self.mechanism).__name__} {tied}, so its keys or queries cannot be reduced; use sr_ratio=1 "
                 f"and sr_pool=0 with it"
@@ -110,7 +111,7 @@ class AttentionLayer(AttentionHost):
         self.relative_position_bias_table: nn.Parameter | None = None
         self.rel_pos: DecomposedPositions | None = None
         if rel_pos_bias:
-            if not self.mechanism.takes_bias or self.sr is not None:
+            if not self.mechanism.host.accepts_bias or self.sr is not None:
                 raise UserError(
                     f"rel_pos_bias is for a mechanism that takes a bias, such as softmax, without spatial reduction; "
                     f"got {type(self.mechanism).__name__}, sr_ratio={sr_ratio} and sr_pool={sr_pool}. Leave it out here"
@@ -129,7 +130,7 @@ class AttentionLayer(AttentionHost):
 
         A position bias or mask (B or 1, h, N, M), for a mechanism that takes one, is added to the layer's.
         """
-        if x.shape[1] != grid.num_queries:
+        if x.shape[1] != grid.num_prefix + grid.size[0] * grid.size[1]:
             raise UserError(
                 f"got {x.shape[1]} tokens for a grid of {grid.size[0]}x{grid.size[1]} patches and {grid.num_prefix} "
                 f"prefix tokens = {grid.num_queries}; pass the Grid that the tokens were made with"

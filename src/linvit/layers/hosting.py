@@ -48,7 +48,7 @@ def qk_norms(kind: QKNorm, mechanism: Attention) -> tuple[QueryKeyNorm | None, Q
     check_choice("qk_norm", kind, get_args(QKNorm))
     q, k = (
         None
-        if kind == "none" or letter not in mechanism.projections
+        if kind == "none" or letter not in mechanism.host.project
         else QueryKeyNorm(kind, mechanism.key_heads, mechanism.key_dim)
         for letter in "qk"
     )
@@ -129,26 +129,25 @@ class AttentionHost(nn.Module):
         One projection gives q, k and v, unless keys and values come from other tokens than the queries (`reduced`).
         """
         for mechanism in mechanisms:
-            if type(mechanism).forward is Attention.forward:
-                raise UserError(
-                    f"{type(mechanism).__name__} has no forward: define forward(self, q, k, v, grid). {CHECK}"
-                )
-        first, out_dim = mechanisms[0], sum(mechanism.out_dim for mechanism in mechanisms)
-        self.projections = first.projections  # in the order of the rows of `qkv`
-        self.stem = ConvStem(dim) if first.stem == "conv_silu" else None
+            own = type(mechanism)
+            if (own.forward, own.core) == (Attention.forward, Attention.core):
+                raise UserError(f"{own.__name__} has no formula: define core(self, q, k, v, grid). {CHECK}")
+        host, out_dim = mechanisms[0].host, sum(mechanism.out_dim for mechanism in mechanisms)
+        self.projections = host.project  # in the order of the rows of `qkv`
+        self.stem = ConvStem(dim) if host.stem == "conv_silu" else None
         key_widths = [mechanism.key_dim * mechanism.key_heads for mechanism in mechanisms]
         letters = {"q": key_widths, "k": key_widths, "v": [mechanism.dim for mechanism in mechanisms]}
         self.widths = [width for letter in self.projections for width in letters[letter]]
         if reduced:
-            self.q = Linear(dim, self.widths[0], bias=bias and first.qkv_bias)
-            self.kv = Linear(dim, sum(self.widths[1:]), bias=bias and first.qkv_bias)
+            self.q = Linear(dim, self.widths[0], bias=bias and host.bias)
+            self.kv = Linear(dim, sum(self.widths[1:]), bias=bias and host.bias)
         else:
-            self.qkv = Linear(dim, sum(self.widths), bias=bias and first.qkv_bias)
-        self.out_norm = nn.LayerNorm(out_dim, eps=1e-5) if first.out_norm == "ln" else None
-        self.gate = None if first.gate == "none" else OutputGate(dim, out_dim, silu=first.gate == "silu", bias=bias)
+            self.qkv = Linear(dim, sum(self.widths), bias=bias and host.bias)
+        self.out_norm = nn.LayerNorm(out_dim, eps=1e-5) if host.norm == "ln" else None
+        self.gate = None if host.gate == "none" else OutputGate(dim, out_dim, silu=host.gate == "silu", bias=bias)
         # The shift of the norm replaces the bias.
-        norm = first.proj_norm == "bn2d"
-        self.proj = BatchNormLinear(out_dim, dim) if norm else Linear(out_dim, dim, bias=proj_bias)
+        normed = host.norm == "bn2d"
+        self.proj = BatchNormLinear(out_dim, dim) if normed else Linear(out_dim, dim, bias=proj_bias)
         self.proj_drop = nn.Dropout(proj_drop)
 
     def project(self, out: Tensor, x: Tensor) -> Tensor:
@@ -170,7 +169,7 @@ def queries_keys_values(
 
     `norms` are applied to the projected q and k, where they are not None.
     """
-    parts = dict(zip(mechanism.projections, projected, strict=True))
+    parts = dict(zip(mechanism.host.project, projected, strict=True))
     for letter, norm in zip("qk", norms, strict=False):
         if norm is not None:
             parts[letter] = norm(parts[letter])
@@ -192,10 +191,10 @@ def attend(
     """Splits q (B, N, h dk), k and v (B, M, h d) into heads, calls a mechanism, joins its output, (B, N, out_dim)."""
     extra = {} if mask is None else {"mask": mask}
     if bias is not None:
-        if not mechanism.takes_bias:
-            raise UserError(f"{type(mechanism).__name__} takes no position bias (takes_bias is False)")
+        if not mechanism.host.accepts_bias:
+            raise UserError(f"{type(mechanism).__name__} takes no position bias (accepts_bias is False)")
         extra["bias"] = bias
-    if mechanism.takes_input:
+    if mechanism.host.input:
         extra["x"] = x
     heads, key_heads = mechanism.num_heads, mechanism.key_heads
     # Widths are counted: -1 stands for none where there are no images.

@@ -51,7 +51,7 @@ class PooledReduction(nn.Module):
 
 def reducible(mechanism: Attention) -> bool:
     """Returns whether a mechanism's keys and values may come from fewer tokens than its queries."""
-    return mechanism.fewer_keys and mechanism.projections == "qkv"
+    return not mechanism.facts.same_grid and mechanism.host.project == "qkv"
 
 
 def reducible_spec(spec: Spec, dim: int, num_heads: int, grid: Grid) -> bool:

@@ -71,7 +71,7 @@ class StripeBranch(nn.Module):
         """Returns the branch's output (B, N, out_dim)."""
         stripes = self.stripes(grid.size)
         inside = Grid(stripes.window)
-        if self.mechanism.takes_input or self.mechanism.projections in ("kv", "qk"):
+        if self.mechanism.host.input or self.mechanism.host.project in ("kv", "qk"):
             x = stripes.partition(x)
         parts = [stripes.partition(part) for part in projected]
         q, k, v = queries_keys_values(self.mechanism, parts, x, (self.q_norm, self.k_norm))
@@ -140,7 +140,7 @@ class StripeAttention(AttentionHost):
         stemmed = x if self.stem is None else self.stem(x, grid)
         projected = self.qkv(stemmed).split(self.widths, dim=-1)
         parts = [list(projected[i::count]) for i in range(count)]  # of each branch
-        given = stemmed if before_norm is None or not self._mechanisms()[0].takes_input else before_norm
+        given = stemmed if before_norm is None or not self._mechanisms()[0].host.input else before_norm
         mixed = [
             branch(own, part, grid)
             for branch, own, part in zip(self.branches, parts, given.chunk(count, dim=-1), strict=True)

@@ -86,7 +86,7 @@ class WindowAttention(AttentionLayer):
     """Any registered mechanism inside windows, (B, N, C) -> (B, N, C) on a map of any size.
 
     The map is padded by zeros at the right and the bottom to a multiple of the window, and these tokens are keys like
-    any other, as in the reference for dense prediction. A norm behind the output projection (`proj_norm`) sees them,
+    any other, as in the reference for dense prediction. A norm behind the output projection (`bn2d`) sees them,
     too. A stem is on the map, before it is cut. A map whose smaller side is not larger than the window has windows of
     that side and no shift, as in the reference for classification.
 
@@ -132,7 +132,7 @@ class WindowAttention(AttentionLayer):
         self.window = nominal
         self.shifted = shifted
         self.dilation = dilation
-        if rel_pos_bias and self.mechanism.takes_bias:
+        if rel_pos_bias and self.mechanism.host.accepts_bias:
             self.add_positions(rel_pos_bias, nominal)
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:  # type: ignore[override]  # windows bring their own mask
@@ -165,7 +165,7 @@ class WindowAttention(AttentionLayer):
 
     def mask(self, windows: Windows, batch: int) -> Tensor | None:
         """Returns the mask of a shift, (B n, h, h w, h w): `MASK_VALUE` between opposite sides of the map, else 0."""
-        if not (windows.shift and self.mechanism.takes_bias):
+        if not (windows.shift and self.mechanism.host.accepts_bias):
             return None
         apart = windows.apart(self.proj.weight.device).to(self.proj.weight.dtype)  # (n, 1, h w, h w)
         return (MASK_VALUE * apart).repeat(batch, 1, 1, 1).expand(-1, self.mechanism.num_heads, -1, -1)

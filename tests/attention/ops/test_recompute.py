@@ -22,14 +22,12 @@ every = pytest.mark.parametrize("name", [name for name in linvit.list_attentions
 def qkv(of: Attention, dtype: torch.dtype = torch.float64) -> list[Tensor]:
     """Queries, keys and values of one batch; the keys are the queries where they are not projected."""
     q, k, v = (randn(2, of.num_heads, GRID.num_queries, 8, seed=i, dtype=dtype, grad=True) for i in range(3))
-    return [q, q if of.projections == "qv" else k, v]
+    return [q, q if of.host.project == "qv" else k, v]
 
 
 def layer_input(of: Attention) -> dict[str, Tensor]:
     """The layer's input, for a mechanism that takes it."""
-    return (
-        {"x": randn(2, GRID.num_queries, of.dim, seed=4, dtype=next(of.parameters()).dtype)} if of.takes_input else {}
-    )
+    return {"x": randn(2, GRID.num_queries, of.dim, seed=4, dtype=next(of.parameters()).dtype)} if of.host.input else {}
 
 
 def gradients(of: Attention, twice: bool = False) -> list[Tensor]:

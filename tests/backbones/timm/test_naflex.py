@@ -86,5 +86,5 @@ def test_under_patch_dropout_only_a_mask_leaves_tokens_out() -> None:
 def test_the_page_names_those_that_mask() -> None:
     (line,) = (line for line in PAGE.read_text().splitlines() if "by a mask of the keys" in line)
     built = {name: create_attention(name, dim=8, num_heads=2, grid=Grid((4, 4))) for name in own_names(attentions)}
-    masking = {name for name in built if built[name].masks_keys and built[name].equivariant}
+    masking = {name for name in built if built[name].takes_mask and built[name].facts.equivariant}
     assert {name for name in built if f"`{name}`" in line} == masking

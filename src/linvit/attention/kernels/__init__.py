@@ -1,11 +1,6 @@
 """Kernels of linear attention for a GPU, written in Triton.
 
-A mechanism, a plug-in's too, whose `forward(q, k, v, grid)` computes what a `Formula` describes, uses them by
-
-    @with_kernel
-    @linvit.recomputed
-    @linvit.full_precision
-    def forward(self, q, k, v, grid): ...          # the same by torch: on a CPU, for export, in float64
+A mechanism, a plug-in's too, whose `core` computes what a `Formula` describes, uses them by one method more:
 
     def formula(self, q, k, grid):                 # None where its options have no kernel
         return Formula("relu", eps=self.eps)
@@ -13,7 +8,6 @@ A mechanism, a plug-in's too, whose `forward(q, k, v, grid)` computes what a `Fo
 and `linear_attention(q, k, v, formula)` calls them directly.
 """
 
-from linvit.attention.kernels.choice import with_kernel
 from linvit.attention.kernels.formula import Formula, linear_attention
 
-__all__ = ["Formula", "linear_attention", "with_kernel"]
+__all__ = ["Formula", "linear_attention"]

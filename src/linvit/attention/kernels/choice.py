@@ -4,7 +4,6 @@
 entry-point group `linvit.attention_kernels`, or registers it by `linvit.register_attention_kernel`.
 """
 
-import functools
 import importlib.util
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -41,25 +40,17 @@ MEASURED: Findings = {
 WIDEST_MEASURED = 64  # channels of a head
 
 
-def with_kernel(core: Callable[[Any, Tensor, Tensor, Tensor, "Grid"], Tensor]) -> Callable[..., Tensor]:
-    """Decorates a method `(self, q, k, v, grid) -> o` of a mechanism that has a `formula(q, k, grid)` of it.
+def kernel_output(mechanism: "Attention", q: Tensor, k: Tensor, v: Tensor, grid: "Grid") -> Tensor | None:
+    """The output of a mechanism's `core` by a kernel; None where torch's operators are to compute it.
 
-    Its attribute `attention_kernel` names the kernel ("triton"), or chooses the method itself ("torch") or what was
-    measured to be quickest on such a GPU ("auto"), in the table `MEASURED`. "auto" is the method
+    Its attribute `attention_kernel` names the kernel ("triton"), or chooses torch's operators ("torch") or what was
+    measured to be quickest on such a GPU ("auto"), in the table `MEASURED`. "auto" is torch's
     where nothing was measured: compiled, for wider heads, and in other precisions than bfloat16.
     A subclass that computes the same must name its own `formula`: it is not inherited.
     """
-
-    @functools.wraps(core)
-    def run(self: "Attention", q: Tensor, k: Tensor, v: Tensor, grid: "Grid") -> Tensor:
-        name = None if self.attention_kernel == "auto" and not v.is_cuda else _chosen(self, q, v)
-        if name is not None and (formula := self.formula(q, k, grid)) is not None:
-            out = _kernel(name)(q, k, v, formula)
-            if out is not None:
-                return out
-        return core(self, q, k, v, grid)
-
-    return run
+    name = _chosen(mechanism, q, v)
+    formula = None if name is None else mechanism.formula(q, k, grid)
+    return None if name is None or formula is None else _kernel(name)(q, k, v, formula)
 
 
 def has_kernel(module: nn.Module) -> bool:

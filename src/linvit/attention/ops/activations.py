@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.linalg import vector_norm
 from torch.nn import functional as F
 
 from linvit.attention.ops.decorators import takes_function
-from linvit.attention.ops.functional import l2_norm, safe_norm
+from linvit.attention.ops.functional import safe_norm
 
 HAND_WRITTEN = True
 
@@ -105,8 +106,8 @@ def _powers(x: Tensor, power: float) -> tuple[Tensor, Tensor, Tensor]:
     # The largest power becomes 2^30, not 1: squares of small powers are then no denormal numbers, which are slow.
     unit = (x.detach().amax(-1, keepdim=True) * 2 ** (-30 / power)).clamp_min(tiny)
     x = x / unit
-    powered, norm = x.pow(power), l2_norm(x) * unit
-    return powered, norm / l2_norm(powered).clamp_min(tiny), norm
+    powered, norm = x.pow(power), vector_norm(x, dim=-1, keepdim=True) * unit
+    return powered, norm / vector_norm(powered, dim=-1, keepdim=True).clamp_min(tiny), norm
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -163,7 +164,7 @@ class _Focus(torch.autograd.Function):
         """`p y/x (g - y (g y) / ||x||^2) + x (g y) / ||x||^2` for `y = f_p(x)`, of the same norm as x."""
         x, y = ctx.saved_tensors
         tiny = torch.finfo(x.dtype).tiny
-        norm = l2_norm(x).clamp_min(tiny)
+        norm = vector_norm(x, dim=-1, keepdim=True).clamp_min(tiny)
         along = (gradient * y).sum(-1, keepdim=True) / norm / norm
         across = torch.addcmul(gradient, y, along, value=-1)
         return torch.addcmul(x * along, y / x.clamp_min(tiny), across, value=ctx.power), None

@@ -5,9 +5,9 @@ projection keeps anyway, and a small part of a training step's time (`benchmarks
 """
 
 import functools
+import operator
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from itertools import chain, takewhile
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.backends import cuda, cudnn, mkldnn
 from torch.func import functional_call
+from torch.utils.checkpoint import checkpoint
 
 from linvit.attention.ops.functional import upcast
 
@@ -36,8 +37,8 @@ def full_precision(
     of any shape are cast up, and `o` gets v's dtype back; float32 and float64 stay what they are. Further arguments and
     parameters of the module are not cast: write `self.scale.to(q.dtype)`.
 
-    Products of float32 matrices inside are IEEE float32 under any `torch.set_float32_matmul_precision`, as are their
-    gradients where `@linvit.recomputed` stands above. Not in compiled code; see `ieee_products`.
+    Products of float32 matrices inside are IEEE float32 under any `torch.set_float32_matmul_precision`; their gradients
+    follow it. Not in compiled code; see `ieee_products`.
 
     Example:
         >>> class Cosine(linvit.Attention):
@@ -81,8 +82,10 @@ def _in_precision(
         with ieee_products(device):
             if torch.compiler.is_compiling() or torch.is_autocast_enabled(device.type):
                 with torch.autocast(device.type, enabled=False):
-                    return _rounded(core(self, q, k, v, *args, **kwargs), dtype)
-            return _rounded(core(self, q, k, v, *args, **kwargs), dtype)
+                    out = core(self, q, k, v, *args, **kwargs)
+            else:
+                out = core(self, q, k, v, *args, **kwargs)
+            return out if out.dtype == dtype else _rounded(out, dtype)
 
     return run
 
@@ -96,7 +99,7 @@ def _upcast_heads(x: Tensor) -> Tensor:
 
 def _rounded(out: Tensor, dtype: torch.dtype) -> Tensor:
     """The output in a dtype, on a GPU in one pass with laying it out by tokens, as the host joins its heads."""
-    if out.dtype == dtype or not out.is_cuda or out.ndim != 4 or not takes_function(out):
+    if not out.is_cuda or out.ndim != 4 or not takes_function(out):
         return out.to(dtype)
     return _Rounded.apply(out, dtype)  # type: ignore[no-any-return]
 
@@ -140,41 +143,60 @@ def _ieee_products(*settings: Any) -> Iterator[None]:
             setting.fp32_precision = given
 
 
-def recomputed(
-    core: Callable[Concatenate[Module, P], Tensor],
-) -> Callable[Concatenate[Module, P], Tensor]:
+def recomputed(core: Callable[Concatenate[Module, P], Tensor]) -> Callable[Concatenate[Module, P], Tensor]:
     """Decorates a method, such as `(self, q, k, v, grid) -> o`, to keep nothing for backward but its tensors.
 
-    These are its first arguments, as they came. The forward pass records no graph; the backward pass runs it once more
-    and records one. So the method must compute the same when it is called again: no random numbers, no counters.
-    Gradients reach the tensors and the parameters of the module. It stands above `@linvit.full_precision`, so that what
-    is kept is in half precision if the inputs are.
-
-    Nothing is recomputed where the module's attribute `recompute` is False; where an argument behind the tensors, or a
-    tensor of the module that is not a parameter, needs a gradient; and where others decide what is kept: in
-    `torch.compile`, `torch.export` and `torch.jit.trace`, in transforms of `torch.func`, and for forward-mode
-    derivatives.
+    The backward pass runs it once more, by `torch.utils.checkpoint`. So the method must compute the same when it is
+    called again: no random numbers, no counters. It stands above `@linvit.full_precision`, so that what is kept is in
+    half precision if the inputs are. Nothing is recomputed where the module's attribute `recompute` is False.
 
     Example:
-        >>> class Cosine(linvit.Attention):
+        >>> class Block(nn.Module):
         ...     @linvit.recomputed
-        ...     @linvit.full_precision
-        ...     def forward(self, q, k, v, grid): ...
+        ...     def forward(self, x): ...
     """
 
     @functools.wraps(core)
     def run(self: Module, /, *args: P.args, **kwargs: P.kwargs) -> Tensor:
-        if torch.compiler.is_compiling() or not torch.is_grad_enabled() or not getattr(self, "recompute", True):
-            return core(self, *args, **kwargs)
-        tensors: list[Any] = list(takewhile(torch.is_tensor, args))
-        rest = args[len(tensors) :]
-        parameters = dict(self.named_parameters())
-        if is_traced(*tensors, *parameters.values()) or _unseen_sources(self, *rest, *kwargs.values()):
-            return core(self, *args, **kwargs)
-        call = _Call(self, lambda *tensors: core(self, *tensors, *rest, **kwargs))  # type: ignore[arg-type]
-        return _Recomputed.apply(call, len(tensors), tuple(parameters), *tensors, *parameters.values())  # type: ignore[no-any-return]
+        if torch.is_grad_enabled() and getattr(self, "recompute", True):
+            return in_backward_again(core, self, *args, **kwargs)
+        return core(self, *args, **kwargs)
 
     return run
+
+
+def in_backward_again(
+    core: Callable[Concatenate[Module, P], Tensor], module: Module, /, *args: P.args, **kwargs: P.kwargs
+) -> Tensor:
+    """Calls a module's method once now, and once more in backward, so that its arguments alone are kept.
+
+    Not where others decide what is kept: in `torch.compile`, `torch.export` and `torch.jit.trace`, in transforms of
+    `torch.func`, and for forward-mode derivatives.
+    """
+    tensors = [x for x in args if isinstance(x, Tensor)]
+    if is_traced(*tensors):
+        return core(module, *args, **kwargs)
+    parameters = dict(module.named_parameters())
+
+    def call(*args: Any) -> Tensor:
+        if all(map(operator.is_, parameters.values(), module.parameters())):
+            return core(module, *args, **kwargs)
+        # `torch.func.functional_call` has ended between forward and backward.
+        given: dict[str, Tensor] = {f"module.{name}": parameter for name, parameter in parameters.items()}
+        return functional_call(_Call(module, core), given, args, kwargs)  # type: ignore[no-any-return]
+
+    return checkpoint(call, *args, use_reentrant=False, preserve_rng_state=False)
+
+
+class _Call(nn.Module):
+    """A method of a module, as a module that `torch.func.functional_call` can give other parameters."""
+
+    def __init__(self, module: nn.Module, core: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.module, self.core = module, core
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        return self.core(self.module, *args, **kwargs)
 
 
 def is_traced(*tensors: Tensor) -> bool:
@@ -182,7 +204,7 @@ def is_traced(*tensors: Tensor) -> bool:
     tracing: bool = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
     if torch.compiler.is_compiling() or tracing or tensors[0].is_meta or in_transform():
         return True
-    return any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)
+    return any([forward_ad.unpack_dual(x).tangent is not None for x in tensors])  # noqa: C419  # no frame for each
 
 
 def in_transform() -> bool:
@@ -201,60 +223,9 @@ def takes_function(x: Tensor) -> bool:
     return not is_traced(x)
 
 
-def _unseen_sources(module: nn.Module, *others: object) -> bool:
-    """Whether arguments, or attributes of a module that are not parameters (as in FSDP 1), need a gradient."""
-    attributes = chain.from_iterable(vars(part).values() for part in module.modules())
-    return any(isinstance(x, Tensor) and x.requires_grad for x in chain(others, attributes))
-
-
-class _Call(nn.Module):
-    """A call of a module's method, as a module that `torch.func.functional_call` can give other parameters."""
-
-    def __init__(self, module: nn.Module, call: Callable[..., Tensor]) -> None:
-        super().__init__()
-        self.module = module
-        self.call = call
-
-    def forward(self, *tensors: Tensor) -> Tensor:
-        return self.call(*tensors)
-
-
-class _Recomputed(torch.autograd.Function):
-    """A call, to be differentiated by its tensors and the parameters that it uses."""
-
-    @staticmethod
-    def forward(ctx: Any, call: _Call, count: int, names: tuple[str, ...], *tensors: Tensor) -> Tensor:
-        """Keeps the tensors, `count` of them, and the parameters (`names`) only."""
-        device = tensors[0].device.type
-        ctx.call, ctx.count, ctx.names = call, count, [f"module.{name}" for name in names]
-        ctx.autocast = functools.partial(
-            torch.autocast,
-            device,
-            dtype=torch.get_autocast_dtype(device),
-            enabled=torch.is_autocast_enabled(device),
-            cache_enabled=False,  # others would find weights there that were cast without a graph
-        )
-        ctx.save_for_backward(*tensors)
-        with ctx.autocast():
-            return call.forward(*tensors[:count])
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Runs once more, with the parameters and the precision of the forward pass, and differentiates that."""
-        twice = torch.is_grad_enabled()  # the gradients will be differentiated, too
-        wanted = ctx.needs_input_grad[3:]
-        saved = ctx.saved_tensors  # unpacked once, as gradient checkpointing demands
-        inputs, parameters = saved[: ctx.count], saved[ctx.count :]
-        with torch.enable_grad(), ctx.autocast():
-            # New tensors, since q and k may be one, and each has a gradient of its own.
-            inputs = [
-                x.view_as(x) if twice else x.detach().requires_grad_(needed)
-                for x, needed in zip(inputs, wanted, strict=False)
-            ]
-            if twice:  # the graph of the inputs may lead to the parameters, too
-                parameters = [x.view_as(x) for x in parameters]
-            out = functional_call(ctx.call, dict(zip(ctx.names, parameters, strict=True)), tuple(inputs))
-        sources = [x for x, needed in zip((*inputs, *parameters), wanted, strict=True) if needed]
-        with ieee_products(gradient.device):
-            found = iter(torch.autograd.grad(out, sources, gradient, create_graph=twice, allow_unused=True))
-        return None, None, None, *(next(found) if needed else None for needed in wanted)
+PRECISIONS: dict[str, Callable[[Callable[..., Tensor]], Callable[..., Tensor]]] = {
+    "float32": full_precision,
+    "mixed": mixed_precision,
+    "inherit": lambda core: core,
+}
+"""How a mechanism's `core` may run, by its attribute `precision`."""

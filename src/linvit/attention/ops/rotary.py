@@ -10,17 +10,17 @@ Paper: Su et al. 2021, "RoFormer: Enhanced Transformer with Rotary Position Embe
 """
 
 import functools
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from linvit.attention.base import Gate, Grid
-from linvit.attention.kernels import with_kernel
+from linvit.attention.base import Grid
+from linvit.attention.declarations import Facts, Gate, Precision
 from linvit.attention.ops.activations import elu_plus_one
-from linvit.attention.ops.decorators import is_traced, mixed_precision, recomputed, takes_function
+from linvit.attention.ops.decorators import is_traced, takes_function
 from linvit.attention.ops.functional import upcast, wide
 from linvit.attention.ops.linear import like_tokens, wide_product
 from linvit.attention.ops.value_conv import ConvolvedAttention, value_conv
@@ -234,7 +234,8 @@ class RotaryLinearAttention(ConvolvedAttention):
         eps: Added to the denominator.
     """
 
-    complexity = "O(N)"
+    facts = Facts(complexity="O(N)")
+    precision: ClassVar[Precision] = "mixed"
     convolution = "lepe"
     feature_ratio = 1  # features per channel of q and k
     extra_rank = 0  # of the matrix, beside that of the features
@@ -256,24 +257,19 @@ class RotaryLinearAttention(ConvolvedAttention):
         check_number("eps", eps, at_least=0)
         if rotary:
             check_rotary(dim, num_heads, self.key_dim, multiple=self.width_multiple)
-        self.max_rank = self.feature_ratio * self.key_dim + self.extra_rank
-        self.rotary = rotary
-        self.gate = gate
         self.eps = eps
         self.lepe = value_conv("lepe_kernel", dim, lepe_kernel)
-        self.channelwise = self.lepe is not None
+        self.declare(
+            rotary=rotary,
+            gate=gate,
+            channelwise=self.lepe is not None,
+            max_rank=self.feature_ratio * self.key_dim + self.extra_rank,
+        )
 
-    @with_kernel
-    @recomputed
-    def kernel(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
-        """The linear attention."""
+    def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+        """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""
         if not q.is_cuda:  # contiguous per head, once for all that follows
             q, k = q.contiguous(), k.contiguous()
-        return self.mixed(q, k, v, grid)
-
-    @mixed_precision
-    def mixed(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
-        """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""
         q, k = self.features(q, k)
         return rotary_attention(q, k, v, self.turns(q, k, grid), self.eps, self.difference)
 
@@ -297,12 +293,12 @@ class RotaryLinearAttention(ConvolvedAttention):
 
     def turns(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor | None, Tensor | None]:
         """The `position_turns` of both; None without rotation."""
-        if not self.rotary:
+        if not self.facts.rotary:
             return None, None
         options = self.frequencies()
         return position_turns(q, grid, **options), position_turns(k, grid, keys=True, **options)
 
-    def kernel_factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+    def core_factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """Factors (B, h, N, r), (B, h, M, r) of the linear attention."""
         q, k = self.features(q, k)
         denominator = q @ k.mean(-2, keepdim=True).mT + self.eps

@@ -9,7 +9,7 @@ Cost: k^2 P C MACs for kernels of side k at P patches.
 
 import copy
 from collections.abc import Callable
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -111,61 +111,58 @@ def shifts(plane: Tensor, side: int) -> list[Tensor]:
 
 
 class ConvolvedAttention(Attention):
-    """A mechanism that adds a convolution of the values to what its kernel of q and k makes of them.
+    """A mechanism that adds a convolution of the values to its `core`.
 
-    A subclass has `kernel`, and the convolution under the name `convolution`, where None leaves it out.
+    A subclass has the convolution under the name `convolution`, where None leaves it out. Its `max_rank` is that of
+    `core` alone.
 
     Attributes:
         convolution: Name of the attribute.
         depthwise: Whether that is such a convolution as `ConvolvedValues` writes the matrix of.
-        kernel_channelwise: Whether the kernel's matrix differs from channel to channel.
+        core_channelwise: Whether the core's matrix differs from channel to channel.
     """
 
     convolution: ClassVar[str]
     depthwise: ClassVar[bool] = True
-    kernel_channelwise: ClassVar[bool] = False
+    core_channelwise: ClassVar[bool] = False
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, *more: Any, **extra: Any) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""
         if getattr(self, self.convolution) is None:
-            return self.kernel(q, k, v, grid)
+            return self.core(q, k, v, grid, *more, **extra)
         # The convolution comes first, since torch.compile lays out what precedes one as the channels of an image.
-        return self.convolved(v, grid) + self.kernel(q, k, v, grid)  # token by token, like the first
-
-    def kernel(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
-        """The mechanism without the convolution."""
-        raise NotImplementedError(f"{type(self).__name__} has no kernel")
+        return self.convolved(v, grid) + self.core(q, k, v, grid, *more, **extra)  # token by token, like the first
 
     def convolved(self, v: Tensor, grid: Grid) -> Tensor:
         """The convolution of the values, (B, h, M, d) -> (B, h, N, d); 0 for prefix tokens."""
         return convolve_values(getattr(self, self.convolution), v, grid)
 
     def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor] | None:
-        """Those of the kernel; None with the convolution, whose matrix has no thin factors."""
-        return self.kernel_factors(q, k, grid) if getattr(self, self.convolution) is None else None
+        """Those of the core; None with the convolution, whose matrix has no thin factors."""
+        return self.core_factors(q, k, grid) if getattr(self, self.convolution) is None else None
 
-    def kernel_factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor] | None:
-        """Factors of the kernel's matrix; see `Attention.factors`."""
+    def core_factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor] | None:
+        """Factors of the core's matrix; see `Attention.factors`."""
         return None
 
     def rank_bound(self, grid: Grid) -> int:
-        """The number of tokens; without the convolution the rank of the kernel, if that is smaller."""
+        """The number of tokens; without the convolution the rank of the core, if that is smaller."""
         tokens = min(grid.num_queries, grid.num_keys)
-        return tokens if getattr(self, self.convolution) is not None else min(tokens, self.kernel_rank(grid))
+        return tokens if getattr(self, self.convolution) is not None else min(tokens, self.core_rank(grid))
 
-    def kernel_rank(self, grid: Grid) -> int:
-        """An upper bound of the rank of the kernel's matrix: `max_rank`, unless it depends on the grid."""
+    def core_rank(self, grid: Grid) -> int:
+        """An upper bound of the rank of the core's matrix: `max_rank`, unless it depends on the grid."""
         return super().rank_bound(grid)
 
     def matrix_parts(self) -> dict[str, Attention]:
-        """The kernel and the convolution, if there is one."""
+        """The core and the convolution, if there is one."""
         conv = getattr(self, self.convolution)
         if conv is None:
             return {}
-        kernel = copy.deepcopy(self)
-        kernel.register_module(self.convolution, None)
-        kernel.channelwise, kernel.takes_input = self.kernel_channelwise, False
-        return {"kernel": kernel, "convolution": ConvolvedValues(self, conv if self.depthwise else None)}
+        core = copy.deepcopy(self)
+        core.register_module(self.convolution, None)
+        core.declare(channelwise=self.core_channelwise, input=False)
+        return {"kernel": core, "convolution": ConvolvedValues(self, conv if self.depthwise else None)}
 
 
 class ConvolvedValues(Attention):
@@ -180,8 +177,7 @@ class ConvolvedValues(Attention):
         super().__init__(whole.dim, whole.num_heads, whole.grid, key_dim=whole.key_dim)
         self.whole = whole
         self.depthwise = depthwise
-        self.channelwise = whole.channelwise
-        self.takes_input = whole.takes_input
+        self.declare(channelwise=whole.facts.channelwise, input=whole.host.input)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, **extra: Tensor) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""

@@ -139,11 +139,12 @@ class ReplacedAttention(AttentionHost):
         inner, dim, key_dim = proj.in_features, rows["q"][0].shape[1], len(rows["q"][0]) // heads
         narrow = {} if key_dim == inner // heads else {"key_dim": key_dim}
         self.mechanism: Attention = attentions.create(spec, dim=inner, num_heads=heads, grid=grid, **narrow)
-        if (self.mechanism.num_heads, self.mechanism.dim, self.mechanism.proj_norm) != (heads, inner, "none"):
+        batch_norm = self.mechanism.host.norm == "bn2d"
+        if (self.mechanism.num_heads, self.mechanism.dim, batch_norm) != (heads, inner, False):
             raise UserError(
                 f"a timm model keeps its {heads} heads of {inner // heads} channels and its output projection without "
                 f"a norm; {spec} asks for {self.mechanism.num_heads} heads of {self.mechanism.head_dim} channels and "
-                f"proj_norm '{self.mechanism.proj_norm}'. Leave these options out, or take one of linvit's backbones"
+                f"norm '{self.mechanism.host.norm}'. Leave these options out, or take one of linvit's backbones"
             )
         if (self.mechanism.key_dim, self.mechanism.key_heads) != (key_dim, heads):
             raise UserError(
@@ -151,7 +152,7 @@ class ReplacedAttention(AttentionHost):
                 f"kept; {type(self.mechanism).__name__} wants {self.mechanism.key_dim} in {self.mechanism.key_heads}. "
                 f"Leave out what sets their width"
             )
-        if dim != inner and (self.mechanism.takes_input or self.mechanism.projections in ("kv", "qk")):
+        if dim != inner and (self.mechanism.host.input or self.mechanism.host.project in ("kv", "qk")):
             raise UserError(
                 f"{type(source).__name__} has heads of {inner} channels for tokens of {dim}, and must have as many for "
                 f"{type(self.mechanism).__name__}, which takes tokens as they are. Take another attention for it"
@@ -177,7 +178,7 @@ class ReplacedAttention(AttentionHost):
             norm if norm is not None and letter in self.projections else nn.Identity() for letter, norm in norms.items()
         )
         table = getattr(source, "relative_position_bias_table", None)
-        self.relative_position_bias_table = table if self.mechanism.takes_bias else None
+        self.relative_position_bias_table = table if self.mechanism.host.accepts_bias else None
         if self.relative_position_bias_table is not None:
             self.register_buffer("relative_position_index", source.relative_position_index, persistent=False)
         self.window_size: Any = getattr(source, "window_size", None)
@@ -231,7 +232,7 @@ class ReplacedAttention(AttentionHost):
         tied = k is q
         q = self._turned(self.norm_queries(q), grid.num_prefix, rope)
         k = q if tied else self._turned(self.norm_keys(k), grid.num_prefix, rope)
-        if not self.mechanism.takes_bias:
+        if not self.mechanism.host.accepts_bias:
             bias = None
         elif (own := self.position_bias(q, grid)) is not None:
             bias = own if bias is None else own + bias
@@ -250,7 +251,8 @@ class ReplacedAttention(AttentionHost):
         if self.stem is not None:
             raise UserError(
                 f"timm's {models} hands its attention windows that are cut already, so the stem "
-                f"'{self.mechanism.stem}' of {type(self.mechanism).__name__}, a convolution of the map, has no place. "
+                f"'{self.mechanism.host.stem}' of {type(self.mechanism).__name__}, a convolution of the map, has no "
+                f"place. "
                 f"Set stem: none, or take linvit's swin_tiny"
             )
 

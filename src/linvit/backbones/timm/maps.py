@@ -23,7 +23,7 @@ class ReplacedMaxViTAttention(ReplacedAttention):
         super().__init__(source, spec, Grid(tuple(part or model.level(name))))
         if part is not None:
             self.refuse_stem("MaxViT")
-        self.rel_pos = source.rel_pos if self.mechanism.takes_bias else None
+        self.rel_pos = source.rel_pos if self.mechanism.host.accepts_bias else None
         self.channels_first = isinstance(source, maxxvit.Attention2d)
 
     def forward(self, x: Tensor, shared_rel_pos: Tensor | None = None) -> Tensor:
@@ -51,7 +51,7 @@ class ReplacedSAMAttention(ReplacedAttention):
         super().__init__(source, spec, Grid((side, side) if side else model.patches.grid.size))
         if side:
             self.refuse_stem("SAM")
-        biased = source.use_rel_pos and self.mechanism.takes_bias
+        biased = source.use_rel_pos and self.mechanism.host.accepts_bias
         self.rel_pos_h = source.rel_pos_h if biased else None
         self.rel_pos_w = source.rel_pos_w if biased else None
 

@@ -40,14 +40,14 @@ class ReplacedViTAttention(ReplacedAttention):
                 f"{what} norms the {self.mechanism.dim} channels that its attention mixes, and {mechanism} makes "
                 f"{self.mechanism.out_dim} of them. Leave out what widens it"
             )
-        if self.drops_patches and not (self.mechanism.equivariant and self.stem is None):
+        if self.drops_patches and not (self.mechanism.facts.equivariant and self.stem is None):
             raise UserError(
                 f"{what} drops patches in training, and {mechanism} needs the whole plane of them (equivariant is "
                 f"False). Create the model with patch_drop_rate=0"
             )
         if getattr(model.network, "rope", None) is None:
             return
-        if self.mechanism.rotary:
+        if self.mechanism.facts.rotary:
             raise UserError(
                 f"{what} turns q and k by its rotary positions, and {mechanism} would turn them once more. Set its "
                 f"option rotary to false (none in mlla)"
@@ -86,12 +86,12 @@ class ReplacedViTAttention(ReplacedAttention):
         if attn_mask is not None and attn_mask.shape[1:-1] == (1, 1):  # of keys alone, (B, 1, 1, N)
             mask = (attn_mask if attn_mask.dtype == torch.bool else attn_mask >= 0)[:, 0, 0]
             attn_mask = None
-        if is_causal or (attn_mask is not None and not self.mechanism.takes_bias):
+        if is_causal or (attn_mask is not None and not self.mechanism.host.accepts_bias):
             raise UserError(
                 f"{type(self.mechanism).__name__} in a timm model takes no {'causal ' if is_causal else ''}mask"
             )
-        placeless = (self.mechanism.equivariant and self.stem is None) or not isinstance(self.patches, NaFlexGrid)
-        if mask is not None and not (self.mechanism.masks_keys and placeless):
+        placeless = (self.mechanism.facts.equivariant and self.stem is None) or not isinstance(self.patches, NaFlexGrid)
+        if mask is not None and not (self.mechanism.takes_mask and placeless):
             return self.image_by_image(x, mask, rope)
         if self.drops_patches and self.training:
             grid = Grid((1, x.shape[1] - grid.num_prefix), num_prefix=grid.num_prefix)

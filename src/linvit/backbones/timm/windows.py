@@ -50,7 +50,7 @@ class ReplacedSwinV2Attention(ReplacedSwinAttention):
     def __init__(self, source: Any, spec: Spec, model: Model, name: str) -> None:
         super().__init__(source, spec, model, name)
         self.logit_scale = source.logit_scale if "q" in self.projections else None
-        self.cpb_mlp = source.cpb_mlp if self.mechanism.takes_bias else None
+        self.cpb_mlp = source.cpb_mlp if self.mechanism.host.accepts_bias else None
         self.pretrained_window_size = source.pretrained_window_size
         for buffer in ("relative_coords_table", "relative_position_index"):
             self.register_buffer(buffer, getattr(source, buffer), persistent=False)
@@ -91,7 +91,7 @@ class ReplacedTinyViTAttention(ReplacedAttention):
     def keep_biases(self, source: Any) -> None:
         """Keeps the table of biases for a mechanism that takes one."""
         self.resolution = source.resolution
-        self.attention_biases = source.attention_biases if self.mechanism.takes_bias else None
+        self.attention_biases = source.attention_biases if self.mechanism.host.accepts_bias else None
         self.register_buffer("attention_bias_idxs", source.attention_bias_idxs, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:

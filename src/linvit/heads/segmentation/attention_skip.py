@@ -24,14 +24,14 @@ class PositionAttention(AttentionHost):
     """`x + gamma o` on a map (B, C, H, W): any registered mechanism among its positions. gamma begins at 0.
 
     As in the reference there is no output projection, unless the mechanism's output has other channels or asks for a
-    norm behind it (`out_dim`, `proj_norm`). A stem, a norm before the projection and a gate it has if it declares them.
+    norm behind it (`out_dim`, `norm`). A stem, a norm before the projection and a gate it has if it declares them.
     """
 
     def __init__(self, dim: int, grid: Grid, attention: Spec = TAYLOR, num_heads: int = 1) -> None:
         super().__init__()
         self.mechanism: Attention = attentions.create(attention, dim=dim, num_heads=num_heads, grid=grid)
         self.surround([self.mechanism], dim)
-        if self.mechanism.out_dim == dim and self.mechanism.proj_norm == "none":
+        if self.mechanism.out_dim == dim and self.mechanism.host.norm != "bn2d":
             self.proj = nn.Identity()  # type: ignore[assignment]
         self.gamma = nn.Parameter(torch.zeros(1))
 

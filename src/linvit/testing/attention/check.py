@@ -1,54 +1,40 @@
 """`check_attention`: the contract of attention mechanisms; their declarations, by which all other checks go."""
 
 import math
+from dataclasses import fields
 from functools import partial
-from typing import get_args
 
 import torch
 from torch import Tensor
 
 from linvit.analysis.operations import count_operations, kept_for_backward
-from linvit.attention.base import HOST_OPTIONS, Attention, Complexity, Grid
-from linvit.errors import UserError, check_choice, check_number
+from linvit.attention.base import Attention, Grid
+from linvit.errors import UserError, check_number
 from linvit.registry import Spec
 from linvit.testing import behaviour
 from linvit.testing.attention import host, matrix, precision, shape
 from linvit.testing.attention.inputs import NOMINAL, AttentionSubject, inputs
 from linvit.testing.report import Check, Contract, Report, at, failed, message, not_declared, require
 
-PROJECTIONS = ("qkv", "qv", "kv", "qk")
-FLAGS = (
-    *("fewer_keys", "takes_bias", "takes_input", "channelwise", "linear_in_values", "matrix_is_exact", "rotary"),
-    *("equivariant", "exports_any_size"),
-)
-
 
 def declarations(subject: AttentionSubject) -> str:
     """Checks that attributes have allowed values, and that methods return what the contract says."""
     mechanism = subject.build()
     try:
-        _check_attributes(mechanism)
+        _check_sizes(mechanism)
         _check_results(mechanism)
     except UserError as error:
         raise failed(message(error)) from error
-    flags = [name for name in FLAGS if getattr(mechanism, name)]
-    asked = [f"{name} '{getattr(mechanism, name)}'" for name in HOST_OPTIONS if getattr(mechanism, name) != "none"]
-    said = [f"projections '{mechanism.projections}'", f"complexity {mechanism.complexity}", *asked, *flags]
-    return ", ".join(said)
+    changed = [
+        f"{field.name}={getattr(table, field.name)!r}"
+        for table in (mechanism.host, mechanism.facts)
+        for field in fields(table)
+        if getattr(table, field.name) != field.default
+    ]
+    return ", ".join(changed) or "none"
 
 
-def _check_attributes(mechanism: Attention) -> None:
-    check_choice("projections", mechanism.projections, PROJECTIONS)
-    for name, allowed in HOST_OPTIONS.items():
-        check_choice(name, getattr(mechanism, name), allowed)
-    if mechanism.complexity is not None:
-        check_choice("complexity", mechanism.complexity, get_args(Complexity))
-    for name in (*FLAGS, "qkv_bias"):
-        _check(isinstance(getattr(mechanism, name), bool), name, "True or False", getattr(mechanism, name))
-    if mechanism.state_size is not None:
-        check_number("state_size", mechanism.state_size, at_least=1, whole=True)
-    if mechanism.no_matrix and mechanism.linear_in_values:
-        raise UserError(f"no_matrix says '{mechanism.no_matrix}', so linear_in_values must be False; got True")
+def _check_sizes(mechanism: Attention) -> None:
     check_number("out_dim", mechanism.out_dim, at_least=1, whole=True)
     for name, of in (("out_dim", "out_heads"), ("num_heads", "key_heads")):
         width, heads = getattr(mechanism, name), getattr(mechanism, of)
@@ -95,20 +81,20 @@ def growth_of_work(subject: AttentionSubject) -> str:
     grown = (SIDES[1] / SIDES[0]) ** 2
     exponents = {name: math.log(large / few, grown) for name, (few, large) in counts.items() if few and large}
     said = ", ".join(f"{name} ~ N^{power:.2f}" for name, power in exponents.items())
-    complexity = mechanism.complexity
+    complexity = mechanism.facts.complexity
     if complexity is None:
         raise not_declared(f"complexity is None; {said}")
     power, said = max(exponents.values(), default=0), f"declared {complexity}; {said}"
     require(power <= COUNTED[complexity], f"{said}; at most N^{COUNTED[complexity]:.2f}")
     linear = power <= COUNTED["O(N)"] and complexity not in ("O(N)", "O(N log N)")
-    require(not linear, f"{said}; that is linear, so declare complexity = 'O(N)'")
+    require(not linear, f"{said}; that is linear, so declare complexity='O(N)'")
     return said
 
 
 TAKE_THE_SIZE = "it works at 14x14, so take the size from grid and not from the number of tokens"
 FOLLOW = "take all sizes from the grid of the call, or refuse it by a linvit.UserError that names it, as 7x9"
-HALF = "run the delicate part in float32: decorate forward, or a method (self, q, k, v), with @linvit.full_precision"
-AS_MANY = "if keys must be as many as queries, declare fewer_keys = False"
+HALF = "run the delicate part in float32: put it into core(self, q, k, v, grid), or under @linvit.full_precision"
+AS_MANY = "if keys must be as many as queries, declare same_grid=True"
 
 
 def _numerics(one: precision.Precision) -> Check:
@@ -133,7 +119,7 @@ CONTRACT = Contract(
         Check("masked keys", host.masked_keys),
         behaviour.BATCH_INDEPENDENCE,
         *behaviour.COMMON,
-        Check("order of tokens", shape.order_of_tokens, advice="declare equivariant = False"),
+        Check("order of tokens", shape.order_of_tokens, advice="declare equivariant=False"),
         Check("equivalent matrix", matrix.equivalent_matrix),
         Check("factors", matrix.factors),
         *map(_numerics, precision.PRECISIONS),

@@ -1,7 +1,5 @@
 """What hosts ask of a mechanism: prefix tokens, fewer or narrower keys, a position bias, a place in the layer."""
 
-import inspect
-
 import torch
 from torch import Tensor
 
@@ -42,8 +40,8 @@ def spatial_reduction(subject: AttentionSubject) -> str:
     """Checks that keys may be fewer than queries, where the mechanism declares it."""
     mechanism = subject.build()
     if not reducible(mechanism):
-        projected = f"it projects '{mechanism.projections}'"
-        raise not_supported(projected if mechanism.fewer_keys else "fewer_keys is False")
+        projected = f"it projects '{mechanism.host.project}'"
+        raise not_supported("same_grid is True" if mechanism.facts.same_grid else projected)
     for grid in REDUCED:
         check_output(subject.build(grid), grid)
     return ", ".join(map(sized, REDUCED))
@@ -52,10 +50,10 @@ def spatial_reduction(subject: AttentionSubject) -> str:
 def position_bias(subject: AttentionSubject) -> str:
     """Checks that a bias on the logits changes the output and gets a gradient, where the mechanism takes one."""
     mechanism = subject.build()
-    if not mechanism.takes_bias:
-        if "bias" in inspect.signature(mechanism.forward).parameters:
-            raise failed("forward takes bias, which no host hands to it while takes_bias is False")
-        raise not_supported("takes_bias is False")
+    if not mechanism.host.accepts_bias:
+        if mechanism.takes("bias"):
+            raise failed("forward takes bias, which no host hands to it while accepts_bias is False")
+        raise not_supported("accepts_bias is False")
     given = inputs(mechanism, NOMINAL)
     bias = normal(1, mechanism.num_heads, NOMINAL.num_queries, NOMINAL.num_keys, seed=5).requires_grad_()
     out = given.replace(bias=bias)(mechanism)
@@ -70,8 +68,8 @@ def position_bias(subject: AttentionSubject) -> str:
 def masked_keys(subject: AttentionSubject) -> str:
     """Checks that masked keys and values have no influence, nor a gradient, where a mechanism can leave some out."""
     mechanism = subject.build()
-    if not mechanism.masks_keys:
-        raise not_supported("masked_key is None, and takes_bias is False")
+    if not mechanism.takes_mask:
+        raise not_supported("mask_value is None, and accepts_bias is False")
     given = inputs(mechanism, NOMINAL)
     mask = torch.arange(NOMINAL.num_keys) < torch.tensor([[NOMINAL.num_keys - 70], [NOMINAL.num_keys]])
     hidden = ~mask[:, None, :, None]
@@ -84,7 +82,7 @@ def masked_keys(subject: AttentionSubject) -> str:
     for name, gradient in zip("kv", found, strict=True):
         if gradient is not None and (not gradient.isfinite().all() or gradient.masked_select(hidden).any()):
             raise failed(f"a gradient reaches the masked entries of {name}, or one that is not finite the others")
-    if not mechanism.equivariant:
+    if not mechanism.facts.equivariant:
         return f"they change the output by {change:.0e}"
     left = int(mask[0].sum())
     alone = mechanism(given["q"][:1, :, :left], k[:1, :, :left], v[:1, :, :left], Grid((1, left)))
@@ -104,7 +102,7 @@ def attention_layer(subject: AttentionSubject) -> str:
     tensors = {"the input": x, **{name: p for name, p in layer.named_parameters() if ".mechanism" not in f".{name}"}}
     without = [name for name, tensor in tensors.items() if tensor.grad is None or not tensor.grad.isfinite().all()]
     require(not without, f"no finite gradient reaches {', '.join(without)}")
-    return f"{tuple(x.shape)}, projections '{layer.mechanism.projections}', out_dim {layer.mechanism.out_dim}"
+    return f"{tuple(x.shape)}, projections '{layer.mechanism.host.project}', out_dim {layer.mechanism.out_dim}"
 
 
 def _change(mechanism: Attention, given: Inputs, tokens: slice) -> Tensor:

@@ -58,12 +58,12 @@ def inputs(mechanism: Attention, grid: Grid, *, batch: int = 2, dtype: torch.dty
         return normal(batch, *shape, seed=seed).to(dtype)
 
     given = {"q": make(1, heads, grid.num_queries, mechanism.key_dim)}
-    if mechanism.projections != "qv":
+    if mechanism.host.project != "qv":
         given["k"] = make(2, heads, grid.num_keys, mechanism.key_dim)
     given["v"] = make(3, mechanism.num_heads, grid.num_keys, mechanism.head_dim)
-    if mechanism.takes_input:
+    if mechanism.host.input:
         # (B, h, N, d) -> (B, N, C): where the query is the layer's input, x is the same tokens with the heads merged.
-        merged = mechanism.projections == "kv"
+        merged = mechanism.host.project == "kv"
         given["x"] = given["q"].transpose(1, 2).flatten(2) if merged else make(4, grid.num_queries, mechanism.input_dim)
     return Inputs(grid, **given)
 

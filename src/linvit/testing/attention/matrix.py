@@ -44,7 +44,7 @@ def at_small_grids(
 @at_small_grids("M v + bias differs from the output")
 def equivalent_matrix(mechanism: Attention, given: Inputs, grid: Grid) -> float:
     """Compares the output with M from probing or from `attention_matrix`, as declared."""
-    if not mechanism.linear_in_values:
+    if not mechanism.facts.linear_in_values:
         return _own(mechanism, given, grid)
     bias = _with_values(mechanism, given, torch.zeros_like(given["v"]))
     matrix = _matrix(mechanism, given)
@@ -52,7 +52,7 @@ def equivalent_matrix(mechanism: Attention, given: Inputs, grid: Grid) -> float:
     if not error <= EXACT:
         differs = f"M v + bias differs from the output by {error:.0e} (at most {EXACT:.0e}) at {sized(grid)}"
         raise failed(f"{differs}: {_why(mechanism, given)}")
-    several = mechanism.channelwise and mechanism.head_dim > 1
+    several = mechanism.facts.channelwise and mechanism.head_dim > 1
     if several and relative_error(matrix[:, :, :1].expand_as(matrix), matrix) <= EXACT:
         raise failed("declared channelwise, but all channels have one matrix: leave channelwise out")
     return error
@@ -87,20 +87,20 @@ def _own(mechanism: Attention, given: Inputs, grid: Grid) -> float:
     where the matrix is not the whole (`matrix_is_exact`), only the tokens are compared.
     """
     if not hasattr(mechanism, "attention_matrix"):
-        why = mechanism.no_matrix or "linear_in_values is False, and there is no attention_matrix(q, k, v, grid)"
+        why = mechanism.facts.no_matrix or "linear_in_values is False, and there is no attention_matrix(q, k, v, grid)"
         raise not_declared(why)
     matrix = _matrix(mechanism, given)
     fits = len(matrix) == len(given["v"]) and matrix.shape[-2:] == (grid.num_queries, grid.num_keys)
     require(fits, f"attention_matrix gives {tuple(matrix.shape)}, which does not end in (N, M) or begin with B")
     lost = int((~matrix.isfinite()).sum())
     require(not lost, f"attention_matrix has {lost} entries that are not finite")
-    if mechanism.out_dim != mechanism.dim or not mechanism.matrix_is_exact:
+    if mechanism.out_dim != mechanism.dim or not mechanism.facts.matrix_is_exact:
         return 0.0
     error = relative_error(_mixed(mechanism, matrix, given["v"]), given(mechanism))
     require(
         error <= EXACT,
         f"attention_matrix times v differs from the output by {error:.0e} (at most {EXACT:.0e}); "
-        f"if more is done to the values, declare matrix_is_exact = False",
+        f"if more is done to the values, declare matrix_is_exact=False",
     )
     return error
 
@@ -113,7 +113,7 @@ def _matrix(mechanism: Attention, given: Inputs) -> Tensor:
 
 def _mixed(mechanism: Attention, matrix: Tensor, v: Tensor) -> Tensor:
     """Returns `M v`, (B, h, N, d)."""
-    if not mechanism.channelwise:
+    if not mechanism.facts.channelwise:
         return matrix @ v
     return (matrix @ v.mT.unsqueeze(-1)).squeeze(-1).mT  # (B, h, d, N, M) by (B, h, d, M, 1)
 
@@ -127,9 +127,9 @@ def _why(mechanism: Attention, given: Inputs) -> str:
     """Says what the author should declare."""
     bias, once, twice = (_with_values(mechanism, given, factor * given["v"]) for factor in (0, 1, 2))
     if not relative_error(twice - bias, 2 * (once - bias)) <= EXACT:
-        return "not linear in v, so declare linear_in_values = False"
-    if not mechanism.channelwise:
-        mechanism.channelwise = True
+        return "not linear in v, so declare linear_in_values=False"
+    if not mechanism.facts.channelwise:
+        mechanism.declare(channelwise=True)
         if relative_error(_mixed(mechanism, _matrix(mechanism, given), given["v"]) + bias, once) <= EXACT:
-            return "the matrix differs per channel, so declare channelwise = True"
-    return "channels of v are mixed, so declare linear_in_values = False"
+            return "the matrix differs per channel, so declare channelwise=True"
+    return "channels of v are mixed, so declare linear_in_values=False"

@@ -108,7 +108,7 @@ def run_at(subject: AttentionSubject, precision: Precision, side: int, change: C
     given = unit.map(lambda x: x.to(precision.dtype))
     if precision.autocast:
         # The layer's input does not come from a projection, so autocast leaves it in float32.
-        wide = ("x", "q") if mechanism.projections == "kv" else ("x",)
+        wide = ("x", "q") if mechanism.host.project == "kv" else ("x",)
         given = given.replace(**{name: x.float() for name, x in unit.named.items() if name in wide})
     context = torch.autocast("cpu", precision.dtype) if precision.autocast else contextlib.nullcontext()
     return Outcome(mechanism, given, _results(mechanism, given, context))

@@ -103,7 +103,7 @@ def resizes_its_tables(subject: AttentionSubject) -> str:
 def order_of_tokens(subject: AttentionSubject) -> str:
     """Checks that tokens in another order give the same outputs in that order, where the mechanism declares it."""
     mechanism = subject.build()
-    if not mechanism.equivariant:
+    if not mechanism.facts.equivariant:
         raise not_declared("equivariant is False")
     given = inputs(mechanism, NOMINAL)
     order = torch.randperm(NOMINAL.num_queries, generator=torch.Generator().manual_seed(0))
