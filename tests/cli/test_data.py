@@ -255,7 +255,8 @@ class TestHints:
                 save(image, tmp_path / split / folders[0] / f"{number}.png")
                 save(image.convert("L").point(lambda value: value % 2), tmp_path / split / folders[1] / f"{number}.png")
         said = self.out(tmp_path, capsys, code=1)
-        assert f"the folder '{folders[1]}' has a mask for each image in '{folders[0]}'" in said
+        files = [tmp_path / "train" / folder / "0.png" for folder in folders]
+        assert f"'{files[1]}' is a mask of '{files[0]}'" in said
         as_masks, as_classes = re.findall(r"(?:--data\S*=\w+ ?)+", said)
         self.out(tmp_path, capsys, as_classes, code=0)
         for split in ("train", "val"):
@@ -263,6 +264,45 @@ class TestHints:
                 (tmp_path / split / old).rename(tmp_path / split / new)
         assert "task      SegmentationData" in self.out(tmp_path, capsys, code=1)
         assert "2 masks" in self.out(tmp_path, capsys, *as_masks.replace("=N", "=2").split(), code=0)
+
+    @pytest.mark.parametrize(
+        "names", [("{}.jpg", "{}.png"), ("{}.jpg", "{}_mask.png"), ("a/images_png/{}.png", "a/masks_png/{}.png")]
+    )
+    def test_masks_that_lie_beside_images_or_below_classes(self, tmp_path, capsys, names):
+        for number in range(2):
+            image = picture(number, 30, 20)
+            save(image, tmp_path / "train" / names[0].format(number))
+            save(image.convert("L").point(lambda value: value % 2), tmp_path / "train" / names[1].format(number))
+            if names[0].startswith("a/"):
+                save(picture(number + 9, 30, 20), tmp_path / "train" / "b" / f"{number}.png")
+        said = self.out(tmp_path, capsys, code=1)
+        assert (
+            f"'{tmp_path / 'train' / names[1].format(0)}' is a mask of '{tmp_path / 'train' / names[0].format(0)}'"
+            in said
+        )
+
+    @pytest.mark.parametrize(
+        ("table", "text", "named"),
+        [
+            ("train.csv", "id,label\n{}.png,a\n", True),
+            ("train/labels.csv", "image_id,species\n{},a\n", True),
+            ("boxes.csv", "images/{}.png,1,2,30,40,red\n", True),
+            ("list.tsv", '"path"\t"x"\n"train/{}.png"\t1\n', True),
+            ("results.csv", "epoch,loss\n{},0.5\n", False),
+        ],
+    )
+    def test_tables_that_name_images(self, tmp_path, capsys, table, text, named):
+        """Images without a class beside a table that may have it are not only to be predicted."""
+        for number in range(3):
+            save(picture(number), tmp_path / "train" / f"{number}.png")
+        first, *row = text.splitlines(keepends=True)
+        lines = [line.format(number) for number in range(3) for line in row or [first]]
+        (tmp_path / table).write_text("".join([first] * bool(row) + lines))
+        said = self.out(tmp_path, capsys, code=int(named))
+        assert (f"Tables that are not read name the images: '{tmp_path / table}'" in said) == named
+        for number in range(4):
+            save(picture(number + 9), tmp_path / "train" / f"class{number % 2}" / f"1{number}.png")
+        assert ("WARNING: tables that name images are not read" in self.out(tmp_path, capsys, code=0)) == named
 
     def test_every_option_in_a_message_of_the_data_is_one(self):
         sources = [file.read_text(encoding="utf-8") for file in Path(linvit.data.__file__).parent.rglob("*.py")]

@@ -138,6 +138,36 @@ class TestLayouts:
         with pytest.raises(UserError, match=r"val\.txt' names images that .*JPEGImages' lacks: '2007_9'"):
             of_config("voc", tmp_path)
 
+    @pytest.mark.parametrize(("list_name", "count"), [("default", 2), (None, 3)])
+    def test_exports_in_the_layout_of_pascal_voc(self, tmp_path, list_name, count):
+        """CVAT's list is called default, LabelMe's converter writes none; further folders are no classes."""
+        write(tmp_path / "JPEGImages", tmp_path / "SegmentationClass", 3)
+        shutil.copytree(tmp_path / "SegmentationClass", tmp_path / "SegmentationObject")
+        if list_name:
+            save(picture(), tmp_path / "ImageSets" / "Segmentation" / "x.png")
+            (tmp_path / "ImageSets" / "Segmentation" / f"{list_name}.txt").write_text("0\n2\n")
+        assert SegmentationData.recognises(str(tmp_path))
+        assert len(load_pairs(str(tmp_path))["train"]) == count
+
+    def test_names_that_do_not_agree(self, tmp_path):
+        images, masks = tmp_path / "images", tmp_path / "masks"
+        write(images, masks, 2)
+        save(picture(), masks / "7.png")
+        assert "Remove the masks without an image" in refused(tmp_path)
+        for path in masks.iterdir():
+            path.rename(path.with_name(f"{path.stem}_ids.png"))
+        assert "end with '_ids': set --data.mask_suffix=_ids" in refused(tmp_path)
+        for stem in ("0", "1"):
+            shutil.copy(masks / f"{stem}_ids.png", masks / f"{stem}_color.png")
+        assert "end with '_color', '_ids': choose the one that says the classes" in refused(tmp_path)
+        shutil.rmtree(masks)
+        save(picture(), masks / "maps" / "0.png")
+        save(picture(), masks / "maps" / "1.png")
+        assert "Masks lie in other folders below theirs" in refused(tmp_path)
+        shutil.rmtree(masks)
+        masks.mkdir()
+        assert f"there are no masks in '{masks}'" in refused(tmp_path)
+
     def test_tables(self, tmp_path):
         rows = {"image": [], "annotation": []}
         for index in range(8):

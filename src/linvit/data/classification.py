@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
 import datasets
@@ -9,7 +10,7 @@ import torch
 
 from linvit.data.base import ImageData, TargetReport
 from linvit.data.sources.data_source import Splits
-from linvit.data.sources.folder import in_folders
+from linvit.data.sources.folder import in_folders, naming_tables
 from linvit.data.sources.images import Target
 from linvit.data.sources.labels import (
     as_indices,
@@ -26,10 +27,10 @@ from linvit.data.sources.labels import (
 from linvit.data.sources.mask_folders import find_masks
 from linvit.data.sources.pairs import has_masks
 from linvit.data.sources.scan import ScanResult
-from linvit.data.sources.splits import load_splits
+from linvit.data.sources.splits import HUB, load_splits, source_kind
 from linvit.data.transforms.classification import Augmentation, EvalTransform, TrainTransform
 from linvit.data.transforms.geometry import CropMode
-from linvit.errors import UserError, check_choice, check_number
+from linvit.errors import UserError, check_choice, check_number, quote_first
 
 LABEL_COLUMNS = ("label", "labels", "fine_label")  # usual names of the column
 
@@ -152,22 +153,23 @@ class ClassificationData(ImageData):
                 f"so by --data.num_classes=N"
             )
         label = self.label_column
+        if found := self.masks_among_images():
+            classes = "" if label is None else f". If they are classes, say so by --data.num_classes={self.num_classes}"
+            raise UserError(
+                f"'{self.source}' looks like a segmentation set, of images and masks: '{found[1]}' is a mask of "
+                f"'{found[0]}'. Put them into folders called images and masks, as in train/images and train/masks, and "
+                f"check them with linvit data check {self.source} --data=SegmentationData --data.num_classes=N{classes}"
+            )
         if label is None or (split in self.splits and split not in self.labelled):
             whose = "" if label is None else f"the {split} split of "
             others = ", ".join(name for name in features_of(self.splits) if name != self.image_column)
+            tables = f". Tables that are not read name the images: {quote_first(self.tables)}" if self.tables else ""
             raise UserError(
                 f"{whose}data source '{self.source}' has no labels, so it can only be predicted (linvit predict). Name "
                 f"their column with --data.label_column (it has: {others or 'none but that of images'}), or sort the "
                 f"images into one folder per class, at least two, such as {split}/CLASS/*.jpg: images directly in "
                 f"{split}/ have no class, unless {split}/metadata.csv, with the columns file_name and label, gives it. "
-                f"Folders in archives are no classes; unpack them"
-            )
-        if found := self.masks_among_classes():
-            raise UserError(
-                f"'{self.source}' looks like a segmentation set, of images and masks: the folder '{found[1]}' has a "
-                f"mask for each image in '{found[0]}'. Call such folders images and masks, as in train/images and "
-                f"train/masks, and check them with linvit data check {self.source} --data=SegmentationData "
-                f"--data.num_classes=N. If they are classes, say so by --data.num_classes={self.num_classes}"
+                f"Folders in archives are no classes; unpack them{tables}"
             )
         table = self.data_source.table_of(split)
         if table in self.splits and not self.data_source.streaming:
@@ -176,12 +178,19 @@ class ClassificationData(ImageData):
         reader = partial(check_label, num_classes=self.num_classes, source=self.source, places=self.places)
         return {"label": Target(label, reader)}
 
-    def masks_among_classes(self) -> tuple[str, str] | None:
-        """Two folders of a set of few, one of images and one of their masks; None if there are none."""
-        rows = self.labelled.get("train")
+    def masks_among_images(self) -> tuple[str, str] | None:
+        """An image and its mask, if masks are taken for classes or for images; None if there are none."""
+        rows = self.splits.get("train")
         if rows is None or self.data_source.streaming or self.expected_classes is not None:
             return None
-        return find_masks(rows, self.image_column, self.label_column or "", self.images)
+        return find_masks(rows, self.image_column, self.images)
+
+    @cached_property
+    def tables(self) -> list[str]:
+        """Tables of a folder that name its images and are not read."""
+        path = Path(self.source).expanduser()
+        folder = not self.source.startswith(HUB) and path.is_dir() and source_kind(path) is None
+        return naming_tables(path) if folder else []
 
     def restrict_to(self, classes: Sequence[str]) -> None:
         """Looks the classes up by name; see `ImageData.restrict_to`."""
@@ -218,5 +227,8 @@ class ClassificationData(ImageData):
         first = next(iter(self.splits.values()))
         packed = "__key__" in first.features and "/" in first[0]["__key__"]  # of a tar file
         asked = self.labelled or len(self.splits) > 1 or self.expected_classes is not None
-        trainable = bool(asked or packed or in_folders(self.source))  # others are only to be predicted
+        if self.tables and self.labelled:
+            lines.append(f"  WARNING: tables that name images are not read: {quote_first(self.tables)}")
+        labelled = in_folders(self.source) or self.tables or self.masks_among_images()
+        trainable = bool(asked or packed or labelled)  # others are only to be predicted
         return TargetReport([*lines, *found.lines()], refused=refused, trainable=trainable)

@@ -131,7 +131,11 @@ class TestSplits:
         assert {split: len(own) for split, own in listed(tmp_path).items()} == {"train": 2, "val": 2}
 
     @pytest.mark.parametrize(
-        "names", [("training_set", "test_set"), ("train2017", "val2017"), ("My-Train", "My-Valid")]
+        "names",
+        [
+            *[("training_set", "test_set"), ("train2017", "val2017"), ("My-Train", "My-Valid")],
+            ("seg_train", "seg_test", "seg_pred"),
+        ],
     )
     def test_names_that_are_like_those_of_splits(self, tmp_path, names):
         """All images were of train, those of the test set too."""
@@ -140,7 +144,14 @@ class TestSplits:
             load_splits(str(tmp_path))
 
     @pytest.mark.parametrize(
-        "names", [("test tube", "beaker"), ("test_a", "test_b"), ("trainer", "tester"), ("a", "b")]
+        "names",
+        [
+            ("test tube", "beaker"),
+            ("test_a", "test_b"),
+            ("trainer", "tester"),
+            ("a", "b"),
+            ("bullet train", "test tube", "dog"),
+        ],
     )
     def test_names_that_are_not(self, tmp_path, names):
         images(tmp_path, [f"{name}/0.png" for name in names])

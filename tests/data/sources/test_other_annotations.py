@@ -56,9 +56,13 @@ def write(folder, **files):
         ({"train/*_annotations.createml.json": CREATE_ML}, "CreateML"),
         ({"project-1-at-2026.json": STUDIO}, "Label Studio JSON"),
         ({"annotations/panoptic_train2017.json": PANOPTIC}, "COCO's panoptic segmentation"),
+        ({"labels/det_train.json": json.dumps([{"name": "5.png", "labels": []}])}, "BDD100K"),
+        ({"ds/img/*../ann/5.png.json": json.dumps({"size": {}, "objects": []})}, "Supervisely"),
+        ({"split/train_gt.txt": "0--Parade/5.png\n1\n4 4 12 14 0 0 0 0 0 0\n"}, "WIDER FACE"),
+        ({"annotations/5.txt": "4,5,12,14,1,4,0,0\n"}, "MOT or VisDrone"),
         ({"labelTxt/5.txt": DOTA}, "DOTA"),
         ({"label_2/5.txt": KITTI}, "KITTI"),
-        ({"gt/gt.txt": "1,1,10,10,20,20,1,1,1.0\n"}, "MOT"),
+        ({"gt/gt.txt": "1,1,10,10,20,20,1,1,1.0\n"}, "MOT or VisDrone"),
         ({"train/*_annotations.csv": "filename,width,height,class,xmin,ymin,xmax,ymax\n"}, "CSV"),
         ({"train.csv": 'image_id,width,height,"bbox",source\n'}, "CSV"),
     ],
@@ -169,12 +173,14 @@ def test_one_file_for_folders_of_splits_leaves_nothing_out(tmp_path):
     assert loaded(tmp_path) == []
 
 
-@pytest.mark.parametrize("folders", ["/data/upload/3/", "../../media/"])
-def test_folders_in_names_that_are_of_another_machine_are_named(tmp_path, folders):
+@pytest.mark.parametrize("name", ["/data/upload/3/{}.png", "../../media/{}.png", "{}.PNG", "images/%{:02X}.png"])
+def test_names_that_are_not_quite_those_of_the_files_are_named(tmp_path, name):
     write(tmp_path, **{"images/*a.txt": ""})
     content = json.loads(write_json(tmp_path / "result.json").read_text())
     for image in content["images"]:
-        image["file_name"] = folders + image["file_name"]
+        if "%" in name:
+            (tmp_path / "images" / image["file_name"]).rename(tmp_path / "images" / f"{chr(image['id'] + 32)}.png")
+        image["file_name"] = name.format(image["id"] + 32 * ("%" in name))
     (tmp_path / "result.json").write_text(json.dumps(content))
-    with pytest.raises(UserError, match=f"such as '{folders}5.png', but .* lie in '{tmp_path / 'images'}': leave"):
+    with pytest.raises(UserError, match=f"file_name '.*', but the file is '{tmp_path / 'images'}/.*.png': write"):
         load_coco(tmp_path, find_coco(tmp_path), masks=False)

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Set
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 import datasets
 import pyarrow as pa
@@ -295,6 +296,11 @@ def _tell_left_out(path: Path, files: Mapping[str, Path], used: Set[str]) -> Non
         )
 
 
+def _alike(name: str) -> str:
+    """What a name has in common with that of the same file in another case, or with %20 for a space."""
+    return unquote(name).casefold()
+
+
 def _image_folder(path: Path, split: str, read: AnnotationFile) -> Path:
     """The folder with the images of an annotation file; a `UserError` names those that are not there."""
     names = [image["file_name"] for image in read.images]
@@ -312,12 +318,13 @@ def _image_folder(path: Path, split: str, read: AnnotationFile) -> Path:
         missing[folder] = [name for name, (below, file) in zip(names, parts, strict=True) if file not in listed[below]]
         if not missing[folder]:
             return folder
-    bare = {file for _, file in parts}
-    if within := next((folder for folder in missing if bare <= {*os.listdir(folder)}), None):
-        raise UserError(
-            f"file_name in '{read.path}' has folders in which no images are, such as '{names[0]}', but files of these "
-            f"names lie in '{within}': leave the folders out of file_name"
-        )
+    for folder in missing:
+        there = {_alike(name): name for name in os.listdir(folder)}
+        if all(_alike(file) in there for _, file in parts):
+            raise UserError(
+                f"'{read.path}' has the file_name '{names[0]}', but the file is "
+                f"'{folder / there[_alike(parts[0][1])]}': write names as they are below '{folder}'"
+            )
     folder, absent = min(missing.items(), key=lambda item: len(item[1]))
     some = len(absent) < len(names)
     where = f"'{folder}'" if some else f"any of the folders {quote_first([*map(str, missing)])}"

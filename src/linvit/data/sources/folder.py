@@ -5,6 +5,7 @@ order of images and their classes are the same; images are files of the formats 
 """
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ import pyarrow as pa
 from lightning.pytorch.utilities import rank_zero_warn
 from PIL import Image
 
-from linvit.data.sources.metadata import find_table
+from linvit.data.sources.metadata import NAMES, find_table
 from linvit.data.transforms.decode import FORMATS
 from linvit.errors import UserError, quote_first
+from linvit.reading import read_start
 
 Image.init()
 EXTENSIONS = tuple(ending for ending, kind in Image.registered_extensions().items() if kind in FORMATS)
@@ -25,6 +27,7 @@ ALIASES = {alias for aliases in SPLITS.values() for alias in aliases}
 TEXT = (".json", ".jsonl", ".csv", ".tsv", ".txt", ".md")
 PACKED = (".zip", ".tar", ".tar.gz", ".tgz", ".7z", ".rar")
 HIDDEN = (".", "__")
+NAMED = re.compile("id$|image|img|file|name|path", re.IGNORECASE)  # in titles of columns that name images
 JUNK = {".ipynb_checkpoints", "__MACOSX", "__pycache__"}  # hidden folders in which nobody keeps a class
 
 
@@ -113,6 +116,29 @@ def in_folders(source: str) -> bool:
     return path.is_dir() and any(
         _images({inside: names}) and inside.rpartition("/")[2].lower() not in ALIASES
         for inside, names in [*walk(path).items()][1:]
+    )
+
+
+def naming_tables(folder: Path) -> list[str]:
+    """Paths of the tables below a folder that have a column of names of images, but for those that are read."""
+    tree = walk(folder)
+    tables = [f"{path}/{name}" for path, own in tree.items() for name in own if name.lower().endswith((".csv", ".tsv"))]
+    tables = [table for table in sorted(tables) if os.path.basename(table) not in NAMES]
+    files = {os.path.basename(path) for path in _images(tree)} if tables else set()
+    known = files | {name.rpartition(".")[0] for name in files}
+    return [table for table in tables if _names_images(table, known)]
+
+
+def _names_images(table: str, known: Set[str]) -> bool:
+    """True if a column of the first rows of a table has names of images; numbers are some if its title says so."""
+    try:
+        lines = read_start(table, 2**16).decode(errors="replace").splitlines()[:20]
+    except OSError:
+        return False
+    rows = [[os.path.basename(cell.strip(" '\"")) for cell in re.split("[,;\t]", line)] for line in lines]
+    columns = [*zip(*rows, strict=False)] if len(rows) > 1 else []
+    return any(
+        {*cells} <= known and (NAMED.search(title) or not "".join(cells).isdecimal()) for title, *cells in columns
     )
 
 

@@ -1,42 +1,47 @@
-"""Folders of masks that are taken for classes."""
+"""Masks that are taken for classes, or for images without a class."""
 
+import os
 import re
 from collections import defaultdict
 from itertools import permutations
-from pathlib import PurePath
 
 import datasets
 import numpy as np
+import pyarrow.compute
 
 from linvit.data.sources.labels import undecoded
 from linvit.data.sources.read import ImageReader
 from linvit.data.transforms.decode import header, stored_values
 
-MOST_CLASSES = 8  # of a set that is looked at
+MOST_KINDS = 8  # of files in a set that is looked at
 LOOKED_AT = 3  # images and masks
 COLOURS = 32  # masks have fewer, photos have more
 NAME = re.compile(r"mask|annot|segm", re.IGNORECASE)  # in names of folders of masks
 ENDING = re.compile(r"[_-]?(mask|annot|segm|label|gt)[a-z]*$", re.IGNORECASE)  # of names of masks
 
 
-def find_masks(rows: datasets.Dataset, image: str, label: str, reader: ImageReader) -> tuple[str, str] | None:
-    """Two classes whose files are called alike, and of which one is called masks or has few colours, the other many."""
-    names = getattr(rows.features[label], "names", [])
-    if not 2 <= len(names) <= MOST_CLASSES:
-        return None
-    stored = undecoded(rows, image).with_format("arrow")[:][image].combine_chunks()
-    files: dict[str, dict[str, str]] = defaultdict(dict)  # path of each stem, for each class
-    for path, number in zip(stored.field("path").to_pylist(), rows[label], strict=True):
-        if path is None or number is None:
+def find_masks(rows: datasets.Dataset, image: str, reader: ImageReader) -> tuple[str, str] | None:
+    """An image and its mask, if files of one kind are masks of those of another kind.
+
+    Files of a kind have one folder, one ending of their names, such as `_mask`, and one format. Those of the two kinds
+    are called alike, and masks lie in a folder that is called so, or have few colours where images have many.
+    """
+    paths = pyarrow.compute.struct_field(undecoded(rows, image).with_format("arrow")[:][image], "path")
+    files: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)  # path of each stem, for each kind
+    for path in paths.to_pylist():
+        if path is None or len(files) > MOST_KINDS:
             return None
-        files[names[number]][ENDING.sub("", PurePath(path).stem)] = path
+        folder, name = os.path.split(path)
+        stem = ENDING.sub("", name.rpartition(".")[0])
+        files[folder, name.removeprefix(stem)][stem] = path
     for images, masks in permutations(files, 2):
         both = sorted(files[images].keys() & files[masks].keys())
         if 10 * len(both) < 9 * max(len(files[images]), len(files[masks])):
             continue
         pairs = [(files[images][stem], files[masks][stem]) for stem in both[:LOOKED_AT]]
-        if NAME.search(masks) or all(_is_mask(reader, *pair) for pair in pairs):
-            return images, masks
+        named = images[0] != masks[0] and NAME.search(os.path.basename(masks[0]))
+        if named or all(_is_mask(reader, *pair) for pair in pairs):
+            return pairs[0]
     return None
 
 

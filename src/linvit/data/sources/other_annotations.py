@@ -45,6 +45,8 @@ FORMATS: dict[str, tuple[str, Callable[[Any], Any]]] = {
             or (_keys(content) and all({"filename", "regions"} <= _keys(one) for one in content.values()))
         ),
     ),
+    "BDD100K": (".json", lambda content: {"name", "labels"} <= _first(content)),
+    "Supervisely": (".json", lambda content: {"size", "objects"} <= _keys(content)),
     "CreateML": (".json", lambda content: {"image", "annotations"} <= _first(content)),
     "Label Studio JSON": (
         ".json",
@@ -57,7 +59,8 @@ FORMATS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "YOLO": (".txt", _starts(rf"\s*\d+(?:[ \t]+{FRACTION}){{4,}}[ \t]*(?:\r?\n|$)")),
     "DOTA": (".txt", _starts(rf"(?:\w+:\S*\s+)*(?:{NUMBER}[ \t]+){{8}}\S+[ \t]+\d[ \t]*(?:\r?\n|$)")),
     "KITTI": (".txt", _starts(rf"[A-Za-z]\w+(?:[ \t]+{NUMBER}){{14,15}}[ \t]*(?:\r?\n|$)")),
-    "MOT": (".txt", _starts(rf"\d+,{NUMBER}(?:,{NUMBER}){{5,8}}\s*(?:\r?\n|$)")),
+    "WIDER FACE": (".txt", _starts(r"\S+\.[A-Za-z]+\s+\d+\s+(?:\d+ ){4,}")),
+    "MOT or VisDrone": (".txt", _starts(rf"\d+,{NUMBER}(?:,{NUMBER}){{5,8}}\s*(?:\r?\n|$)")),
     "CSV": (".csv", _starts(r'(?i)[^\n]*(?:^|[,;\t"])(?:bbox|x_?min|x1)(?:["\r\n,;\t]|$)')),
 }
 """Ending of the files of a format, and whether their content, JSON's value or the start of a text, is of it."""

@@ -1,5 +1,6 @@
 """Folders of images and folders of masks, paired by the names of their files."""
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -57,11 +58,13 @@ def split_folders(path: Path) -> dict[str, Folders]:
 
     Known are `images/SPLIT` with `masks/SPLIT`, `SPLIT/images` with `SPLIT/masks`, and without splits, which is train;
     `SPLIT` with `SPLITannot` or `SPLIT_labels`, as of CamVid; and Pascal VOC's `JPEGImages` and `SegmentationClass`
-    with `ImageSets/Segmentation/SPLIT.txt`.
+    with `ImageSets/Segmentation/SPLIT.txt`, or CVAT's `default.txt`, or without lists.
     """
-    if (lists := path / VOC_LISTS).is_dir():
-        files = [file for name in ("train", "val") if (file := lists / f"{name}.txt").is_file()]
-        return {file.stem: Folders(path / VOC_FOLDERS[0], path / VOC_FOLDERS[1], file) for file in files}
+    voc = Folders(path / VOC_FOLDERS[0], path / VOC_FOLDERS[1])
+    if voc.masks is not None and voc.masks.is_dir() and voc.images.is_dir():
+        lists = {file.stem: file for file in (path / VOC_LISTS).glob("*.txt")}
+        known = [name for name in ("train", "val") if name in lists]
+        return {name: voc._replace(names=lists.get(name, lists.get("default"))) for name in known or ["train"]}
     images, masks = child(path, IMAGE_FOLDERS), child(path, MASK_FOLDERS)
     if images is not None:
         return by_split(images, masks) or {"train": Folders(images, masks)}
@@ -119,24 +122,29 @@ def pairs(folders: Folders, suffix: str, split: str) -> datasets.Dataset:
     if folders.masks is None:
         rank_zero_warn(f"the {split} images in '{folders.images}' have no folder of masks")
         return path_table({"image": [*images.values()]})
+    if not masks:
+        raise UserError(f"there are no masks in '{folders.masks}' for the {split} images in '{folders.images}'")
     if alone := sorted(images.keys() ^ masks.keys()):
         raise UserError(
             f"images in '{folders.images}' and masks in '{folders.masks}', of the {split} split, do not belong "
             f"together: {len(images.keys() - masks.keys())} of {len(images)} images have no mask of the same name, and "
             f"{len(masks.keys() - images.keys())} of {len(masks)} masks no image, such as {quote_first(alone, 3)}. "
-            f"{_ending(images, masks)}. If the folders are classes, use ClassificationData with --data.num_classes=N"
+            f"If the folders are classes, use ClassificationData with --data.num_classes=N. {_ending(images, masks)}"
         )
     return path_table({"image": [*images.values()], "mask": [masks[stem] for stem in images]})
 
 
 def _ending(images: Mapping[str, str], masks: Mapping[str, str]) -> str:
-    """Says what names of masks have after those of their images, if all have the same."""
-    for stem in masks:
-        for length in range(len(stem), 0, -1):
-            suffix = stem[length:]
-            if stem[:length] in images and images.keys() <= {own.removesuffix(suffix) for own in masks}:
-                return f"Names of masks end with '{suffix}': set --data.mask_suffix={suffix}"
-        break
+    """Says what to do about names: what those of masks have after those of their images, if all have the same."""
+    first = min(images)
+    endings = sorted({mask.removeprefix(first) for mask in masks if mask.startswith(first)} - {""})
+    if found := [ending for ending in endings if all(f"{stem}{ending}" in masks for stem in images)]:
+        way = "set" if len(found) == 1 else "choose the one that says the classes, as in"
+        return f"Names of masks end with {quote_first(found)}: {way} --data.mask_suffix={found[0]}"
+    if images.keys() <= masks.keys():
+        return "Remove the masks without an image, or add their images"
+    if {os.path.basename(stem) for stem in images} <= {os.path.basename(stem) for stem in masks}:
+        return "Masks lie in other folders below theirs than the images below theirs: move them"
     return "If names of masks have an ending more than those of images, set it, as in --data.mask_suffix=_mask"
 
 

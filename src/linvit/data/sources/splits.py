@@ -29,7 +29,7 @@ EMBEDDED = Path(__file__).parents[1] / "assets"
 DIGITS = "digits"  # the set that comes with linvit
 HUB = "hub:"
 SCENES = "digit_scenes"  # made of the embedded digits, with masks
-LIKE_SPLIT = re.compile(r"(?:^|[^a-z])(train|val|test|dev)(?:ing|id|idation)?(?:[^a-z]|$)", re.IGNORECASE)
+LIKE_SPLIT = re.compile(r"(?:^|[^a-z])(train|val|test|dev)((?:ing|id|idation)?)(?:[^a-z]|$)", re.IGNORECASE)
 """Names that begin or contain a word for a split, such as training_set and val2017."""
 
 
@@ -93,9 +93,11 @@ def image_splits(path: Path, classes: bool = True) -> dict[str, Path]:
     splits = {name: children[alias[0]] for name, alias in by_alias(children).items()}
     others = [folder for folder in children.values() if folder not in splits.values() and holds_images(folder)]
     if not splits:
-        like = {match[1].lower() for folder in others if (match := LIKE_SPLIT.search(folder.name))}
-        if classes and others and "train" in like and len(like) > 1 and all(LIKE_SPLIT.search(x.name) for x in others):
-            names = quote_first([folder.name for folder in others])
+        like = {folder: match for folder in others if (match := LIKE_SPLIT.search(folder.name))}
+        words = {match[1].lower() for match in like.values()}
+        around = {folder.name[: match.start(1)] + folder.name[match.end(2) :] for folder, match in like.items()}
+        if classes and "train" in words and len(words) > 1 and (len(around) == 1 or len(like) == len(others)):
+            names = quote_first([folder.name for folder in like])
             raise UserError(f"the folders {names} in '{path}' look like splits; rename them to train, val and test")
         inner = {folder: by_alias({each.name for each in folder.iterdir() if each.is_dir()}) for folder in others}
         within = [folder / alias for folder, found in inner.items() for names in found.values() for alias in names]
