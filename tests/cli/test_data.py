@@ -124,6 +124,15 @@ class TestTraining:
             save(picture(0), tmp_path / split / "0.png")
         assert "images directly in train/ have no class" in self.told(tmp_path, capsys)
 
+    def test_images_for_training_without_a_class(self, tmp_path, capsys):
+        for number in range(4):
+            save(picture(number), tmp_path / "train" / f"cat.{number}.png")
+        assert "NO TRAINING" in self.told(tmp_path, capsys)
+
+    def test_a_table_without_labels(self, tmp_path, capsys):
+        plain_table(tmp_path / "train.parquet", 4, kind=["a", "b"] * 2)
+        assert "--data.label_column (it has: kind)" in self.told(tmp_path, capsys)
+
     def test_too_few_images(self, tmp_path, capsys):
         plain_table(tmp_path / "train.parquet", 1, label=[0])
         assert "would leave none to train on" in self.told(tmp_path, capsys)
@@ -266,7 +275,13 @@ class TestHints:
         assert "2 masks" in self.out(tmp_path, capsys, *as_masks.replace("=N", "=2").split(), code=0)
 
     @pytest.mark.parametrize(
-        "names", [("{}.jpg", "{}.png"), ("{}.jpg", "{}_mask.png"), ("a/images_png/{}.png", "a/masks_png/{}.png")]
+        "names",
+        [
+            ("a/images/{}.png", "a/masks/of_{}.png"),
+            ("{}.jpg", "{}.png"),
+            ("{}.jpg", "{}_mask.png"),
+            ("a/images_png/{}.png", "a/masks_png/{}.png"),
+        ],
     )
     def test_masks_that_lie_beside_images_or_below_classes(self, tmp_path, capsys, names):
         for number in range(2):
@@ -285,7 +300,8 @@ class TestHints:
         ("table", "text", "named"),
         [
             ("train.csv", "id,label\n{}.png,a\n", True),
-            ("train/labels.csv", "image_id,species\n{},a\n", True),
+            ("labels.csv", "image_id,species\n{},a\n", True),
+            ("metadata.csv", "filename,label\n{}.png,a\n", True),
             ("boxes.csv", "images/{}.png,1,2,30,40,red\n", True),
             ("list.tsv", '"path"\t"x"\n"train/{}.png"\t1\n', True),
             ("results.csv", "epoch,loss\n{},0.5\n", False),
@@ -294,14 +310,14 @@ class TestHints:
     def test_tables_that_name_images(self, tmp_path, capsys, table, text, named):
         """Images without a class beside a table that may have it are not only to be predicted."""
         for number in range(3):
-            save(picture(number), tmp_path / "train" / f"{number}.png")
+            save(picture(number), tmp_path / f"{number}.png")
         first, *row = text.splitlines(keepends=True)
         lines = [line.format(number) for number in range(3) for line in row or [first]]
         (tmp_path / table).write_text("".join([first] * bool(row) + lines))
         said = self.out(tmp_path, capsys, code=int(named))
         assert (f"Tables that are not read name the images: '{tmp_path / table}'" in said) == named
         for number in range(4):
-            save(picture(number + 9), tmp_path / "train" / f"class{number % 2}" / f"1{number}.png")
+            save(picture(number + 9), tmp_path / f"class{number % 2}" / f"1{number}.png")
         assert ("WARNING: tables that name images are not read" in self.out(tmp_path, capsys, code=0)) == named
 
     def test_every_option_in_a_message_of_the_data_is_one(self):

@@ -226,7 +226,8 @@ class ClassificationData(ImageData):
             lines.append(f"  {split:<10}{found.images[split]:>12,} images{each}")
         first = next(iter(self.splits.values()))
         packed = "__key__" in first.features and "/" in first[0]["__key__"]  # of a tar file
-        asked = self.labelled or len(self.splits) > 1 or self.expected_classes is not None
+        said = features_of(self.splits).keys() - {self.image_column, "__key__", "__url__"}  # of the images
+        asked = said or len(self.splits) > 1 or self.expected_classes is not None
         if self.tables and self.labelled:
             lines.append(f"  WARNING: tables that name images are not read: {quote_first(self.tables)}")
         labelled = in_folders(self.source) or self.tables or self.masks_among_images()

@@ -143,6 +143,11 @@ class TestSplits:
         with pytest.raises(linvit.UserError, match="look like splits; rename them to train, val and test"):
             load_splits(str(tmp_path))
 
+    def test_flat_folders_that_are_like_splits(self, tmp_path):
+        images(tmp_path, ["train/cat.0.png", "test1/0.png"])
+        with pytest.raises(linvit.UserError, match=r"'train', 'test1' .* look like splits"):
+            load_splits(str(tmp_path))
+
     @pytest.mark.parametrize(
         "names",
         [

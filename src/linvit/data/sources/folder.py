@@ -15,7 +15,7 @@ import pyarrow as pa
 from lightning.pytorch.utilities import rank_zero_warn
 from PIL import Image
 
-from linvit.data.sources.metadata import NAMES, find_table
+from linvit.data.sources.metadata import find_table
 from linvit.data.transforms.decode import FORMATS
 from linvit.errors import UserError, quote_first
 from linvit.reading import read_start
@@ -111,10 +111,10 @@ def holds_images(folder: Path) -> bool:
 
 
 def in_folders(source: str) -> bool:
-    """True if images of a source lie in folders of their own, as those of classes do, not directly in a split."""
+    """True if images of a source lie in folders, as those of classes do, or in one for training."""
     path = Path(source).expanduser()
     return path.is_dir() and any(
-        _images({inside: names}) and inside.rpartition("/")[2].lower() not in ALIASES
+        _images({inside: names}) and inside.rpartition("/")[2].lower() not in (*SPLITS["val"], *SPLITS["test"])
         for inside, names in [*walk(path).items()][1:]
     )
 
@@ -123,7 +123,7 @@ def naming_tables(folder: Path) -> list[str]:
     """Paths of the tables below a folder that have a column of names of images, but for those that are read."""
     tree = walk(folder)
     tables = [f"{path}/{name}" for path, own in tree.items() for name in own if name.lower().endswith((".csv", ".tsv"))]
-    tables = [table for table in sorted(tables) if os.path.basename(table) not in NAMES]
+    tables = [table for table in sorted(tables) if Path(table) != find_table(Path(table).parent)]
     files = {os.path.basename(path) for path in _images(tree)} if tables else set()
     known = files | {name.rpartition(".")[0] for name in files}
     return [table for table in tables if _names_images(table, known)]

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow.compute
 
 from linvit.data.sources.labels import undecoded
+from linvit.data.sources.pairs import IMAGE_FOLDERS, MASK_FOLDERS
 from linvit.data.sources.read import ImageReader
 from linvit.data.transforms.decode import header, stored_values
 
@@ -23,23 +24,31 @@ ENDING = re.compile(r"[_-]?(mask|annot|segm|label|gt)[a-z]*$", re.IGNORECASE)  #
 def find_masks(rows: datasets.Dataset, image: str, reader: ImageReader) -> tuple[str, str] | None:
     """An image and its mask, if files of one kind are masks of those of another kind.
 
-    Files of a kind have one folder, one ending of their names, such as `_mask`, and one format. Those of the two kinds
-    are called alike, and masks lie in a folder that is called so, or have few colours where images have many.
+    Files of a kind have one folder, one ending of their names, such as `_mask`, and one format. The folders lie beside
+    each other and are called images and masks; or the files are called alike, and masks lie in a folder that is called
+    so, or have few colours where images have many.
     """
     paths = pyarrow.compute.struct_field(undecoded(rows, image).with_format("arrow")[:][image], "path")
     files: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)  # path of each stem, for each kind
     for path in paths.to_pylist():
-        if path is None or len(files) > MOST_KINDS:
+        if path is None:
             return None
+        if len(files) > MOST_KINDS:
+            break
         folder, name = os.path.split(path)
         stem = ENDING.sub("", name.rpartition(".")[0])
         files[folder, name.removeprefix(stem)][stem] = path
     for images, masks in permutations(files, 2):
+        above, names = zip(*(os.path.split(folder) for folder, _ in (images, masks)), strict=True)
+        if above[0] == above[1] and names[0] in IMAGE_FOLDERS and names[1] in MASK_FOLDERS:
+            return next(iter(files[images].values())), next(iter(files[masks].values()))
+        if len(files) > MOST_KINDS:  # too many to be compared
+            continue
         both = sorted(files[images].keys() & files[masks].keys())
         if 10 * len(both) < 9 * max(len(files[images]), len(files[masks])):
             continue
         pairs = [(files[images][stem], files[masks][stem]) for stem in both[:LOOKED_AT]]
-        named = images[0] != masks[0] and NAME.search(os.path.basename(masks[0]))
+        named = images[0] != masks[0] and NAME.search(names[1])
         if named or all(_is_mask(reader, *pair) for pair in pairs):
             return pairs[0]
     return None

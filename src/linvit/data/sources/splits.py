@@ -97,8 +97,7 @@ def image_splits(path: Path, classes: bool = True) -> dict[str, Path]:
         words = {match[1].lower() for match in like.values()}
         around = {folder.name[: match.start(1)] + folder.name[match.end(2) :] for folder, match in like.items()}
         if classes and "train" in words and len(words) > 1 and (len(around) == 1 or len(like) == len(others)):
-            names = quote_first([folder.name for folder in like])
-            raise UserError(f"the folders {names} in '{path}' look like splits; rename them to train, val and test")
+            raise UserError(_look_like_splits(path, like))
         inner = {folder: by_alias({each.name for each in folder.iterdir() if each.is_dir()}) for folder in others}
         within = [folder / alias for folder, found in inner.items() for names in found.values() for alias in names]
         if classes and within and len(others) == 1 and not loose:
@@ -112,6 +111,8 @@ def image_splits(path: Path, classes: bool = True) -> dict[str, Path]:
         return {"train": path}
     kept = quote_first([folder.name for folder in splits.values()])
     if (others or loose) and not any(_is_split(folder) for folder in splits.values()):
+        if classes and others and "train" in splits and all(LIKE_SPLIT.search(folder.name) for folder in others):
+            raise UserError(_look_like_splits(path, [*splits.values(), *others]))
         if classes and others:
             rank_zero_warn(
                 f"{kept} in '{path}' are classes, like {quote_first([folder.name for folder in others])} beside them, "
@@ -122,6 +123,11 @@ def image_splits(path: Path, classes: bool = True) -> dict[str, Path]:
     if left:
         rank_zero_warn(f"left out of '{path}': {', '.join(left)}, beside its splits, which are {kept}")
     return splits
+
+
+def _look_like_splits(path: Path, folders: Iterable[Path]) -> str:
+    names = quote_first([folder.name for folder in folders])
+    return f"the folders {names} in '{path}' look like splits; rename them to train, val and test"
 
 
 def by_alias(names: Iterable[str]) -> dict[str, list[str]]:
