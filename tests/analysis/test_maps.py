@@ -13,6 +13,9 @@ from linvit.analysis.recorder import observable, observe
 from linvit.attention.hydra import HydraAttention
 from tests.helpers import perturb, randn, token_mixers
 
+SWIN = {"embed_dim": 24, "depths": [2, 2, 1, 1], "num_heads": [1, 2, 4, 8]}
+CSWIN = {"embed_dim": 16, "depths": [2, 2, 2, 1], "num_heads": [2, 4, 8, 16]}
+
 
 def calls_of(attention: Any, backbone: str = "deit_nano", side: int = 32, **options: Any) -> dict[str, Any]:
     model = perturb(linvit.create_backbone(backbone, attention=attention, num_classes=0, img_size=side, **options))
@@ -70,7 +73,9 @@ def test_the_class_token_looks_where_there_is_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("backbone", "options"), [("swin_tiny", {"window_size": 4}), ("cswin_tiny", {"split_size": [1, 2, 4, 2]})], ids=str
+    ("backbone", "options"),
+    [("swin_tiny", {**SWIN, "window_size": 4}), ("cswin_tiny", {**CSWIN, "split_size": [1, 2, 4, 2]})],
+    ids=["swin", "cswin"],
 )
 def test_a_window_is_drawn_where_it_lies(backbone: str, options: dict[str, Any]) -> None:
     """The input is 0 but for the window of the query, so its map must be where the query is, and 0 elsewhere."""
@@ -98,7 +103,7 @@ def test_rollout_is_the_product_of_the_layers() -> None:
     assert found.sum().item() == pytest.approx(1)
     assert rollout(calls_of("focused"), Query()).sum().item() == pytest.approx(1)
     with pytest.raises(UserError, match=r"must be of all tokens of the image; stages\.0\.blocks\.0\.attn has windows"):
-        rollout(calls_of("softmax", "swin_tiny", 64), Query())
+        rollout(calls_of("softmax", "swin_tiny", 64, **SWIN), Query())
 
 
 @pytest.mark.parametrize("name", ["test_vit", "test_vit3", "pvt_v2_b0", "swin_tiny_patch4_window7_224"])

@@ -25,10 +25,9 @@ TOLERANCE = {"float32": 3e-6, "float16": 1e-3, "bfloat16": 1e-2}
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
 
 
-@pytest.fixture(scope="module")
-def interpreted():
-    """What the interpreter found, by the name of the case. Triton decides when it is imported how it runs programs."""
-    command = [sys.executable, "-W", "ignore", "-m", "tests.attention.kernel_cases"]
+def found_by_the_interpreter(*options):
+    """What it found, by the name of the case. Triton decides when it is imported how it runs programs."""
+    command = [sys.executable, "-W", "ignore", "-m", "tests.attention.kernel_cases", *options]
     done = run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
     if "lambda self: int(self.handle.data))" in done.stderr:
         pytest.skip("Triton's interpreter is older than numpy 2.4, which takes no array (1,) for a number")
@@ -36,8 +35,19 @@ def interpreted():
     return {found["name"]: found for found in map(json.loads, done.stdout.splitlines())}
 
 
+@pytest.fixture(scope="module")
+def interpreted():
+    return found_by_the_interpreter()
+
+
 @needs_triton
-@pytest.mark.parametrize("name", [*CASES, *MECHANISMS, "compiled", "nan", "far apart"])
+@pytest.mark.slow
+def test_one_compiled_graph_computes_the_same():
+    assert all(error < 3e-6 for error in found_by_the_interpreter("--compiled")["compiled"]["errors"])
+
+
+@needs_triton
+@pytest.mark.parametrize("name", [*CASES, *MECHANISMS, "nan", "far apart"])
 def test_values_and_gradients_are_those_of_float64(interpreted, name):
     dtype = next((dtype for dtype in name.split() if dtype in TOLERANCE), "float32")
     assert all(error < TOLERANCE[dtype] for error in interpreted[name]["errors"])  # NaN is not
@@ -99,16 +109,24 @@ def test_a_gpu_computes_what_float64_does(name, dtype):
 
 @needs_triton
 @pytest.mark.parametrize("case", ["elu, rotary, difference", "softmax", "focused"])
-@pytest.mark.parametrize("architecture", [80, 90, 100])
-def test_programs_are_compiled_for_a_gpu(case, architecture):
+@pytest.mark.parametrize(
+    ("architecture", "size"),
+    [
+        (90, (64, 3136)),  # in seconds; the others are compiled from the same source
+        *(
+            pytest.param(architecture, size, marks=pytest.mark.slow)
+            for architecture, size in [(80, (64, 3136)), (100, (64, 3136)), *((a, (4096, 49)) for a in (80, 90, 100))]
+        ),
+    ],
+)
+def test_programs_are_compiled_for_a_gpu(case, architecture, size):
     """Which takes less of Python than the interpreter does; without a GPU, by Triton's own assembler."""
     kernels = pytest.importorskip("benchmarks.kernels")
-    for size in ((64, 3136), (4096, 49)):
-        programs = [one for each in kernels.step(case, *size, 3, 32, torch.bfloat16) for one in each]
-        for program in (one for one in programs if one[0] is not torch.sum):
-            registers, spilled, _ = map(int, kernels.usage(program, architecture).split(" / "))
-            assert 0 < registers < 256
-            assert spilled < 200
+    programs = [one for each in kernels.step(case, *size, 3, 32, torch.bfloat16) for one in each]
+    for program in (one for one in programs if one[0] is not torch.sum):
+        registers, spilled, _ = map(int, kernels.usage(program, architecture).split(" / "))
+        assert 0 < registers < 256
+        assert spilled < 200
 
 
 @pytest.mark.parametrize(

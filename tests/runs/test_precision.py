@@ -75,6 +75,7 @@ def test_it_is_said_once_and_written_down(run):
 
 def test_a_named_one_holds(tmp_path):
     options = flags(trainer__precision="bf16-mixed", trainer__max_epochs=1, trainer__limit_train_batches=1)
+    options += flags(trainer__limit_val_batches=1, data__batch_size=2)  # bfloat16 on a CPU takes its time
     done = linvit("fit", f"--config={QUICKSTART}", *tiny(), *options, cwd=tmp_path)
     assert done.code == 0, done.err
     assert "since" not in done.log

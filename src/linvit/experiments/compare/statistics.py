@@ -1,5 +1,6 @@
 """Statistics of scores over seeds and over images: paired differences from a baseline, corrected for their number."""
 
+import functools
 import math
 import statistics
 from collections.abc import Sequence
@@ -80,6 +81,7 @@ def t_test(t: float, freedom: int) -> float:
     return float(mpmath.betainc(freedom / 2, 0.5, 0, freedom / (freedom + t * t), regularized=True))
 
 
+@functools.cache
 def t_quantile(freedom: int) -> float:
     """The t that Student's distribution exceeds in absolute value with a probability of 5 %."""
     return float(mpmath.findroot(lambda t: t_test(float(t), freedom) - (1 - LEVEL), (1.9, 13), solver="anderson"))
