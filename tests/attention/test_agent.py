@@ -9,7 +9,6 @@ from torch.func import functional_call
 
 import linvit
 from linvit import AttentionLayer, Grid, UserError
-from linvit.analysis import attention_matrix, rank
 from linvit.layers.stripes import StripeBranch
 from linvit.weights.layouts.backbones import CSWIN, DEIT
 from tests.attention.soft_formula import naive_local, naive_stretch
@@ -162,32 +161,6 @@ def test_equals_formula_on_another_grid_than_the_nominal(grid: Grid) -> None:
 
 
 # The equivalent matrix
-
-
-def test_rank_is_the_number_of_agents_and_rows_sum_to_one() -> None:
-    grid = Grid((6, 8), num_prefix=1)
-    module = mechanism({"name": "agent", "agents": 9, "dwc_kernel": 0}, grid)
-    given = inputs(module, grid)
-    matrix = attention_matrix(module, given.q, given.k, grid)
-    assert module.rank_bound(grid) == 9
-    assert rank(matrix).eq(9).all()
-    left, right = module.factors(given.q, given.k, grid)
-    assert left.shape == right.shape == (2, 3, 49, 9)
-    assert_near(left @ right.mT, matrix, 1e-14)
-    assert_near(matrix.sum(-1), torch.ones(2, 3, 49, dtype=torch.float64), 1e-14)
-
-
-def test_convolution_lifts_the_rank_and_is_a_part() -> None:
-    grid = Grid((4, 6))
-    module = mechanism({"name": "agent", "agents": 4}, grid)
-    given = inputs(module, grid)
-    assert module.factors(given.q, given.k, grid) is None
-    assert module.rank_bound(grid) == 24
-    matrix = attention_matrix(module, given.q, given.k, grid, channel=None)
-    assert rank(matrix).eq(24).all()
-    kernel = module.matrix_parts()["kernel"]
-    assert kernel.rank_bound(grid) == 4
-    assert_near(kernel(*given[:3], grid) + module.convolved(given.v, grid), given(module, grid), 1e-14)
 
 
 # Sizes, errors

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit import Attention, AttentionLayer, Grid, UserError
-from linvit.analysis import attention_matrix, rank
+from linvit.analysis import attention_matrix
 from linvit.attention.enhanced_linear import EnhancedLinearAttention
 from linvit.inference.onnx import in_onnxruntime, to_onnx
 from linvit.layers.block import Block
@@ -229,15 +229,6 @@ def test_gradients_are_those_of_finite_differences(options: dict[str, object]) -
     assert torch.autograd.gradcheck(lambda q, k, v, *_: module(q, k, v, grid), (q, k, v, *module.parameters()))
 
 
-def test_without_scales_it_is_relu_linear_attention() -> None:
-    grid = Grid((3, 4), num_prefix=1)
-    module = mechanism({"name": "enhanced_linear", "scales": [], "eps": 1e-6}, grid)
-    linear = mechanism({"name": "linear", "feature_map": "relu", "eps": 1e-6}, grid)
-    given = inputs(module, grid)
-    assert not list(module.parameters())
-    assert torch.equal(given(module, grid), given(linear, grid))
-
-
 # The equivalent matrices
 
 
@@ -256,15 +247,6 @@ def test_matrices_act_on_the_values_of_their_scale(scales: list[int], grid: Grid
     assert_near(mixed, module(q, k, v, grid), 1e-12)
     left, right = module.factors(q, k, grid)
     assert_near(left @ right.mT, matrix, 1e-12)
-
-
-@pytest.mark.parametrize("key_dim", [None, 3])
-def test_rank_is_the_width_of_the_keys_at_every_scale(key_dim: int | None) -> None:
-    grid = Grid((9, 11))
-    module = mechanism("enhanced_linear", grid, key_dim=key_dim)
-    given = inputs(module, grid)
-    assert module.rank_bound(grid) == (key_dim or 8)
-    assert (rank(attention_matrix(module, given.q, given.k, grid)) == module.rank_bound(grid)).all()
 
 
 # Prefix tokens, tokens without a positive channel

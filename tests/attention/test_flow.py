@@ -5,7 +5,6 @@ import torch
 from torch import Tensor
 
 from linvit import AttentionLayer, Grid
-from linvit.analysis import attention_matrix, rank
 from linvit.attention.flow import FlowAttention
 from tests.golden_files import Golden, both_precisions, of_case
 from tests.helpers import assert_near, assert_same_gradients, inputs, mechanism, options_then_grids
@@ -68,14 +67,3 @@ def test_keys_do_not_compete_where_they_are_fewer_than_the_queries() -> None:
     left, right = module.factors(q, k, GRID)
     assert_near(right, k.sigmoid(), 1e-12)
     assert_near(module(q, k, v, GRID), left @ (k.sigmoid().mT @ v), 1e-12)
-
-
-@pytest.mark.parametrize("grid", [GRID, Grid((4, 7), num_prefix=2)], ids=str)
-def test_rank_and_gate(grid: Grid) -> None:
-    """The rank is that of the keys' width; a row's entries are positive, and weights times a gate below 1."""
-    module = mechanism("flow", grid)
-    q, k, *_ = inputs(module, grid)
-    matrix = attention_matrix(module, q, k, grid)
-    assert (rank(matrix) == min(8, grid.num_keys)).all()
-    assert module.rank_bound(grid) == min(8, grid.num_keys)
-    assert matrix.min() > 0

@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from linvit import Grid, UserError
-from linvit.analysis import attention_matrix, rank
 from linvit.attention.focused import FocusedAttention
 from tests.golden_files import (
     Golden,
@@ -194,21 +193,6 @@ def test_equals_formula_with_narrow_keys() -> None:
     check({}, Grid((4, 3)), key_dim=5)
 
 
-@pytest.mark.parametrize("norm_scope", ["all_heads", "per_head"])
-def test_one_head_has_one_norm_scope(norm_scope: str) -> None:
-    grid = Grid((3, 4))
-    one, other = (mechanism({"name": "focused", "norm_scope": s}, grid, num_heads=1) for s in (norm_scope, "all_heads"))
-    given = inputs(one, grid)
-    assert_near(given(one, grid), given(other, grid), 1e-14)
-
-
-def test_norm_scopes_differ_with_several_heads() -> None:
-    grid = Grid((3, 4))
-    modules = [mechanism({"name": "focused", "norm_scope": s}, grid) for s in ("all_heads", "per_head")]
-    given = inputs(modules[0], grid)
-    assert (given(modules[0], grid) - given(modules[1], grid)).abs().max() > 1e-3
-
-
 @pytest.mark.parametrize("options", [{}, {"norm_scope": "per_head"}, {"focusing_factor": 1.5}, {"stable_power": False}])
 def test_gradients_are_those_of_finite_differences(options: dict[str, object]) -> None:
     grid = Grid((2, 3), num_prefix=1)
@@ -222,30 +206,6 @@ def test_gradients_are_those_of_finite_differences(options: dict[str, object]) -
 
 
 # The equivalent matrix
-
-
-@pytest.mark.parametrize(
-    ("grid", "interp"), [*((g, "linear1d") for g in GRIDS[:3] + REDUCED), (REDUCED[0], "bilinear2d")]
-)
-def test_matrix_is_the_map_plus_the_exact_toeplitz_matrix(grid: Grid, interp: str) -> None:
-    module = mechanism({"name": "focused", "sr_interp": interp}, grid)
-    given = inputs(module, grid)
-    matrix = attention_matrix(module, given.q, given.k, grid)  # (B, h, d, N, M)
-    want = naive_maps(module, given.q, given.k, grid)[:, :, None] + naive_local(module, grid)
-    assert_near(matrix, want.expand_as(matrix), 1e-6)
-
-
-def test_toeplitz_matrix_does_not_wrap_around_the_borders() -> None:
-    """On 14 x 14 with k = 5 the true matrix has 4096 non-zeros."""
-    grid = Grid((14, 14))
-    module = mechanism({"name": "focused", "focus": False}, grid, dim=2, num_heads=1)
-    given = inputs(module, grid, batch=1)
-    without = mechanism({"name": "focused", "focus": False, "dwc": False}, grid, dim=2, num_heads=1)
-    without.load_state_dict({name: t for name, t in module.state_dict().items() if "dwc" not in name})
-    local = (
-        attention_matrix(module, given.q, given.k, grid)[0, 0] - attention_matrix(without, given.q, given.k, grid)[0]
-    )
-    assert ((local.abs() > 1e-12).sum((1, 2)) == 4096).all()
 
 
 # Prefix tokens, other grids
@@ -313,35 +273,6 @@ def test_position_encoding_follows_another_grid(grid: Grid) -> None:
 # Rank, factors
 
 
-@pytest.mark.parametrize("key_dim", [None, 5])
-@pytest.mark.parametrize("grid", [Grid((7, 9), num_prefix=1), Grid((2, 2)), REDUCED[0]], ids=str)
-def test_rank_is_that_of_the_tokens_with_the_convolution_and_of_the_keys_without(
-    grid: Grid, key_dim: int | None
-) -> None:
-    """The bound is reached by features of one size; focusing a relu leaves some too small to count."""
-    tokens = min(grid.num_queries, grid.num_keys)
-    for dwc, want in ((True, tokens), (False, min(tokens, key_dim or 8))):
-        spec = {"name": "focused", "dwc": dwc}
-        sharp, even = (
-            mechanism(spec | options, grid, key_dim=key_dim) for options in ({}, {"focus": False, "relu_eps": 0.25})
-        )
-        q, k, *_ = inputs(sharp, grid)
-        assert sharp.rank_bound(grid) == even.rank_bound(grid) == want
-        assert (rank(attention_matrix(sharp, q, k, grid)) <= want).all()
-        assert (rank(attention_matrix(even, q, k, grid)) == want).all()
-
-
-@pytest.mark.parametrize("options", [{}, {"denominator": "sum", "eps": 0.5}, {"norm_scope": "per_head"}], ids=str)
-def test_factors_are_those_of_the_formula_without_the_convolution(options: dict[str, object]) -> None:
-    grid = REDUCED[1]
-    module = mechanism({"name": "focused", "dwc": False, **options}, grid)
-    given = inputs(module, grid)
-    left, right = module.factors(given.q, given.k, grid)
-    assert left.shape[-1] == right.shape[-1] == module.key_dim
-    assert_near(left @ right.mT, naive_maps(module, given.q, given.k, grid), 1e-12)
-    assert mechanism("focused", grid).factors(given.q, given.k, grid) is None
-
-
 # In place
 
 
@@ -394,19 +325,6 @@ def test_token_without_a_positive_channel_stays_finite(focusing_factor: float, n
     exact = mechanism(spec, grid).eval()
     wide = given.map(lambda x: x.detach().double())
     assert_near(out, wide(exact, grid), 1e-4)
-
-
-def test_literal_power_underflows_where_the_stable_one_does_not() -> None:
-    grid = Grid((3, 4))
-    literal, stable = (
-        mechanism({"name": "focused", "focusing_factor": 8, "stable_power": s}, grid, dtype=torch.float32)
-        for s in (False, True)
-    )
-    given = inputs(literal, grid, dtype=torch.float32)
-    assert_near(given(literal, grid), given(stable, grid), 1e-5)
-    given.q[:, :, 0] = -1
-    assert given(literal, grid)[:, :, 0].isnan().all()
-    assert given(stable, grid).isfinite().all()
 
 
 # Initial values and errors

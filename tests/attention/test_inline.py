@@ -9,7 +9,6 @@ from torch.func import functional_call
 
 import linvit
 from linvit import AttentionLayer, Grid, UserError
-from linvit.analysis import attention_matrix, rank
 from linvit.layers.stripes import StripeBranch
 from linvit.weights.layouts.backbones import CSWIN, DEIT
 from tests.attention.soft_formula import naive_local
@@ -140,43 +139,6 @@ def test_equals_formula_with_narrow_keys() -> None:
 
 
 # The equivalent matrix
-
-
-def test_rank_is_one_more_than_the_width_and_rows_sum_to_one() -> None:
-    grid = Grid((6, 8), num_prefix=1)
-    module = mechanism({"name": "inline", "residual_kernel": 0}, grid)
-    given = inputs(module, grid)
-    matrix = attention_matrix(module, given.q, given.k, grid)
-    assert module.rank_bound(grid) == 9
-    assert rank(matrix).eq(9).all()
-    left, right = module.factors(given.q, given.k, grid)
-    assert left.shape == right.shape == (2, 3, 49, 9)
-    assert_near(left @ right.mT, matrix, 1e-13)
-    assert_near(matrix.sum(-1), torch.ones(2, 3, 49, dtype=torch.float64), 1e-13)
-    assert matrix.min() < 0
-
-
-def test_queries_of_one_direction_have_different_rows() -> None:
-    """What injective means, and what division by the row's sum loses."""
-    grid = Grid((4, 4))
-    module = mechanism({"name": "inline", "residual_kernel": 0}, grid)
-    given = inputs(module, grid)
-    once, twice = (attention_matrix(module, factor * given.q, given.k, grid) for factor in (1, 2))
-    assert_near(twice - 1 / 16, 2 * (once - 1 / 16), 1e-12)
-
-
-def test_convolution_lifts_the_rank_and_is_a_part() -> None:
-    grid = Grid((4, 6))
-    module = mechanism("inline", grid)
-    given = inputs(module, grid)
-    assert module.factors(given.q, given.k, grid) is None
-    assert module.rank_bound(grid) == 24
-    matrix = attention_matrix(module, given.q, given.k, grid, channel=None, **given.extra)
-    assert rank(matrix).eq(24).all()
-    kernel = module.matrix_parts()["kernel"]
-    assert kernel.rank_bound(grid) == 9
-    local = module.convolved(given.v, grid, **given.extra)
-    assert_near(kernel(*given[:3], grid) + local, given(module, grid), 1e-14)
 
 
 def test_every_image_has_kernels_of_its_own() -> None:

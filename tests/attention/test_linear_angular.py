@@ -5,15 +5,13 @@ import math
 
 import pytest
 import torch
-from hypothesis import given as drawn
-from hypothesis import strategies as st
 from torch import Tensor
 
 from linvit import AttentionLayer, Grid, UserError
-from linvit.analysis import attention_matrix, rank
+from linvit.analysis import attention_matrix
 from linvit.attention.linear_angular import LinearAngularAttention
 from tests.golden_files import Golden, both_precisions, of_case
-from tests.helpers import assert_near, assert_same_gradients, inputs, mechanism, randn
+from tests.helpers import assert_near, assert_same_gradients, inputs, mechanism
 
 GRIDS = [
     Grid((4, 6)),
@@ -173,40 +171,6 @@ def test_weights_at_the_threshold_are_dropped() -> None:
 # What holds of any input
 
 
-@drawn(scale=st.floats(1e-3, 1e3), seed=st.integers(0, 2**16))
-def test_size_of_queries_and_keys_does_not_matter(scale: float, seed: int) -> None:
-    """The kernel sees angles alone."""
-    grid = Grid((3, 4))
-    module = mechanism("linear_angular", grid)
-    q, k, v, _ = inputs(module, grid, seed=seed)
-    sizes = scale * (0.1 + randn(2, 3, 12, 1, seed=seed).abs())
-    assert_near(module(q * sizes, k / sizes, v, grid), module(q, k, v, grid), 1e-9)
-
-
-@drawn(seed=st.integers(0, 2**16), num_prefix=st.integers(0, 2))
-def test_global_part_has_length_one_and_ignores_the_order_of_tokens(seed: int, num_prefix: int) -> None:
-    grid = Grid((3, 4), num_prefix=num_prefix)
-    module = mechanism("linear_angular", grid)
-    with torch.no_grad():
-        module.dconv.weight.zero_()
-    given = inputs(module, grid, seed=seed)
-    out = given(module, grid)
-    assert_near(out.norm(dim=-1), torch.ones_like(out[..., 0]), 1e-12)
-    order = torch.randperm(grid.num_queries, generator=torch.Generator().manual_seed(seed))
-    assert_near(given.map(lambda x: x[:, :, order])(module, grid), out[:, :, order], 1e-10)
-
-
-def test_rank_is_that_of_the_identity() -> None:
-    """Full with the token's own value; without it and the convolution, the head width and one for the constant."""
-    grid = Grid((5, 6))
-    for half, want in (("identity", 30), ("mean", 9)):
-        module = mechanism({"name": "linear_angular", "half": half}, grid)
-        with torch.no_grad():
-            module.dconv.weight.zero_()
-        given = inputs(module, grid)
-        assert (rank(attention_matrix(module, given.q, given.k, grid, v=given.v)) == want).all()
-
-
 # The equivalent matrix
 
 
@@ -222,16 +186,6 @@ def test_matrix_gives_the_output(options: dict[str, object]) -> None:
     module.train()
     trained = module.attention_matrix(given.q, given.k, given.v, grid)
     assert_near(trained @ given.v, given(module, grid), 1e-12)
-
-
-def test_matrix_depends_on_the_values() -> None:
-    grid = Grid((3, 4))
-    module = mechanism("linear_angular", grid)
-    q, k, v, _ = inputs(module, grid)
-    matrix, other = (attention_matrix(module, q, k, grid, v=values) for values in (v, v + 1))
-    assert (matrix - other).abs().max() > 1e-3
-    with pytest.raises(UserError, match="depends on the values; pass v="):
-        attention_matrix(module, q, k, grid)
 
 
 # Prefix tokens, vectors of zeros, errors

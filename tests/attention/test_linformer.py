@@ -6,7 +6,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from linvit import AttentionLayer, Grid, UserError
-from linvit.analysis import attention_matrix, rank
 from linvit.attention.linformer import LinformerAttention
 from linvit.backbones.initialise import tie_mechanisms
 from tests.attention.test_focused import cubic_resize
@@ -164,33 +163,6 @@ def test_dropout_acts_in_training_only_and_keeps_the_mean() -> None:
 
 
 # The equivalent matrix
-
-
-@pytest.mark.parametrize("options", [{"k": 4}, {"k": 4, "share": "none"}, {"k": 4, "share": "kv"}], ids=str)
-def test_rank_is_the_number_of_projected_keys(options: dict[str, object]) -> None:
-    grid = Grid((4, 6), num_prefix=1)
-    module = mechanism({"name": "linformer", **options}, grid)
-    given = inputs(module, grid)
-    assert (rank(attention_matrix(module, given.q, given.k, grid)) == 4).all()
-    assert module.rank_bound(grid) == 4
-
-
-@pytest.mark.parametrize("share", ["headwise", "none"])
-def test_matrices_of_one_head_act_on_its_values(share: str) -> None:
-    module = mechanism({"name": "linformer", "one_kv_head": True, "share": share, "k": 3}, GRID)
-    given = inputs(module, GRID)
-    matrix = attention_matrix(module, given.q, given.k, GRID)
-    assert_near(matrix @ given.v[:, :1], given(module, GRID), 1e-12)
-
-
-def test_identity_in_place_of_e_and_f_is_softmax_attention() -> None:
-    grid = Grid((3, 4), num_prefix=1)
-    module, softmax = (mechanism(name, grid) for name in ("linformer", "softmax"))
-    with torch.no_grad():
-        module.proj_k.copy_(torch.eye(13))
-        module.proj_v.copy_(torch.eye(13))
-    given = inputs(module, grid)
-    assert_near(given(module, grid), given(softmax, grid), 1e-12)
 
 
 # Other grids

@@ -51,10 +51,3 @@ def test_equals_reference(golden: Golden, dtype: torch.dtype) -> None:
 @of_case("mala")
 def test_equals_reference_with_projections_and_gate(golden: Golden, dtype: torch.dtype) -> None:
     check_layer(golden, "mala", dtype)
-
-
-def test_rows_sum_to_one_without_rotation() -> None:
-    grid = Grid((3, 5), (2, 3), num_prefix=1)
-    module = mechanism({"name": "mala", "rotary": False, "lepe_kernel": 0, "eps": 0.0}, grid)
-    q, k, v, _ = inputs(module, grid)
-    assert_near(module(q, k, torch.ones_like(v), grid), torch.ones(2, 3, 16, 8), 1e-12)

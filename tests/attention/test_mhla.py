@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from linvit import AttentionLayer, Grid
-from linvit.analysis import attention_matrix
 from linvit.attention.mhla import INITIAL, MHLAttention, initial_weights
 from tests.golden_files import Golden, both_precisions, of_case
 from tests.helpers import assert_near, assert_same_gradients, inputs, mechanism, options_then_grids
@@ -118,18 +117,6 @@ def test_layer_equals_the_authors(golden: Golden, dtype: torch.dtype) -> None:
     layer.load_state_dict({name: t.view_as(layer.get_parameter(name)) for name, t in state.items()})
     golden.check_call(layer(x, grid), given)
     golden.check_parameters(layer, of_layer)
-
-
-def test_rows_sum_to_one_and_the_rank_grows_with_the_blocks() -> None:
-    grid = Grid((10, 12), num_prefix=1)
-    for blocks, width in ((1, 16), (2, 40)):
-        module = mechanism({"name": "mhla", "blocks": blocks, "lepe_kernel": 0, "eps": 0.0}, grid)
-        q, k, *_ = inputs(module, grid)
-        matrix = attention_matrix(module, q, k, grid)
-        assert_near(matrix.sum(-1), torch.ones(2, 3, 121, dtype=torch.float64), 1e-12)
-        left, right = module.factors(q, k, grid)
-        assert left.shape[-1] == module.rank_bound(grid) == width
-        assert_near(left @ right.mT, matrix, 1e-12)
 
 
 @pytest.mark.parametrize("init", INITIAL)

@@ -6,7 +6,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from linvit import Grid, UserError
-from linvit.analysis import attention_matrix, rank
 from linvit.attention.nystrom import NystromAttention
 from tests.attention.ops.test_landmarks import naive_bounds
 from tests.golden_files import Golden, both_precisions, of_case
@@ -226,54 +225,6 @@ def test_gradients_are_those_of_finite_differences(options: dict[str, object]) -
 
 
 # Claims
-
-
-@pytest.mark.parametrize("grid", [Grid((3, 5)), Grid((5, 6), (3, 4), num_prefix=1)], ids=str)
-def test_all_tokens_as_landmarks_is_softmax_attention(grid: Grid) -> None:
-    softmax_attention = mechanism("softmax", grid)
-    module = mechanism({"name": "nystrom", "num_landmarks": min(grid.num_queries, grid.num_keys)}, grid)
-    given = inputs(module, grid)
-    assert_near(given(module, grid), given(softmax_attention, grid), 1e-12)
-
-
-def test_iteration_converges_to_the_inverse() -> None:
-    """Of a well-conditioned kernel, in the few steps that third order promises."""
-    module = mechanism({"name": "nystrom", "num_landmarks": 5, "pinv_iters": 12}, GRID)
-    kernel = (3 * torch.eye(5, dtype=torch.float64) + randn(2, 3, 5, 5)).softmax(-1)
-    assert_near(module._pinv(kernel), torch.linalg.inv(kernel), 1e-9)
-
-
-def test_tokens_alike_in_each_segment_make_the_attention_exact() -> None:
-    """Landmarks then are the tokens, each many times over, and nothing is lost by looking at them alone."""
-    grid = Grid((4, 5))
-    module = mechanism({"name": "nystrom", "num_landmarks": 4, "pinv_iters": 40}, grid)
-    exact = mechanism("softmax", grid)
-    few = inputs(module, Grid((1, 4)), scale=3.0)
-    q, k = (x.repeat_interleave(5, dim=2) for x in (few.q, few.k))
-    v = inputs(module, grid).v
-    assert_near(module(q, k, v, grid), exact(q, k, v, grid), 1e-8)
-
-
-@pytest.mark.parametrize("landmarks", ["segment", "pool2d"])
-@pytest.mark.parametrize("count", [1, 4, 6])
-def test_rank_is_the_number_of_landmarks(count: int, landmarks: str) -> None:
-    grid = Grid((6, 6))
-    module = mechanism({"name": "nystrom", "num_landmarks": count, "landmarks": landmarks}, grid)
-    given = inputs(module, grid)
-    matrix = attention_matrix(module, given.q, given.k, grid)
-    assert (rank(matrix) == count).all()
-    left, right = module.factors(given.q, given.k, grid)
-    assert left.shape[-1] == right.shape[-1] == count
-    assert_near(left @ right.mT, matrix, 1e-10)
-
-
-def test_convolution_lifts_the_rank_and_has_no_thin_factors() -> None:
-    grid = Grid((6, 6))
-    module = mechanism({"name": "nystrom", "num_landmarks": 4, "conv_kernel": 3}, grid)
-    given = inputs(module, grid)
-    assert (rank(attention_matrix(module, given.q, given.k, grid)) > 4).all()
-    assert module.rank_bound(grid) == 36
-    assert module.factors(given.q, given.k, grid) is None
 
 
 def test_neighbours_in_the_batch_matter_to_the_references_initial_value_only() -> None:

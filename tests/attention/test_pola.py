@@ -6,7 +6,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from linvit import AttentionLayer, Grid
-from linvit.analysis import attention_matrix, rank
 from linvit.attention.pola import PolaAttention
 from tests.golden_files import Golden, both_precisions, of_case
 from tests.helpers import assert_near, assert_same_gradients, inputs, mechanism, options_then_grids
@@ -96,20 +95,6 @@ def test_layer_equals_polaformers(golden: Golden, dtype: torch.dtype) -> None:
     golden.check_call(torch.func.functional_call(layer, own, (x, grid), strict=True), given)
     for name in golden.named("grad_param."):
         golden.check(name, p[name.removeprefix("grad_param.")].grad)
-
-
-def test_rank_factors_and_rows() -> None:
-    """Two matrices per head, of rank 2 d at most, whose rows sum to 1 where eps is 0."""
-    grid = Grid((5, 7), num_prefix=1)
-    module = mechanism({"name": "pola", "dwc": False, "eps": 0.0}, grid)
-    q, k, *_ = inputs(module, grid)
-    matrix = attention_matrix(module, q, k, grid)
-    assert (rank(matrix) == 16).all()
-    assert module.rank_bound(grid) == 16
-    assert_near(matrix.sum(-1), torch.ones(2, 3, 8, 36, dtype=torch.float64), 1e-12)
-    assert_near(matrix[:, :, :4], matrix[:, :, :1].expand(-1, -1, 4, -1, -1), 1e-15)
-    left, right = module.factors(q, k, grid)
-    assert_near(left @ right.mT, matrix, 1e-12)
 
 
 def test_gate_is_the_hosts_under_spatial_reduction_too() -> None:

@@ -2,14 +2,10 @@
 
 import pytest
 import torch
-from hypothesis import given as drawn
-from hypothesis import strategies as st
 from torch import Tensor
 
 from linvit import AttentionLayer, Grid, UserError
-from linvit.analysis import attention_matrix
 from linvit.attention.poly_nl import PolyNLAttention
-from tests.attention.test_hydra import merge, split
 from tests.helpers import assert_near, assert_same_gradients, inputs, mechanism, options_then_grids, perturb, randn
 
 GRID = Grid((3, 5), kv_size=(2, 3), num_prefix=1)
@@ -88,14 +84,6 @@ def test_layer_equals_formula_end_to_end(options: dict[str, object], num_prefix:
     assert_same_gradients(layer(x, grid), want, [x, *layer.parameters()], 1e-10)
 
 
-@drawn(st.integers(0, 2**31), st.floats(-100.0, 100.0), st.sampled_from([{}, {"reduce": "sum"}, {"project_q": True}]))
-def test_layer_is_a_homogeneous_polynomial_of_third_degree(seed: int, c: float, options: dict[str, object]) -> None:
-    grid = Grid((3, 4))
-    layer = poly_layer(grid, options, bias=False)
-    x = randn(1, 12, 24, seed=seed)
-    assert_near(layer(c * x, grid), c**3 * layer(x, grid), 1e-10)
-
-
 def test_keys_of_other_tokens_need_projected_queries() -> None:
     grid = Grid((4, 6))
     with pytest.raises(UserError, match="PolyNLAttention projects 'kv', so its keys or queries cannot be reduced"):
@@ -108,46 +96,6 @@ def test_keys_of_other_tokens_need_projected_queries() -> None:
 
 
 # Properties
-
-
-@options_
-def test_number_of_heads_does_not_matter(options: dict[str, object]) -> None:
-    queries, keys, values = (randn(2, n, 24, seed=i) for i, n in enumerate((16, 7, 7)))
-    outs = []
-    for heads in (1, 3, 24):
-        module = mechanism({"name": "poly_nl", **options}, GRID, num_heads=heads)
-        outs.append(merge(module(split(queries, heads), split(keys, heads), split(values, heads), GRID)))
-    assert_near(outs[1], outs[0], 1e-13)
-    assert_near(outs[2], outs[0], 1e-13)
-
-
-@options_
-def test_every_channel_is_the_outer_product_of_query_and_key(options: dict[str, object]) -> None:
-    """The residual alpha q is no part of it, since it does not depend on the values."""
-    module = mechanism({"name": "poly_nl", **options}, GRID)
-    q, k, *_ = inputs(module, GRID)
-    matrix = attention_matrix(module, q, k, GRID)
-    assert matrix.shape == (2, 3, 8, 16, 7)
-    factor = 1 if module.beta is None else module.beta.detach()
-    keys = k / 7 if module.reduce == "mean" else k
-    assert_near(matrix, factor * q.mT[..., :, None] * keys.mT[..., None, :], 1e-12)
-    left, right = module.factors(q, k, GRID)
-    assert_near(left, factor * q.mT.unsqueeze(-1), 1e-12)
-    assert_near(right, keys.mT.unsqueeze(-1), 1e-12)
-
-
-@pytest.mark.parametrize(("reduce", "factor"), [("mean", 1), ("sum", 2)])
-def test_twice_the_same_keys_leave_the_mean_and_double_the_sum(reduce: str, factor: int) -> None:
-    module = mechanism({"name": "poly_nl", "reduce": reduce}, GRID)
-    q, k, v, _ = given = inputs(module, GRID)
-    doubled = module(q, k.repeat(1, 1, 2, 1), v.repeat(1, 1, 2, 1), GRID._replace(kv_size=(1, 13)))
-    assert_near(doubled, factor * given(module, GRID), 1e-13)
-
-
-def test_keys_and_values_are_interchangeable() -> None:
-    module = mechanism("poly_nl", GRID)
-    q, k, v, _ = given = inputs(module, GRID)
-    assert_near(module(q, v, k, GRID), given(module, GRID), 1e-13)
 
 
 @options_

@@ -1,14 +1,11 @@
 """SOFT equals its reference code and, option by option, the formula written out naively."""
 
-import math
-
 import pytest
 import torch
 from torch import Tensor
 
 import linvit
 from linvit import AttentionLayer, Grid, UserError
-from linvit.analysis import attention_matrix, rank
 from linvit.attention.soft import SoftAttention
 from tests.attention.soft_formula import (
     GRIDS,
@@ -20,11 +17,7 @@ from tests.attention.soft_formula import (
     naive_parts,
 )
 from tests.golden_files import Golden, both_precisions, of_case
-from tests.helpers import assert_near, assert_same_gradients, inputs, mechanism, randn, relative_error
-
-EXACT = {"landmarks": "avgpool", "landmark_norm": False, "ratio": 1, "inverse": "solve", "ridge": 0.0, "conv_size": 0}
-"""Every patch is a landmark and nothing is approximated."""
-
+from tests.helpers import assert_near, assert_same_gradients, inputs, mechanism, relative_error
 
 # The reference implementation
 
@@ -119,59 +112,7 @@ def test_gradients_are_those_of_finite_differences(options: dict[str, object]) -
 # The equivalent matrix
 
 
-@pytest.mark.parametrize("tie_qk", [True, False])
-@pytest.mark.parametrize("landmarks", ["conv", "avgpool", "random"])
-def test_rank_is_the_number_of_landmarks_and_factors_are_exact(landmarks: str, tie_qk: bool) -> None:
-    grid = Grid((6, 8), num_prefix=1)
-    options = {"landmarks": landmarks, "conv_size": 0, "ratio": 2, "tie_qk": tie_qk}
-    module = mechanism({"name": "soft", **options}, grid)
-    given = inputs(module, grid)
-    matrix = attention_matrix(module, given.q, given.k, grid)
-    assert module.rank_bound(grid) == 12
-    assert rank(matrix).eq(12).all()
-    left, right = module.factors(given.q, given.k, grid)
-    assert left.shape == right.shape == (2, 3, 49, 12)
-    assert_near(left @ right.mT, matrix, 1e-12)
-
-
-def test_convolution_lifts_the_rank_to_the_number_of_tokens() -> None:
-    grid = Grid((6, 8))
-    module = mechanism({"name": "soft", "ratio": 2}, grid)
-    given = inputs(module, grid)
-    assert module.factors(given.q, given.k, grid) is None
-    assert module.rank_bound(grid) == 48
-    assert rank(attention_matrix(module, given.q, given.k, grid)).eq(48).all()
-
-
-def test_with_every_patch_a_landmark_the_matrix_is_the_gaussian_kernel() -> None:
-    grid = Grid((3, 4))
-    module = mechanism({"name": "soft", **EXACT}, grid)
-    q = 2 * randn(2, 3, 12, 8)
-    differences = (q.unsqueeze(-2) - q.unsqueeze(-3)).square().sum(-1)
-    assert_near(attention_matrix(module, q, q, grid), torch.exp(-differences / (2 * math.sqrt(8))), 1e-9)
-
-
-def test_newton_is_not_the_inverse_where_landmarks_are_similar() -> None:
-    grid = Grid((14, 14))
-    newton, solve = (
-        mechanism({"name": "soft", "landmark_norm": False, "conv_size": 0, "inverse": name}, grid)
-        for name in ("newton", "solve")
-    )
-    given = inputs(newton, grid, scale=0.1)
-    middle, exact = (module.parts(given.q, given.k, grid)[1] for module in (newton, solve))
-    assert relative_error(middle, exact) > 0.1
-
-
 # Symmetries
-
-
-def test_gaussian_attention_is_invariant_under_shifts_and_rotations_of_the_queries() -> None:
-    grid = Grid((4, 6), num_prefix=1)
-    module = mechanism({"name": "soft", "landmarks": "avgpool", "landmark_norm": False, "ratio": 2}, grid)
-    q, _, v, _ = inputs(module, grid)
-    rotation = torch.linalg.qr(randn(8, 8, seed=4)).Q
-    moved = q @ rotation + randn(8, seed=5)
-    assert_near(module(moved, moved, v, grid), module(q, q, v, grid), 1e-9)
 
 
 def test_prefix_tokens_are_queries_and_keys_without_a_place() -> None:
@@ -189,12 +130,6 @@ def test_prefix_tokens_are_queries_and_keys_without_a_place() -> None:
     local = out - without(q, q, v, grid)
     assert local[:, :, :3].eq(0).all()
     assert local[:, :, 3:].abs().amin() > 0
-
-
-def test_one_kernel_per_head_serves_all_channels() -> None:
-    module = mechanism("soft", Grid((14, 14)))
-    assert not module.facts.channelwise
-    assert module.conv.weight.shape == (3, 1, 3, 3)
 
 
 def test_shared_alpha_couples_the_images_of_a_batch() -> None:

@@ -6,7 +6,6 @@ from torch import Tensor
 
 import linvit
 from linvit import Grid, UserError
-from linvit.analysis import attention_matrix, rank
 from linvit.attention.soft_norm import SoftNormAttention
 from tests.attention.soft_formula import (
     GRIDS,
@@ -109,46 +108,7 @@ def test_gradients_are_those_of_finite_differences(options: dict[str, object]) -
 # What the paper proves
 
 
-def spectral_norm(matrix: Tensor) -> Tensor:
-    return torch.linalg.matrix_norm(matrix, 2)
-
-
-@pytest.mark.parametrize("likeness", [0.2, 0.9, 0.999])
-@pytest.mark.parametrize("m", [4, 49, 196])
-def test_normalisation_takes_a_factor_m_off_the_norm_of_equally_similar_landmarks(m: int, likeness: float) -> None:
-    """All landmarks at one distance: SOFT's inverse has norm 1 / (1 - c) for any m, SOFT++ 1 + (m - 1) c times less."""
-    module = mechanism({"name": "soft_norm", "inverse": "solve"}, Grid((4, 4)))
-    kernel = (1 - likeness) * torch.eye(m, dtype=torch.float64)[None, None] + likeness
-    module.kernels.forward = lambda q, k, grid: (kernel, kernel, kernel)
-    _, middle, _ = module.parts(kernel, kernel, Grid((4, 4)))
-    assert_near(spectral_norm(module.inverse(kernel)), torch.full((1, 1), 1 / (1 - likeness)), 1e-6)
-    assert_near(spectral_norm(middle), torch.full((1, 1), 1 / (1 - likeness) / (1 + (m - 1) * likeness)), 1e-6)
-
-
 # The equivalent matrix
-
-
-def test_matrix_is_symmetric_and_its_rank_the_number_of_landmarks() -> None:
-    grid = Grid((6, 8), num_prefix=1)
-    module = mechanism({"name": "soft_norm", "ratio": 2, "conv_size": 0}, grid)
-    given = inputs(module, grid)
-    matrix = attention_matrix(module, given.q, given.k, grid)
-    assert_near(matrix.mT, matrix, 1e-10)
-    assert torch.linalg.eigvalsh(matrix).min() > -1e-9
-    assert rank(matrix).eq(12).all()
-    assert module.rank_bound(grid) == 12
-    left, right = module.factors(given.q, given.k, grid)
-    assert left.shape == right.shape == (2, 3, 49, 12)
-    assert_near(left @ right.mT, matrix, 1e-12)
-
-
-def test_convolution_lifts_the_rank_to_the_number_of_tokens() -> None:
-    grid = Grid((6, 8))
-    module = mechanism({"name": "soft_norm", "ratio": 2}, grid)
-    given = inputs(module, grid)
-    assert module.factors(given.q, given.k, grid) is None
-    assert module.rank_bound(grid) == 48
-    assert rank(attention_matrix(module, given.q, given.k, grid)).eq(48).all()
 
 
 def test_shared_alpha_couples_the_images_of_a_batch() -> None:

@@ -16,7 +16,7 @@ from linvit.attention.ops.softmax_free import (
     paper_ratio,
 )
 from tests.attention.soft_formula import GRIDS, naive_gaussian, naive_landmarks, naive_parts
-from tests.helpers import assert_near, assert_same_gradients, perturb, randn
+from tests.helpers import assert_same_gradients, perturb, randn
 
 KINDS = ["conv", "avgpool", "random"]
 
@@ -35,22 +35,9 @@ def test_kernel_is_that_of_the_differences(n: int, m: int, scale: float, seed: i
     torch.testing.assert_close(gaussian_kernel(a, b), naive_gaussian(a, b), rtol=1e-9, atol=1e-12)
 
 
-def test_kernel_never_exceeds_one_and_is_one_at_distance_zero() -> None:
-    a = 20 * randn(64, 32, dtype=torch.float32)
-    kernel = gaussian_kernel(a, a)
-    assert kernel.max() <= 1
-    torch.testing.assert_close(kernel.diagonal(), torch.ones(64), rtol=0, atol=1e-2)  # 1e4 times a rounding error
-
-
 def test_kernel_gradient_is_that_of_the_differences_even_at_distance_zero() -> None:
     a = randn(5, 3, grad=True)
     assert_same_gradients(gaussian_kernel(a, a), naive_gaussian(a, a), [a], 1e-12)
-
-
-@given(st.integers(1, 10), st.floats(0.1, 3), st.integers(0, 1000))
-def test_kernel_is_positive_semidefinite(n: int, scale: float, seed: int) -> None:
-    a = scale * randn(n, 4, seed=seed)
-    assert torch.linalg.eigvalsh(gaussian_kernel(a, a)).min() >= -1e-12
 
 
 # Landmarks
@@ -150,11 +137,3 @@ def test_number_of_landmarks_has_a_bound(height: int, width: int) -> None:
 def test_bad_option_is_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message):
         GaussianKernels(4, **{"landmarks": "conv", "ratio": 2, "landmark_norm": True, **options})
-
-
-def test_normalised_landmarks_forget_the_scale_of_the_queries() -> None:
-    """LayerNorm puts landmarks on a scale of their own, whatever that of q."""
-    grid = Grid((4, 6))
-    module = kernels()
-    q = 100 * randn(2, 3, 24, 4)
-    assert_near(module.choose(2 * q, grid), module.choose(q, grid), 1e-6)

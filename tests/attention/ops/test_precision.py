@@ -88,46 +88,6 @@ class TestIeeeProducts:
         assert setting() == lowered
 
 
-@pytest.mark.parametrize(("dtype", "scale"), [(torch.bfloat16, 1.0), (torch.float16, 16.0)])
-@pytest.mark.parametrize("name", own_names(attentions))
-def test_half_precision_module(name: str, dtype: torch.dtype, scale: float) -> None:
-    """Of v's dtype, finite and as near as rounding allows to the same numbers in float64, where the dtype has them."""
-    module = mechanism(name, SMALL, dtype=dtype)
-    given = inputs(module, SMALL, dtype=dtype, scale=scale, grad=True)
-    out = given(module, SMALL)
-    out.float().sum().backward()
-    assert out.dtype == dtype
-    exact = mechanism(name, SMALL)
-    exact.load_state_dict(module.state_dict())
-    wide = given.map(lambda x: x.detach().double().requires_grad_())
-    want = wide(exact, SMALL)
-    want.sum().backward()
-    info = torch.finfo(dtype)
-    for x, true in zip([*given.tensors, *module.parameters()], [*wide.tensors, *exact.parameters()], strict=True):
-        assert x.grad[true.grad.abs() <= info.max].isfinite().all()
-    within = want.abs() <= info.max  # a rotated numerator over a denominator that is not has no bound
-    assert out.shape == want.shape
-    out, want = out[within], want[within]
-    assert out.isfinite().all()
-    smallest = info.tiny * info.eps  # the product of three small values may lie below what the dtype tells from 0
-    assert (out.double() - want).abs().max() <= 4 * info.eps * want.abs().max() + smallest
-
-
-@pytest.mark.parametrize("name", own_names(attentions))
-def test_autocast(name: str) -> None:
-    """Parameters in float32, inputs in bfloat16 as the host's projections give them under autocast."""
-    module = mechanism(name, SMALL, dtype=torch.float32)
-    given = inputs(module, SMALL, dtype=torch.bfloat16, scale=16.0, grad=True)
-    with torch.autocast("cpu", torch.bfloat16):
-        out = given(module, SMALL)
-    out.float().sum().backward()
-    assert out.dtype == torch.bfloat16
-    assert out.isfinite().all()
-    assert all(x.grad.isfinite().all() for x in [*given.tensors, *module.parameters()])
-    exact = mechanism(name, SMALL)
-    assert_near(out, given.map(lambda x: x.detach().double())(exact, SMALL), 4 * torch.finfo(torch.bfloat16).eps)
-
-
 @pytest.mark.parametrize("name", own_names(attentions))
 def test_autocast_on_float32_inputs(name: str) -> None:
     """The result has v's dtype, here float32, whatever autocast lowers inside."""
