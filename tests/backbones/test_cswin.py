@@ -16,7 +16,7 @@ from linvit.backbones.cswin import CSWin
 from linvit.weights.fit import fit_projections
 from linvit.weights.layouts.backbones import CSWIN as LAYOUT
 from tests.golden_files import Golden, both_precisions, of_case
-from tests.helpers import assert_near, assert_same_gradients, perturb, randn, relative_error
+from tests.helpers import assert_near, perturb, randn, relative_error
 from tests.official import fill, images
 from tests.official.cswin import MODELS, cswin
 
@@ -217,36 +217,6 @@ def test_one_spec_per_stage_or_per_block() -> None:
 # Any image
 
 
-LARGE = [pytest.param(size, marks=pytest.mark.slow) for size in ((512, 512), (800, 1333))]
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("built", [224, 64])
-@pytest.mark.parametrize(
-    "size",
-    [
-        (224, 224),
-        (256, 320),
-        (97, 131),
-        (131, 97),
-        (3, 9),
-        *LARGE,
-    ],
-)
-@pytest.mark.parametrize("flatten", [False, True])
-def test_any_image(built: int, size: tuple[int, int], flatten: bool) -> None:
-    options = {"attention": ("focused",) * 2 + ("softmax",) * 2, "split_size": (None, None, 7, 7)} if flatten else {}
-    model = small(img_size=built, **options)
-    x = image(*size)
-    features = model.forward_intermediates(x, intermediates_only=True)
-    sides = [(side + 1) // 4 for side in size]
-    for feature, channels in zip(features, [8, 16, 32, 64], strict=True):
-        assert feature.shape == (1, channels, *sides)
-        assert feature.isfinite().all()
-        sides = [(side + 1) // 2 for side in sides]
-    assert model(x).isfinite().all()
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("size", [(97, 131), (98, 64), (95, 66)])
 def test_mechanisms_are_built_for_the_grids_of_the_nominal_image(size: tuple[int, int]) -> None:
@@ -278,36 +248,6 @@ def test_stages_of_one_branch_are_global_at_any_size() -> None:
         assert bool(moved.all()) is everywhere
         assert moved[12].all()
         assert moved[:, 20].all()
-
-
-@torch.no_grad()
-def test_height_and_width_are_not_exchanged() -> None:
-    """The model with its axes exchanged gives the transposed features of the transposed image."""
-    model = perturb(small(img_size=(64, 96), split_size=(2, 3, 3, 7)).double(), scale=0.1)
-    other = small(img_size=(96, 64), split_size=(2, 3, 3, 7)).double()
-    other.load_state_dict(axes_exchanged(model.state_dict()))
-    x = image(60, 91, dtype=torch.float64)
-    features, mirrored = (m.forward_intermediates(i, intermediates_only=True) for m, i in ((model, x), (other, x.mT)))
-    for feature, mirror in zip(features, mirrored, strict=True):
-        assert_near(mirror, feature.mT, 1e-12)
-
-
-def axes_exchanged(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Parameters of a softmax model whose kernels are transposed and whose vertical halves are the horizontal ones."""
-    exchanged = {}
-    for name, tensor in state.items():
-        attn, _, own = name.rpartition(".attn.")
-        if tensor.ndim == 4:
-            tensor = tensor.mT
-        if f"{attn}.attn.branches.1.lepe.bias" in state:
-            if own.startswith("qkv."):
-                tensor = tensor.unflatten(0, (3, 2, -1)).flip(1).flatten(0, 2)
-            elif own == "proj.weight":
-                tensor = tensor.unflatten(1, (2, -1)).flip(1).flatten(1, 2)
-            elif own.startswith("branches."):
-                name = f"{attn}.attn.branches.{1 - int(own[9])}{own[10:]}"
-        exchanged[name] = tensor
-    return exchanged
 
 
 # Features
@@ -342,15 +282,6 @@ def test_pruning_drops_feature_norms(prune_norm: bool, left: int) -> None:
 
 
 # Training
-
-
-@pytest.mark.parametrize("attention", ["softmax", "focused"])
-def test_checkpointing_changes_no_gradient(attention: str) -> None:
-    model = perturb(small(attention=attention).double(), scale=0.05).train()
-    x = image(50, 64, batch=2, dtype=torch.float64, grad=True)
-    plain = model(x)
-    model.set_grad_checkpointing()
-    assert_same_gradients(model(x), plain, [x, *model.parameters()], 1e-10)
 
 
 def test_stochastic_depth_grows_linearly_over_all_blocks() -> None:

@@ -230,13 +230,6 @@ def test_parameter_count_at_384_pixels() -> None:
     assert sum(p.numel() for p in model.parameters()) == 86_859_496
 
 
-def test_builds_on_the_meta_device() -> None:
-    """Without memory or numbers, to look at a large model."""
-    with torch.device("meta"):
-        model = linvit.create_backbone("deit_base")
-    assert sum(p.numel() for p in model.parameters()) == 86_567_656
-
-
 @pytest.mark.parametrize("name", ["flatten_deit_tiny", "flatten_deit_small"])
 def test_flatten_has_focused_blocks_no_class_token_and_mean_pooling(name: str) -> None:
     model = linvit.create_backbone(name, img_size=32, num_classes=5).eval()
@@ -267,40 +260,11 @@ def test_one_spec_per_block() -> None:
     assert model.blocks[1].attn.mechanism.focusing_factor == 4
 
 
-def test_list_of_another_length_is_refused() -> None:
-    with pytest.raises(UserError, match=r"attention lists 2 specs, but this backbone has 3 block\(s\) in 1 stage"):
-        deit(attention=["softmax", "linear"])
-
-
-@pytest.mark.parametrize("attention", ["softmax", "linear", "focused"])
-@pytest.mark.parametrize(("class_token", "global_pool"), POOLS)
-def test_any_attention_at_any_size(attention: str, class_token: bool, global_pool: str) -> None:
-    model = deit(attention=attention, class_token=class_token, global_pool=global_pool)
-    for size in [(48, 32), (32, 48), (64, 8), (8, 104)]:
-        x = image(*size, dtype=torch.float32, grad=True)
-        out = model(x)
-        out.sum().backward()
-        assert out.shape == (2, 7)
-        assert x.grad.isfinite().all()
-        assert x.grad.abs().max() > 0
-    unused = [name for name, p in model.named_parameters() if p.grad is None]
-    assert unused == []
-
-
 def test_mechanisms_are_built_for_the_models_grid() -> None:
     model = deit(attention="focused")
     for block in model.blocks:
         assert block.attn.mechanism.grid == ((6, 4), None, 1)
         assert block.attn.mechanism.positional_encoding.shape == (1, 24, 48)
-
-
-def test_transposed_image_is_another_image() -> None:
-    """Height and width are never exchanged: rows first."""
-    model = deit(img_size=(48, 48), attention="focused").double()
-    x = image(48, 32)
-    assert relative_error(model(x.mT), model(x)) > 1e-3
-    _, (feature, *_) = model.forward_intermediates(x)
-    assert feature.shape[2:] == (6, 4)
 
 
 @pytest.mark.parametrize("size", [(50, 32), (48, 36)])
@@ -335,28 +299,6 @@ def test_bad_output_format_is_refused() -> None:
 
 
 # Training
-
-
-@pytest.mark.parametrize("attention", ["softmax", "focused"])
-def test_checkpointing_changes_no_gradient(attention: str) -> None:
-    model = perturb(deit(attention=attention).double(), scale=0.05).train()
-    x = image(48, 32, grad=True)
-    sources = [x, *model.parameters()]
-    plain = model(x)
-    model.set_grad_checkpointing()
-    assert model.grad_checkpointing
-    assert_same_gradients(model(x), plain, sources, 1e-12)
-    assert_same_gradients(model.forward_intermediates(x)[0][:, 0], model.forward_features(x)[:, 0], [x], 1e-12)
-
-
-def test_checkpointing_computes_blocks_again() -> None:
-    model = deit().train()
-    model.set_grad_checkpointing()
-    calls: list[int] = []
-    for block in model.blocks:
-        block.attn.register_forward_hook(lambda *_: calls.append(1))
-    model(image(48, 32, dtype=torch.float32)).sum().backward()
-    assert len(calls) == 2 * len(model.blocks)
 
 
 def test_stochastic_depth_grows_linearly() -> None:

@@ -14,7 +14,7 @@ from linvit.backbones.pvt import PVT
 from linvit.weights.fit import fit_projections
 from linvit.weights.layouts.backbones import PVT as LAYOUT
 from tests.golden_files import Golden, both_precisions, focused_spec, of_case
-from tests.helpers import assert_near, assert_same_gradients, perturb, randn
+from tests.helpers import assert_near, perturb, randn
 from tests.official import fill, images
 from tests.official.pvt import VARIANTS, pvt
 from tests.official.pvt_v2 import pvt_v2
@@ -161,8 +161,6 @@ def test_layout_is_told_from_its_relatives() -> None:
 
 # Other image sizes
 
-LARGE = [pytest.param(size, marks=pytest.mark.slow) for size in ((512, 512), (800, 1333))]
-
 
 @pytest.mark.parametrize("class_token", [True, False])
 @pytest.mark.parametrize("size", [(224, 224), (448, 448), (112, 448), (896, 32), (97, 131)], ids=str)
@@ -187,50 +185,6 @@ def test_positions_are_interpolated_from_each_stages_own_grid(size: tuple[int, i
         assert_near(entered[i][:, prefix:], want, 1e-12)
         if prefix:
             assert_near(entered[i][:, :1], stage.cls_token + stage.pos_embed[:, :1], 1e-12)
-
-
-@pytest.mark.parametrize("attention", ["softmax", "focused"])
-@pytest.mark.parametrize("built", [64, 224, (96, 160)], ids=str)
-@pytest.mark.parametrize(
-    "size",
-    [(224, 224), (256, 320), (97, 131), *LARGE],
-    ids=str,
-)
-@torch.no_grad()
-def test_any_image_size(size: tuple[int, int], built: Any, attention: str) -> None:
-    model = small(img_size=built, attention=attention)
-    x = image(*size, batch=1, dtype=torch.float32)
-    height, width = size
-    for i, feature in enumerate(model.forward_intermediates(x, intermediates_only=True)):
-        stride = 2 if i else 4
-        height, width = -(-height // stride), -(-width // stride)
-        assert feature.shape == (1, SIZES["embed_dims"][i], height, width)
-        assert feature.isfinite().all()
-    assert model(x).shape == (1, 7)
-
-
-@pytest.mark.parametrize("size", [(64, 96), (97, 131)], ids=str)
-@pytest.mark.parametrize("options", [{}, FLATTEN], ids=["pvt", "flatten_pvt"])
-@torch.no_grad()
-def test_height_and_width_are_never_exchanged(size: tuple[int, int], options: dict[str, Any]) -> None:
-    """A model with all kernels and tables transposed sees in the transposed image what the model sees in the image."""
-    model = perturb(small(img_size=(64, 96), **options).double(), scale=0.1)
-    transposed = small(img_size=(96, 64), **options).double()
-    transposed.load_state_dict({name: transpose(model, name, t) for name, t in model.state_dict().items()})
-    x = image(*size)
-    assert_near(transposed(x.mT), model(x), 1e-10)
-
-
-def transpose(model: PVT, name: str, parameter: Tensor) -> Tensor:
-    """A parameter of a model for transposed images."""
-    if parameter.ndim == 4:
-        return parameter.mT
-    if name.endswith(("pos_embed", "positional_encoding")):
-        height, width = model.stages[int(name.split(".")[1])].grid.size
-        prefix = parameter.shape[1] - height * width
-        plane = parameter[:, prefix:].unflatten(1, (height, width))
-        return torch.cat([parameter[:, :prefix], plane.transpose(1, 2).flatten(1, 2)], dim=1)
-    return parameter
 
 
 # Attention
@@ -340,20 +294,6 @@ def test_features() -> None:
 
 
 # Training
-
-
-@pytest.mark.parametrize("options", [{}, FLATTEN], ids=["pvt", "flatten_pvt"])
-def test_checkpointing_changes_no_gradient(options: dict[str, Any]) -> None:
-    model = perturb(small(**options).double(), scale=0.05).train()
-    x = image(64, 96, grad=True)
-    plain = model(x)
-    model.set_grad_checkpointing()
-    calls: list[int] = []
-    for stage in model.stages:
-        stage.blocks[0].attn.register_forward_hook(lambda *_: calls.append(1))
-    again = model(x)
-    assert_same_gradients(again, plain, [x, *(p for p in model.parameters() if p.requires_grad)], 1e-12)
-    assert len(calls) == 2 * len(model.stages)
 
 
 def test_stochastic_depth_grows_linearly_over_all_stages() -> None:

@@ -28,8 +28,6 @@ SIZES = {
     "num_heads": (1, 2, 5, 4),
     "mlp_ratios": (4, 4, 2, 2),
 }
-FLATTEN: dict[str, Any] = {"attention": "focused", "sr_ratios": (1, 1, 1, 1)}
-KINDS = pytest.mark.parametrize("options", [{}, {"linear": True}, FLATTEN], ids=["pvt_v2", "linear", "flatten"])
 
 
 def small(**options: Any) -> PVTv2:
@@ -171,48 +169,6 @@ def test_layouts_are_told_from_their_relatives() -> None:
 
 # Other image sizes
 
-LARGE = [pytest.param(size, marks=pytest.mark.slow) for size in ((512, 512), (800, 1333))]
-
-
-@KINDS
-@pytest.mark.parametrize("built", [64, 224, (96, 160)], ids=str)
-@pytest.mark.parametrize(
-    "size",
-    [(224, 224), (256, 320), (97, 131), *LARGE],
-    ids=str,
-)
-@torch.no_grad()
-def test_any_image_size(size: tuple[int, int], built: Any, options: dict[str, Any]) -> None:
-    model = small(img_size=built, **options)
-    x = image(*size, batch=1, dtype=torch.float32)
-    height, width = size
-    for i, feature in enumerate(model.forward_intermediates(x, intermediates_only=True)):
-        stride = 2 if i else 4
-        height, width = -(-height // stride), -(-width // stride)
-        assert feature.shape == (1, SIZES["embed_dims"][i], height, width)
-        assert feature.isfinite().all()
-    assert model(x).shape == (1, 7)
-
-
-@KINDS
-@pytest.mark.parametrize("size", [(64, 96), (97, 131)], ids=str)
-@torch.no_grad()
-def test_height_and_width_are_never_exchanged(size: tuple[int, int], options: dict[str, Any]) -> None:
-    """A model with all kernels and tables transposed sees in the transposed image what the model sees in the image."""
-    model = perturb(small(img_size=(64, 96), **options).double(), scale=0.1)
-    transposed = small(img_size=(96, 64), **options).double()
-    transposed.load_state_dict({name: transpose(model, name, t) for name, t in model.state_dict().items()})
-    x = image(*size)
-    assert_near(transposed(x.mT), model(x), 1e-10)
-
-
-def transpose(model: PVTv2, name: str, parameter: Tensor) -> Tensor:
-    """A parameter of a model for transposed images."""
-    if name.endswith("positional_encoding"):
-        size = model.stages[int(name.split(".")[1])].grid.size
-        return parameter.unflatten(1, size).transpose(1, 2).flatten(1, 2)
-    return parameter.mT if parameter.ndim == 4 else parameter
-
 
 # Attention
 
@@ -300,20 +256,6 @@ def test_features_carry_the_norm_of_their_stage() -> None:
 
 
 # Training
-
-
-@KINDS
-def test_checkpointing_changes_no_gradient(options: dict[str, Any]) -> None:
-    model = perturb(small(**options).double(), scale=0.05).train()
-    x = image(64, 96, grad=True)
-    plain = model(x)
-    model.set_grad_checkpointing()
-    calls: list[int] = []
-    for stage in model.stages:
-        stage.blocks[0].attn.register_forward_hook(lambda *_: calls.append(1))
-    again = model(x)
-    assert_same_gradients(again, plain, [x, *model.parameters()], 1e-12)
-    assert len(calls) == 2 * len(model.stages)
 
 
 def test_stochastic_depth_grows_linearly_over_all_stages() -> None:

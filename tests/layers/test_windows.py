@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import linvit
 from linvit import AttentionLayer, Grid, UserError
 from linvit.attention.softmax import SoftmaxAttention
 from linvit.layers.block import Block
@@ -279,34 +278,6 @@ def test_mechanism_that_takes_no_bias_has_neither_table_nor_mask() -> None:
     plane = x.view(2, 6, 6, DIM).roll((-1, -1), (1, 2))
     corner = AttentionLayer.forward(layer, plane[:, 3:, 3:].flatten(1, 2), Grid((3, 3)))
     assert_near(layer(x, Grid((6, 6)))[:, 0], corner[:, -1], 1e-12)  # the first token, among those of all corners
-
-
-@pytest.mark.parametrize("attention", linvit.list_attentions())
-@pytest.mark.parametrize("window", [3, None])
-def test_any_mechanism(attention: str, window: int | None) -> None:
-    layer = window_attention((6, 9), window=window, shifted=True, attention=attention)
-    assert layer.mechanism.grid.size == ((6, 9) if window is None else (3, 3))
-    for size in [(6, 9), (5, 7), (2, 3)]:
-        x = tokens(*size, grad=True)
-        out = layer(x, Grid(size))
-        out.square().sum().backward()
-        assert out.shape == x.shape
-        assert x.grad.isfinite().all()
-
-
-def test_images_of_a_batch_are_independent() -> None:
-    layer = window_attention((7, 9), window=4, shifted=True)
-    x = tokens(7, 9, batch=3)
-    for i in range(3):
-        assert_near(layer(x[i : i + 1], Grid((7, 9))), layer(x, Grid((7, 9)))[i : i + 1], 1e-13)
-
-
-def test_transposed_map_is_another_map() -> None:
-    layer = window_attention((6, 9), window=3, shifted=True)
-    x = tokens(6, 9)
-    turned = x.view(2, 6, 9, DIM).transpose(1, 2).flatten(1, 2)
-    back = layer(turned, Grid((9, 6))).view(2, 9, 6, DIM).transpose(1, 2).flatten(1, 2)
-    assert relative_error(back, layer(x, Grid((6, 9)))) > 1e-2
 
 
 def test_holds_nothing_but_parameters() -> None:
