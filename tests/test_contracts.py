@@ -4,6 +4,7 @@ A new name is tested by existing. What a mechanism cannot do it declares on its 
 """
 
 import inspect
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from tests.helpers import inputs, low_rank, mechanism, own_names
 from tests.testing.helpers import attention_lines
 
 ATTENTIONS = own_names(attentions)
+LOW_RANK = [low_rank(name) for name in ATTENTIONS if len(low_rank(name)) > 1]
 builtin = pytest.mark.parametrize("name", ATTENTIONS)
 
 
@@ -112,13 +114,12 @@ def test_keys_may_be_narrower_than_values_or_are_refused(name: str) -> None:
     assert module is None or inputs(module, grid)(module, grid).isfinite().all()
 
 
-@builtin
-@pytest.mark.parametrize("low", [False, True])
-def test_a_rank_below_the_tokens_by_construction_has_factors_of_as_many_columns(name: str, low: bool) -> None:
+@pytest.mark.parametrize("spec", [*ATTENTIONS, *LOW_RANK], ids=str)
+def test_a_rank_below_the_tokens_by_construction_has_factors_of_as_many_columns(spec: Any) -> None:
     """There are none only where the matrix may be of full rank (a convolution or the token itself is part of it), or
     depends on the values."""
     grid = Grid((9, 11), num_prefix=1)
-    module = mechanism(low_rank(name) if low else name, grid)
+    module = mechanism(spec, grid)
     given = inputs(module, grid)
     factors, bound = module.factors(given.q, given.k, grid), module.rank_bound(grid)
     if factors is None:
@@ -127,7 +128,7 @@ def test_a_rank_below_the_tokens_by_construction_has_factors_of_as_many_columns(
         assert [min(100, factor.shape[-1]) for factor in factors] == [bound, bound]
 
 
-@pytest.mark.parametrize("name", [name for name in ATTENTIONS if len(low_rank(name)) > 1])
-def test_options_that_make_the_matrix_thin(name: str) -> None:
-    for line in attention_lines(low_rank(name), {"equivalent matrix", "factors"}):
+@pytest.mark.parametrize("spec", LOW_RANK, ids=str)
+def test_options_that_make_the_matrix_thin(spec: Any) -> None:
+    for line in attention_lines(spec, {"equivalent matrix", "factors"}):
         assert line.verdict is Verdict.PASS, line

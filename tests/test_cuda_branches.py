@@ -47,7 +47,7 @@ def error(found: list[Tensor], true: list[Tensor]) -> float:
     return max(float((a - b).norm() / b.norm().clamp(min=1e-3)) for a, b in zip(found, true, strict=True))
 
 
-@pytest.mark.parametrize("recompute", [True, False])
+@pytest.mark.parametrize("recompute", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", sorted(own_names(attentions)))
 def test_attention(as_on_cuda, name, recompute):
     torch.manual_seed(0)

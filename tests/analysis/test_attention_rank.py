@@ -42,14 +42,14 @@ def test_rank_is_that_of_the_probed_matrix(name: str, grid: Grid) -> None:
 
 
 @pytest.mark.parametrize("name", own_names(attentions))
-def test_at_3136_tokens_there_is_no_matrix_where_there_are_factors(name: str) -> None:
-    grid = Grid((56, 56))
+def test_at_784_tokens_there_is_no_matrix_where_there_are_factors(name: str) -> None:
+    grid = Grid((28, 28))
     module = mechanism(low_rank(name), grid, num_heads=2, dtype=torch.float32)
     if module.facts.channelwise:  # a matrix of each channel: few will do
         module = mechanism(low_rank(name), grid, dim=8, num_heads=2, dtype=torch.float32)
     given = inputs(module, grid, batch=1, dtype=torch.float32)
     if module.factors(given.q, given.k, grid) is None:
-        assert module.rank_bound(grid) == 3136 or not module.facts.linear_in_values
+        assert module.rank_bound(grid) == 784 or not module.facts.linear_in_values
         return
     module.forward = no_forward
     ranks = attention_rank(module, given.q, given.k, grid)

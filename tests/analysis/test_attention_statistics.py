@@ -54,10 +54,11 @@ def naive(matrix: Tensor, grid: Grid, top: int) -> dict[str, float]:
     return found | {name: sum(many) / len(many) for name, many in each.items()}
 
 
-@pytest.mark.parametrize("name", token_mixers())
-@pytest.mark.parametrize("spec", [low_rank, lambda name: name], ids=["low rank", "default"])
-def test_both_ways_give_the_numbers_of_the_dense_matrix(name: str, spec: Any) -> None:
-    module = mechanism(spec(name), GRID)
+@pytest.mark.parametrize(
+    "spec", [*token_mixers(), *(low_rank(name) for name in token_mixers() if len(low_rank(name)) > 1)], ids=str
+)
+def test_both_ways_give_the_numbers_of_the_dense_matrix(spec: Any) -> None:
+    module = mechanism(spec, GRID)
     given = inputs(module, GRID, batch=1)
     matrix = attention_matrix(module, given.q, given.k, GRID, v=given.v, channel=None, **given.extra)
     got = attention_statistics(module, given.q, given.k, GRID, v=given.v, rtol=RTOL, top=3, **given.extra)

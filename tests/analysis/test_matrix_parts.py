@@ -14,8 +14,15 @@ from tests.helpers import assert_near, inputs, mechanism, token_mixers
 GRID = Grid((6, 5), num_prefix=1)
 
 
-@pytest.mark.parametrize("channel", [None, 2, "mean"])
-@pytest.mark.parametrize("spec", [*token_mixers(), {"name": "focused", "dwc_kernel": 9}], ids=str)
+@pytest.mark.parametrize(
+    ("spec", "channel"),
+    [
+        *((name, None) for name in token_mixers()),
+        ({"name": "focused", "dwc_kernel": 9}, None),
+        *((name, channel) for name in ("focused", "inline", "pola", "separable") for channel in (2, "mean")),
+    ],
+    ids=str,
+)
 def test_the_sum_of_the_parts_is_the_probed_matrix(spec: Any, channel: Any) -> None:
     module = mechanism(spec, GRID)
     given = inputs(module, GRID)

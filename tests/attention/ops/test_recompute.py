@@ -43,7 +43,7 @@ def gradients(of: Attention, twice: bool = False) -> list[Tensor]:
 
 
 @every
-@pytest.mark.parametrize("twice", [False, True], ids=["once", "twice"])
+@pytest.mark.parametrize("twice", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["once", "twice"])
 def test_gradients_are_those_without_recomputing(name: str, twice: bool) -> None:
     if twice and name == "linformer":
         pytest.skip("torch's kernel of softmax attention has no second derivative")
