@@ -91,13 +91,15 @@ def test_a_run_without_its_rows_records_the_score_of_its_checkpoint(run, tmp_pat
     shutil.copytree(run.root, tmp_path / "copy")
     folder = tmp_path / "copy" / run.folder.relative_to(run.root)
     (folder / "metrics.csv").write_text("")
-    state = torch.load(folder / "checkpoints/best.ckpt", weights_only=True)["callbacks"]["SaveCheckpoints"]
+    best, last = folder / "checkpoints/best.ckpt", folder / "checkpoints/last.ckpt"
+    state = torch.load(best, weights_only=True)["callbacks"]["SaveCheckpoints"]
     score = json.loads((folder / "result.json").read_text())["score"]
     assert (state["val/score"], state["epochs"]["val/score"]) == (score["best"], score["best_epoch"])
-    last = folder / "checkpoints/last.ckpt"
-    content = torch.load(last, weights_only=True)
-    content["callbacks"]["SaveCheckpoints"]["val/score"] = 0.99  # which no later epoch reaches
-    torch.save(content, last)
+    for path in (best, last):
+        content = torch.load(path, weights_only=True)
+        content["callbacks"]["SaveCheckpoints"]["val/score"] = 0.99  # which no later epoch reaches
+        path.unlink()  # perhaps a link to the other
+        torch.save(content, path)
     options = ("--config", folder / "config.yaml", "--resume=auto", "--trainer.max_epochs=3")
     with pytest.warns(UserWarning, match="20 of the 20 rows that .* are missing"):
         done = linvit("fit", *options, cwd=tmp_path)
