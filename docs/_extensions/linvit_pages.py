@@ -24,7 +24,7 @@ from linvit.analysis import Recorder, attention_cost, rank
 from linvit.callbacks import NonFiniteGuard, SaveCheckpoints
 from linvit.cli import OWN, main
 from linvit.cli.list import expected_of
-from linvit.cli.training.command_line import TRAINER
+from linvit.cli.training.help import TRAINER
 from linvit.data import ClassificationData
 from linvit.model_info import dense_info, model_info
 from linvit.registry import Registry, attentions, backbones, heads

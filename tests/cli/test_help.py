@@ -1,14 +1,19 @@
 """`linvit fit --help` is short; `--help=all` is complete."""
 
+import os
 import re
+from pathlib import Path
 
 import pytest
 
 from linvit.cli import main
 from linvit.cli.training import VERBS
+from linvit.cli.training.command_line import option_rows
+from linvit.cli.training.help import HELP, OPTIONS
 from linvit.data.classification import ClassificationData
 from linvit.runs.parser import options_of
 from linvit.tasks import ClassificationTask
+from tests.plugin.distributions import python
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -28,6 +33,30 @@ def test_the_options_that_matter(verb, flag, monkeypatch, capsys):
     ):
         assert option in out
     assert len(out.splitlines()) <= 75
+
+
+def test_the_options_of_the_help_are_those_of_the_classes():
+    lines = "".join(f"{option}\t{text}\n" for option, text in option_rows())
+    if os.environ.get("LINVIT_WRITE_OPTIONS"):
+        OPTIONS.write_text(lines, encoding="utf-8")
+    assert OPTIONS.read_text(encoding="utf-8") == lines, (
+        "run this test with LINVIT_WRITE_OPTIONS=1 and look at the diff"
+    )
+
+
+@pytest.mark.parametrize("flag", HELP)
+def test_the_help_imports_nothing_heavy(flag):
+    code = (
+        "import sys\nfrom linvit.cli import main\nassert main(['fit', sys.argv[1]]) == 0\n"
+        "heavy = {'torch', 'numpy', 'timm', 'lightning', 'jsonargparse'} & set(sys.modules)\nassert not heavy, heavy"
+    )
+    done = python("-c", code, flag)
+    assert done.returncode == 0, done.stderr
+    assert "--model.attention=" in done.stdout
+
+
+def test_the_table_of_options_is_part_of_the_package():
+    assert '"cli/training/options.tsv"' in (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
 
 
 def test_every_option_has_its_explanation(capsys):

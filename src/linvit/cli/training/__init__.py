@@ -3,6 +3,7 @@
 import os
 import re
 
+from linvit.cli.training.help import HELP, default_rows, short_help
 from linvit.signals import STOP
 
 VERBS = ("fit", "validate", "test", "predict")
@@ -35,6 +36,9 @@ def predict(argv: list[str]) -> None:
 
 
 def _start(verb: str, argv: list[str]) -> None:
+    if argv and {*argv} <= {*HELP}:
+        print(short_help(verb, default_rows()))
+        return
     with STOP.caught():  # while torch is imported, too
         from linvit.cli.training.command_line import train
 
