@@ -5,6 +5,7 @@ import math
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from linvit.experiments.compare.results import Results, group
 from linvit.experiments.linearize import scores
 from linvit.runs import result
 from linvit.runs.folder import RunFolder, find
+from linvit.runs.run import Run
 from linvit.tasks import ClassificationTask
 from tests.cli.runs import linvit
 from tests.data.images import image_folder
@@ -236,3 +238,10 @@ def test_runs_that_tune_and_stages_before_the_last_are_not_found_beside_others(t
         "x/tuning/version_0",  # a run of this name
     ]
     assert len(find([tmp_path / "x/tuning"])) == 2  # which is asked for by name
+
+
+def test_the_record_of_a_run_that_was_renamed_at_its_end_is_missed(tmp_path):
+    run = SimpleNamespace(trainer=SimpleNamespace(is_global_zero=True))
+    with pytest.raises(UserError, match=r"deleted before its result\.json was written.*\n  linvit fit --con"):
+        Run._record(run, tmp_path / "version_0")
+    assert not any(tmp_path.iterdir())

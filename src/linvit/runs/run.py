@@ -25,7 +25,7 @@ from linvit.callbacks.non_finite import NonFiniteGuard
 from linvit.callbacks.save_checkpoints import SaveCheckpoints
 from linvit.data.base import ImageData
 from linvit.errors import UserError, check_number
-from linvit.files import CHECKPOINTS, LAST
+from linvit.files import CHECKPOINTS, LAST, resume_command
 from linvit.image_size import image_size
 from linvit.plain_text import shown
 from linvit.runs import result
@@ -34,6 +34,7 @@ from linvit.runs.conditions import conditions
 from linvit.runs.configs import SAVED, configs
 from linvit.runs.endings import Ranks, in_words, run_summary, score_table, unsaved
 from linvit.runs.folder import (
+    CONFIG,
     RESULT,
     RunFolder,
     best_checkpoints,
@@ -238,6 +239,11 @@ class Run:
         """Writes the record of a run that has ended. What cannot be found out is left empty: the run has not failed."""
         if not self.trainer.is_global_zero:
             return
+        if not folder.is_dir():
+            raise UserError(
+                f"'{folder}' was renamed or deleted before its {RESULT} was written. Give it back its name, then write "
+                f"it with\n  {resume_command(folder / CONFIG)}"
+            )
         state = self.checkpoint.saved if self.finished and self.checkpoint else self._saves_state()
         record, published = result.derive(RunFolder(folder), result.kept_scores(state)), self.task.published()
         record |= {"command": shlex.join(["linvit", "fit", *self._given])}
