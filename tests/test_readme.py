@@ -157,7 +157,9 @@ def test_a_command_is_understood(line, place):
             arguments = [argument.replace("=*", "=li*") for argument in arguments]  # a few of all
         if verb == "check" and "--backbone" in arguments:
             name = arguments.index("--backbone") + 1
-            arguments[name] = f"{{name: {arguments[name]}, embed_dim: 24, depths: [1, 1, 1, 1]}}"
+            depth = "depth: 2" if arguments[name] == "deit_nano" else "depths: [1, 1, 1, 1]"
+            arguments[name] = f"{{name: {arguments[name]}, embed_dim: 24, {depth}}}"
+            arguments.append("--quick")  # without a compiler
         if verb == "export":
             arguments.append("--skip_latency")
         if verb == "bench":
