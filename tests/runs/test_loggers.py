@@ -20,6 +20,14 @@ def test_the_run_folder_is_tensorboards_and_the_tables(tmp_path, form):
     assert found[2:] == [mine] * (form != "none")
 
 
+def test_a_folder_whose_name_is_like_a_variable_is_the_run_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HERE", "elsewhere")
+    board, table = run_loggers([], tmp_path / "$HERE", None, None)
+    board.log_metrics({"loss": 1.0}, 0)
+    assert Path(board.log_dir) == table.file.parent == tmp_path / "$HERE" / "version_0"
+    assert [path.name for path in tmp_path.iterdir()] == ["$HERE"]
+
+
 def test_a_continued_run_goes_on_in_its_folder(tmp_path):
     board, table = run_loggers([], tmp_path / "quickstart", "version_3", 70)
     assert Path(board.log_dir) == table.file.parent == tmp_path / "quickstart" / "version_3"

@@ -158,6 +158,11 @@ class RunTensorBoardLogger(TensorBoardLogger):
         return claim_version(folder) if rank_zero_only.rank == 0 else next_version(folder)  # type: ignore[attr-defined]
 
     @property
+    def log_dir(self) -> str:
+        """Folder of the run, by its own name: Lightning would put the value of a variable in the place of `$NAME`."""
+        return str(Path(self.root_dir, self.version if isinstance(self.version, str) else f"version_{self.version}"))
+
+    @property
     @rank_zero_experiment
     def experiment(self) -> Any:
         """What writes the file of events, if there is to be one."""
