@@ -22,6 +22,7 @@ from timm.data import ImageDataset, create_loader
 from linvit.data import ClassificationData
 from linvit.data.transforms.classification import Augmentation, TrainTransform
 from linvit.errors import UserError, check_number
+from linvit.runs.options import read_config
 from linvit.runs.run import Run
 
 RECIPE = Augmentation(auto_augment="rand-m9-mstd0.5-inc1", random_erasing=0.25)
@@ -50,8 +51,8 @@ def main(argv: list[str] | None = None) -> None:
 def _measure(args: argparse.Namespace) -> None:
     data: Any = ClassificationData(args.source or "", augmentation=RECIPE)
     if args.config is not None:  # a set that takes the place of the configuration's has classes of its own
-        given = [] if args.source is None else [f"--data.source={args.source}", "--data.num_classes=null"]
-        data = Run("fit", ["--config", args.config, *given]).data
+        given = {} if args.source is None else {"data.source": args.source, "data.num_classes": None}
+        data = Run.from_config(read_config(args.config, given)).data
     data.num_workers = 0
     data.setup("fit")
     count = len(data.train_set)

@@ -6,8 +6,6 @@ import itertools
 import os
 import re
 import shlex
-import shutil
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -21,6 +19,7 @@ import linvit
 from linvit.cli import HELP
 from linvit.cli.training import VERBS
 from linvit.runs.configs import find
+from linvit.runs.options import whole_names
 from tests.cli.runs import linvit as command_line
 from tests.data.coco import write_coco
 from tests.data.images import image_folder
@@ -83,8 +82,9 @@ def test_there_is_something_to_test():
 def test_python_runs_and_prints_what_it_says(code, monkeypatch, request):
     if "linvit.load(" in code:  # of the quickstart's run, and photographs
         monkeypatch.chdir(request.getfixturevalue("place"))
-    if "import optuna" in code:  # whose trials train for minutes
+    if "linvit.fit(" in code or "read_config(" in code:
         monkeypatch.chdir(request.getfixturevalue("tmp_path"))
+    if "import optuna" in code:  # whose trials train for minutes
         stand_in_for_trials(monkeypatch, request.getfixturevalue("run"))
     for registry in (linvit.registry.attentions, linvit.registry.backbones, linvit.registry.heads):
         monkeypatch.setattr(registry, "_registered", {})
@@ -104,14 +104,13 @@ def stand_in_for_trials(monkeypatch, run):
             self.best_params = objective(trial)
             assert 0 <= self.best_params <= 1
 
-    def copy_run(command, check):
-        options = dict(option.split("=") for option in command if option.startswith("--") and "=" in option)
-        assert command[:2] == ["linvit", "fit"]
-        assert find(command[command.index("--config") + 1])
-        shutil.copytree(run.root / "checkpoints", options["--trainer.default_root_dir"])
+    def trained(source, **options):
+        config = linvit.read_config(source)
+        linvit.replace_options(config, whole_names(config, options))
+        return SimpleNamespace(folder=run.folder)
 
     monkeypatch.setitem(sys.modules, "optuna", SimpleNamespace(create_study=lambda **options: Study()))
-    monkeypatch.setattr(subprocess, "run", copy_run)
+    monkeypatch.setattr(linvit, "fit", trained)
 
 
 @pytest.mark.parametrize("text", blocks("yaml"))

@@ -7,11 +7,10 @@ import torch
 import yaml
 
 from linvit import UserError
+from linvit.cli.options import read_options
 from linvit.removed import CONFIGS, OPTIONS, Removed, without_removed
 from linvit.runs.configs import names
-from linvit.runs.folder import saved
-from linvit.runs.parser import CommandLine
-from linvit.runs.run import Run
+from linvit.runs.options import read_config
 from linvit.tasks.safe_loading import check_content
 from tests.cli.runs import QUICKSTART, linvit, tiny
 
@@ -21,7 +20,8 @@ OURS = "linvit.data.DiagnosticData"
 @pytest.fixture(scope="module")
 def config():
     """The configuration of a run of 0.2: every option is in it."""
-    found = Run.read(["fit", "--config=diagnostics/recall"]).config
+    found = {**read_config("diagnostics/recall")}
+    del found["config"]
     found["data"]["init_args"] |= {"distractors": 0, "distance": 1}
     return found
 
@@ -39,19 +39,23 @@ def folder(config, tmp_path):
     return write
 
 
-@pytest.mark.parametrize("way", [saved, lambda folder: str(folder / "config.yaml")], ids=["folder", "config"])
+@pytest.mark.parametrize(
+    "way", [lambda folder: folder, lambda folder: folder / "config.yaml"], ids=["folder", "config"]
+)
 def test_a_run_of_before_is_read(way, folder, config):
     kept = {key: value for key, value in config["data"]["init_args"].items() if not key.startswith("dist")}
-    assert Run("test", ["--config", way(folder())], quiet=True).config["data"]["init_args"] == kept
+    assert read_config(way(folder()))["data"]["init_args"] == kept
 
 
-@pytest.mark.parametrize("way", [saved, lambda folder: str(folder / "config.yaml")], ids=["folder", "config"])
+@pytest.mark.parametrize(
+    "way", [lambda folder: folder, lambda folder: folder / "config.yaml"], ids=["folder", "config"]
+)
 @pytest.mark.parametrize("change", [{"distractors": 96}, {"distance": 4}, {"source": "counting"}], ids=str)
 def test_what_made_a_difference_is_answered_in_one_line(way, change, folder):
     run = folder(**change)
     ((key, value),) = change.items()
     with pytest.raises(UserError, match=rf"config.yaml': data\.{key}={value!r}\. .* was removed\. Use ") as error:
-        Run("test", ["--config", way(run)], quiet=True)
+        read_config(way(run))
     assert "\n" not in str(error.value)
 
 
@@ -61,7 +65,7 @@ def test_the_command_line_and_parts_of_configurations_are_answered(options, tmp_
         (tmp_path / "part.yaml").write_text(options[1], encoding="utf-8")
         options = ["--config", str(tmp_path / "part.yaml")]
     with pytest.raises(UserError, match=r"^--data\.distractors was removed\. Use data\.pairs[^\n]*\nSee"):
-        CommandLine("fit", ["--config=diagnostics/recall", *options])
+        read_options("fit", ["--config=diagnostics/recall", *options], see="\nSee")
     assert (
         "distance was removed"
         not in linvit("fit", f"--config={QUICKSTART}", *tiny(), "--data.distance=3", cwd=tmp_path).err

@@ -3,7 +3,7 @@
 import pytest
 
 from linvit import UserError, yaml_text
-from linvit.runs.configs import with_bases
+from linvit.cli.options import with_bases
 
 LEVELS = "\n".join(f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 9)}]" for level in range(1, 30))
 BOMBS = {

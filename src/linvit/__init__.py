@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from linvit.linearization.distillation import Distillation as Distillation
     from linvit.linearization.distillation import Matching as Matching
     from linvit.linearization.student import linearize as linearize
+    from linvit.runs.options import read_config as read_config
+    from linvit.runs.options import replace_options as replace_options
+    from linvit.runs.run import Run as Run
+    from linvit.runs.run import fit as fit
     from linvit.weights.load import load_pretrained as load_pretrained
 
 __version__ = version("linvit")

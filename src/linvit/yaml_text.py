@@ -32,6 +32,11 @@ def load(text: str, what: str) -> Any:
     return jsonargparse.get_loader("yaml")(text)
 
 
+def dump(value: Any) -> str:
+    """Returns a value as YAML text, as `--print_config` prints it."""
+    return str(yaml.safe_dump(value, default_flow_style=False, allow_unicode=True, sort_keys=False))
+
+
 def mapping(path: Path) -> dict[str, Any]:
     """Returns the content of a configuration; raises a `UserError` if it cannot be read, or is not a mapping."""
     try:

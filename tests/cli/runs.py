@@ -18,9 +18,9 @@ from linvit.signals import STOP
 
 QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
 TINY = {  # the quickstart in about a second
-    "model.backbone": "{name: deit_nano, depth: 1}",
+    "model.backbone": {"name": "deit_nano", "depth": 1},
     "model.warmup_epochs": 0.5,
-    "model.ema_decay": "null",
+    "model.ema_decay": None,
     "model.predict_with": "raw",
     "data.batch_size": 16,
     "trainer.accelerator": "cpu",

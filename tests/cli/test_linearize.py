@@ -18,6 +18,8 @@ from linvit.experiments.bench.costs import crossover
 from linvit.experiments.keep import Measurements, add_curve
 from linvit.experiments.page import Page
 from linvit.runs.folder import RunFolder
+from linvit.runs.options import read_config
+from linvit.runs.resolve import find_teacher
 from linvit.runs.run import Run
 from linvit.runs.train_teacher import train_teacher
 from linvit.tasks import Teacher
@@ -85,8 +87,8 @@ def test_the_page_says_at_which_sides_a_student_was_timed():
 
 def test_of_a_folder_of_runs_the_teacher_is_the_newest_that_had_none(folder, monkeypatch):
     monkeypatch.chdir(folder[0])
-    run = Run.read(["fit", "--config=quickstart", "--model.teacher.source=checkpoints/quickstart"])
-    assert run.settings.model.init_args.teacher["source"].startswith("checkpoints/quickstart/version_0/")
+    config = find_teacher(read_config("quickstart", {"model.teacher.source": "checkpoints/quickstart"}))
+    assert config["model"]["init_args"]["teacher"]["source"].startswith("checkpoints/quickstart/version_0/")
 
 
 def test_the_blocks_that_keep_softmax_are_found_once(folder):
@@ -119,12 +121,12 @@ def test_stages_are_runs_that_start_from_the_one_before_and_resume(folder, monke
     root, _ = folder
     trainers, commands = [], []
 
-    def start(run, start=Run.start):
+    def fit(run, fit=Run.fit):
         commands.append(run.resume_with)
         trainers.append(sum(type(each) is Trainer for each in gc.get_objects()))
-        start(run)
+        fit(run)
 
-    monkeypatch.setattr(Run, "start", start)
+    monkeypatch.setattr(Run, "fit", fit)
     given = [
         "--teacher=checkpoints/quickstart/version_0",
         "--model.attention=focused",
@@ -182,12 +184,13 @@ def test_a_student_is_scored_without_its_teacher(folder):
 
 
 def test_a_teacher_is_a_run_a_model_of_timm_or_a_file(tmp_path):
-    backbone = "--model.backbone={name: timm, model: vit_tiny_patch16_224, pretrained: true}"
-    own = ["--config", "mine.yaml", backbone, "--model.teacher.source=null", "--model.lr=1"]
-    assert with_teacher("timm:vit_tiny_patch16_224", ["--config=mine.yaml", "--model.lr=1"]) == own
-    assert with_teacher("timm:vit_tiny_patch16_224", [])[:2] == ["--config", "linearize/features"]
-    file = ["--config", "mine.yaml", "--model.teacher.source=weights.pth"]
-    assert with_teacher("weights.pth", ["--config=mine.yaml"]) == file
+    timm = with_teacher("timm:vit_tiny_patch16_224", ["--config=linearize/quickstart", "--model.lr=1"])
+    options = timm["model"]["init_args"]
+    assert options["backbone"] == {"name": "timm", "model": "vit_tiny_patch16_224", "pretrained": True}
+    assert (options["teacher"]["source"], options["lr"], timm["config"]) == (None, 1, ["linearize/quickstart"])
+    assert with_teacher("timm:vit_tiny_patch16_224", [])["config"] == ["linearize/features"]
+    file = with_teacher("weights.pth", ["--config=linearize/quickstart"])
+    assert file["model"]["init_args"]["teacher"]["source"] == "weights.pth"
     with pytest.raises(UserError, match=r"'gone' is neither the folder of a run nor a checkpoint in one\..* --config"):
         with_teacher("gone", ["--model.attention=focused"])
     run = tmp_path / "version_0"
@@ -226,24 +229,24 @@ def test_the_teacher_that_is_named_wins_over_that_of_a_configuration(tmp_path):
     text.write_text("base: quickstart\nmodel:\n  init_args:\n    teacher: elsewhere.ckpt\n", encoding="utf-8")
 
     def read(teacher, config):
-        options = with_teacher(teacher, [f"--config={config}", "--model.attention=linear"])
-        return Run.read(["fit", *options]).settings.model.init_args
+        return find_teacher(with_teacher(teacher, [f"--config={config}", "--model.attention=linear"]))["model"][
+            "init_args"
+        ]
 
     for config in ("linearize/quickstart", text):
         for teacher, source in ((checkpoints.parent, checkpoints / "best.ckpt"), ("weights.pth", "weights.pth")):
-            assert Teacher.of(read(str(teacher), config).teacher).source == str(source)
+            assert Teacher.of(read(str(teacher), config)["teacher"]).source == str(source)
         found = read("timm:vit_tiny_patch16_224", config)
-        assert found.backbone["model"] == "vit_tiny_patch16_224"
-        assert Teacher.of(found.teacher).source is None
+        assert found["backbone"]["model"] == "vit_tiny_patch16_224"
+        assert Teacher.of(found["teacher"]).source is None
 
 
 def test_a_teacher_that_was_trained_with_mesa(tmp_path):
     checkpoints = write_run(tmp_path / "mine/version_0", ema_decay=0.9, mesa=0.5) / "checkpoints"
     checkpoints.mkdir()
     (checkpoints / "best.ckpt").touch()
-    options = with_teacher(str(checkpoints.parent), ["--config=linearize/quickstart"])
-    given = Run.read(["fit", *options]).settings.model.init_args
-    assert (given.ema_decay, given.mesa) == (None, 0)  # mesa compares with the moving average
+    given = with_teacher(str(checkpoints.parent), ["--config=linearize/quickstart"])["model"]["init_args"]
+    assert (given["ema_decay"], given["mesa"]) == (None, 0)  # mesa compares with the moving average
 
 
 def test_several_stages_or_variants_train_their_teacher_once(tmp_path, monkeypatch):

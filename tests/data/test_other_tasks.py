@@ -16,6 +16,7 @@ from linvit.data.loading.sampler import generator
 from linvit.data.sources.images import Target
 from linvit.data.transforms.geometry import Box, PixelOp, apply, crop, resize
 from linvit.data.transforms.on_device import DeviceOps
+from linvit.runs.options import read_config
 from linvit.runs.run import Run
 from tests.data.images import png
 
@@ -111,7 +112,7 @@ def test_prediction_needs_no_targets(source):
 )
 def test_samples_can_be_sent_to_spawned_processes(config):
     """As on Windows and macOS, and on Linux from Python 3.14 on; a trainer cannot be sent."""
-    data = Run.read(["fit", "--config", config, "--data.num_workers=0"]).data
+    data = Run.from_config(read_config(config, {"data.num_workers": 0})).data
     data.setup("fit")
     both = data.train_set, data.val_dataloader().dataset
     data.trainer = lambda: None

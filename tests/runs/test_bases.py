@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from linvit import UserError
+from linvit.cli.options import configs, with_bases
 from linvit.model_info import CONFIGS
 from linvit.plain_text import in_shell
-from linvit.runs.configs import configs, with_bases
 from tests.cli.runs import linvit
 
 

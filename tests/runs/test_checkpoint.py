@@ -11,6 +11,8 @@ from torch import nn
 
 import linvit
 from linvit.runs.checkpoint import Checkpoint, check_same_model, read_checkpoint
+from linvit.runs.options import read_config, replace_options
+from linvit.runs.resolve import find_pretrained, find_teacher
 from linvit.runs.run import Run
 from tests.cli.runs import QUICKSTART, tiny
 from tests.cli.runs import linvit as command
@@ -205,7 +207,7 @@ def test_classes_of_one_name_are_at_their_places(run):
 def test_options_of_other_kinds_are_refused_where_the_model_is_built(run, tmp_path, options, message):
     path = changed(run, tmp_path, options)
     with pytest.raises(linvit.UserError) as error:
-        Run("predict", ["--config", str(run.config), f"--ckpt_path={path}"]).trained()
+        Run.from_config(read_config(run.config, {"ckpt_path": str(path)}), "predict").trained()
     assert message in str(error.value)
     assert "\n" not in str(error.value).partition("\nTo start")[0]
 
@@ -232,7 +234,7 @@ class TestWhatAFileHoldsIsNotBuilt:
 
     def test_by_analyze(self, evil, run):
         with pytest.raises(linvit.UserError, match="build no model: TypeError"):
-            Run("predict", ["--config", str(run.config), f"--ckpt_path={evil}"]).trained()
+            Run.from_config(read_config(run.config, {"ckpt_path": str(evil)}), "predict").trained()
         assert not Path("PWNED").exists()
 
 
@@ -273,9 +275,10 @@ def test_initial_weights_of_a_folder_are_those_of_the_best_checkpoint_of_its_run
 ):
     source = shutil.copytree(run.folder, tmp_path / "version_0")
     shutil.copy(run.checkpoint("best"), source / "checkpoints" / "best_ema.ckpt")
-    pretrained = json.dumps({"source": str(source), **options})
-    given = [f"--config={QUICKSTART}", f"--model.pretrained={pretrained if options else source}"]
-    found = Run("fit", given).settings.model.init_args.pretrained
+    pretrained = {"source": str(source), **options} if options else str(source)
+    config = read_config("quickstart", {"model.pretrained": pretrained})
+    found = find_pretrained(config)["model"]["init_args"]["pretrained"]
+    assert config["model"]["init_args"]["pretrained"] == pretrained, "its argument is changed"
     assert found == {"source": str(source / "checkpoints" / name), "ema": averaged}
 
 
@@ -284,23 +287,23 @@ def test_the_teacher_of_a_folder_is_the_best_checkpoint_of_its_newest_run(run, t
     for name in names:
         shutil.copytree(run.folder, tmp_path / name)
     source = tmp_path / names[-1].partition("/")[0]
-    given = [f"--config={QUICKSTART}", "--model.attention=linear", f"--model.teacher.source={source}"]
+    given = read_config("quickstart", {"model.attention": "linear", "model.teacher.source": str(source)})
     best = tmp_path / names[-1] / "checkpoints" / "best.ckpt"
-    assert Run("fit", given).settings.model.init_args.teacher == {"source": str(best)}
+    assert find_teacher(given)["model"]["init_args"]["teacher"] == {"source": str(best)}
     best.unlink()
     with pytest.raises(linvit.UserError, match=r"has no best.ckpt yet.*--model.teacher.source .*last"):
-        Run("fit", given)
+        find_teacher(given)
 
 
 def test_how_to_evaluate_is_the_command_lines_unless_it_trains(tmp_path, caplog):
-    options = Run.read(["fit", "--config", "segmentation_quickstart"]).settings.model.init_args.as_dict()
+    config = read_config("segmentation_quickstart")
+    options = config["model"]["init_args"]
     content = {"hyper_parameters": options, "state_dict": {"w": torch.ones(1)}, "ema_updates": 0}
     torch.save(VERSION | content, tmp_path / "x.ckpt")
-    asked = ("--model.lr=7", "--model.window=32", "--model.scales=[1, 2]", "--model.mirror=true")
-    model = Run.read(["test", "--config", "segmentation_quickstart", *asked]).settings.model
+    asked = {"model.lr": 7, "model.window": 32, "model.scales": [1, 2], "model.mirror": True}
     with caplog.at_level("INFO"):
         for fits, (window, scales) in ((False, (32, [1, 2])), (True, (None, [1.0]))):
-            Checkpoint(tmp_path / "x.ckpt").decide(model, fits)
-            given = model.init_args
-            assert (given.lr, given.window, given.scales, given.mirror) == (options["lr"], window, scales, not fits)
+            decided = Checkpoint(tmp_path / "x.ckpt").decide(replace_options(config, asked), fits)
+            given = [decided["model"]["init_args"][name] for name in ("lr", "window", "scales", "mirror")]
+            assert given == [options["lr"], window, scales, not fits]
     assert "evaluated with --model.window=32; the run had None" in caplog.text

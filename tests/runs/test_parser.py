@@ -4,6 +4,7 @@ import pytest
 from lightning.pytorch.loggers import CSVLogger
 
 from linvit.callbacks import AttentionRank
+from linvit.cli.options import read_options
 from linvit.data import ClassificationData  # noqa: F401  # its options are known once it is imported
 from linvit.runs.parser import readable
 from linvit.runs.run import Run
@@ -161,7 +162,7 @@ def test_a_package_that_is_not_installed_is_named(tmp_path):
 def test_every_run_logs_the_rank_unless_it_is_told_not_to(tmp_path, monkeypatch, options, found):
     monkeypatch.chdir(tmp_path)
     first = [] if "callbacks" in str(options) else ["--trainer.callbacks=[]"]
-    run = Run.read(["fit", f"--config={QUICKSTART}", *first, *options])
+    run = Run(read_options("fit", [f"--config={QUICKSTART}", *first, *options]))
     own = [callback for callback in run.trainer.callbacks if isinstance(callback, AttentionRank)]
     assert len(own) == found
     assert all(callback.every_n_steps == (7 if "every_n_steps" in str(options) else None) for callback in own)

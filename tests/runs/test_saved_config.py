@@ -7,8 +7,9 @@ import yaml
 
 from linvit import UserError
 from linvit.cli import _prepare
+from linvit.cli.options import read_options
 from linvit.data import ClassificationData
-from linvit.runs.folder import saved
+from linvit.runs.options import read_config
 from linvit.runs.parser import saved_config
 from linvit.runs.run import Run
 from tests.cli.runs import QUICKSTART, tiny
@@ -19,7 +20,7 @@ REFUSED = [name for name in runs.CHANGES if name.startswith(("data", "model", "a
 
 @pytest.fixture(scope="module")
 def config():
-    return Run.read(["fit", f"--config={QUICKSTART}", *tiny()]).config
+    return Run(read_options("fit", [f"--config={QUICKSTART}", *tiny()])).config
 
 
 @pytest.fixture
@@ -49,19 +50,18 @@ def test_no_configuration_of_a_run_imports_what_it_names(config, folder):
 
 def test_what_is_left_is_the_run(config, folder):
     (folder / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
-    run = Run("fit", ["--config", saved(folder)])
-    assert run.config == config
+    run = Run.from_config(read_config(folder))
+    assert run.config == {**config, "config": [str(folder / "config.yaml")]}
     assert isinstance(run.data, ClassificationData)
-    assert run.configs == [str(folder / "config.yaml")]
 
 
 def test_options_that_are_left_out_are_named_to_who_trains(config, folder):
     changed = {**config, "trainer": {**config["trainer"], "logger": runs.CALL, "max_epochs": 7, "profiler": "a_file"}}
     (folder / "config.yaml").write_text(yaml.safe_dump(changed), encoding="utf-8")
     with pytest.warns(UserWarning, match=r"left out: trainer.logger, trainer.profiler in .* give --config"):
-        run = Run("fit", ["--config", saved(folder)])
-    assert run.settings.trainer.max_epochs == 7
-    assert run.settings.trainer.logger is None
+        found = saved_config(folder / "config.yaml")
+    assert found["trainer"]["max_epochs"] == 7
+    assert "logger" not in found["trainer"]
 
 
 class Own(ClassificationData):
@@ -71,7 +71,7 @@ class Own(ClassificationData):
 def test_a_class_that_the_program_has_imported_is_taken(config, folder):
     changed = {**config, "data": {**config["data"], "class_path": f"{Own.__module__}.Own"}}
     (folder / "config.yaml").write_text(yaml.safe_dump(changed), encoding="utf-8")
-    assert isinstance(Run("test", ["--config", saved(folder)], quiet=True).data, Own)
+    assert isinstance(Run.from_config(read_config(folder), "test", quiet=True).data, Own)
 
 
 @pytest.mark.parametrize(

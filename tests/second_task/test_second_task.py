@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 
 import linvit as package
+from linvit.runs.options import read_config
 from linvit.runs.run import Run
 from linvit.tasks import Task
 from linvit.tasks.base import SET_BY_DATA
@@ -96,8 +97,8 @@ def test_it_predicts_with_a_writer_of_its_own(folder):
 
 def test_it_is_loaded_and_predicts_through_the_same_door(folder):
     """As the run itself does, to the bit; its class is known, since this program has imported it."""
-    options = [f"--config={folder / RUN}/config.yaml", f"--ckpt_path={folder / BEST}", "--model.compile=false"]
-    run = Run("predict", options)
+    options = {"ckpt_path": str(folder / BEST), "model.compile": False}
+    run = Run.from_config(read_config(folder / RUN / "config.yaml", options), "predict")
     task, data = run.trained(), run.data
     data.setup("predict")
     batch = next(iter(data.predict_dataloader()))

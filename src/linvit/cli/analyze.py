@@ -21,7 +21,8 @@ from linvit.errors import UserError, check_number
 from linvit.experiments.analyze import AnalysedModel, Analysis, analyze, read_photos, write
 from linvit.plain_text import shown
 from linvit.registry import backbones
-from linvit.runs.folder import check_writable, run_config, run_of_checkpoint, saved
+from linvit.runs.folder import check_writable, run_config, run_of_checkpoint
+from linvit.runs.options import read_config, replace_options
 from linvit.runs.run import Run
 from linvit.tasks.base import Description, Task
 from linvit.terminal import argument_parser, reflow, table
@@ -102,20 +103,22 @@ def _backbone(args: argparse.Namespace) -> tuple[ImageData, list[AnalysedModel]]
 def _checkpoints(args: argparse.Namespace) -> tuple[ImageData, list[AnalysedModel]]:
     """The models of checkpoints, and the data of a configuration, which the first run has if none is named."""
     folder = run_of_checkpoint(args.ckpt_path[0])
-    config = args.config or (folder and saved(folder))
+    source = args.config or folder
     if missing := next((path for path in args.ckpt_path if not Path(path).exists()), None):
         raise UserError(f"there is no checkpoint at '{missing}'")
-    if config is None or (folder and args.config is None and not run_config(folder).is_file()):
+    if source is None or (folder and args.config is None and not run_config(folder).is_file()):
         raise UserError(f"'{args.ckpt_path[0]}' lies in no run's folder; name its configuration: --config CONFIG")
-    options = ["--config", str(config), "--data.num_workers=0", "--model.compile=false", "--seed_everything=false"]
-    options += [] if args.images is None else [f"--data.predict_path={args.images}"]
+    config = read_config(source, {"data.num_workers": 0, "model.compile": False, "seed_everything": False})
+    if args.images is not None:
+        config = replace_options(config, {"data.predict_path": args.images})
     verb = "validate" if args.images is None else "predict"  # which has images of other classes than the model, too
-    runs = [Run(verb, [*options, f"--ckpt_path={path}"], quiet=True) for path in args.ckpt_path]
-    paths, data = [Path(run.settings.ckpt_path) for run in runs], runs[0].data
+    own = [replace_options(config, {"ckpt_path": path}) for path in args.ckpt_path]
+    runs = [Run.from_config(each, verb, quiet=True) for each in own]
+    paths, data = [Path(run.config["ckpt_path"]) for run in runs], runs[0].data
     names = [path.stem for path in paths]
     for i, path in enumerate(paths):
-        if (own := run_of_checkpoint(path)) is not None:
-            names[i] = f"{own.parent.name}/{own.name}/{path.stem}"
+        if (home := run_of_checkpoint(path)) is not None:
+            names[i] = f"{home.parent.name}/{home.name}/{path.stem}"
     subjects = []
     for name, path, run in zip(names, paths, runs, strict=True):
         run.data = data

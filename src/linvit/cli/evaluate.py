@@ -20,7 +20,8 @@ from linvit.files import CHECKPOINTS
 from linvit.plain_text import shown
 from linvit.runs import result
 from linvit.runs.checkpoint import Checkpoint
-from linvit.runs.folder import RESULT, RunFolder, check_finished, check_writable, run_of_checkpoint, saved
+from linvit.runs.folder import RESULT, RunFolder, check_finished, check_writable, run_of_checkpoint
+from linvit.runs.options import read_config
 from linvit.runs.run import Run
 from linvit.runs.trainer import usable_accelerator
 from linvit.terminal import argument_parser, reflow, table
@@ -110,7 +111,7 @@ def read_sets(model: EvaluatedModel, given: dict[str, list[Path]], name: str) ->
     named = [each for each in CORRUPTIONS if each in given]
     corrupted = [own for each in named for own in read_corrupted(each, model, given[each][0])]
     if run is not None and "clean" not in sets:
-        data = Run("test", ["--config", saved(run)], quiet=True).data
+        data = Run.from_config(read_config(run), "test", quiet=True).data
         if isinstance(data, ClassificationData):
             sets["clean"] = read_set("clean", data, model.classes, whole=False)
     clean = sets.pop("clean", None)

@@ -1,21 +1,21 @@
 """`linvit linearize`: trains a copy of a trained network with another attention, and says what it cost and gained."""
 
 import gc
-import json
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from linvit.cli.options import RESUME_AND_CHECKPOINT
 from linvit.cli.spec import read_value, timm_images
 from linvit.errors import UserError
 from linvit.files import LAST, rewriting
-from linvit.runs.configs import of_stage, split_configs
 from linvit.signals import STOP
 from linvit.terminal import argument_parser
 
 if TYPE_CHECKING:
+    from linvit.runs.parser import Config
     from linvit.tasks import Teacher
 
 EPILOG = """examples:
@@ -61,53 +61,56 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--keep", type=int, metavar="N", help=keep)
     parser.add_argument("--resume", choices=["auto"], help="auto continues the newest run of this command")
     args, options = parser.parse_known_args(argv)
-    options = with_teacher(args.teacher, options)
-    options += [f"--model.teacher.copied={args.copy}"] * (args.copy is not None)
 
     from torch.distributed import destroy_process_group, is_initialized
 
     from linvit.experiments.linearize import PAGE, write_page
     from linvit.runs.library_messages import hide_library_messages
+    from linvit.runs.options import replace_options, stage_config
     from linvit.runs.run import Run
     from linvit.runs.train_teacher import train_teacher
 
     hide_library_messages()
     with STOP.caught():
-        run, table = Run.read(["fit", *options]), None
-        plan = run.settings
-        stages = plan.stages or [{}]
-        root = Path(plan.trainer.default_root_dir or "checkpoints")
+        command, table = shlex.join(["linvit", "linearize", *argv]), None
+        config = with_teacher(args.teacher, options)
+        if args.resume is not None and any(option.partition("=")[0] == "--ckpt_path" for option in options):
+            raise UserError(RESUME_AND_CHECKPOINT)
+        if args.copy is not None:
+            config = replace_options(config, {"model.teacher.copied": args.copy})
+        run = Run.from_config(config)
+        stages = config["stages"] or [{}]
+        root = Path(config["trainer"]["default_root_dir"] or "checkpoints")
         places = [*(root / f"stage_{number}" for number in range(1, len(stages))), root]
-        if plan.ckpt_path and plan.stages:
+        if config["ckpt_path"] and config["stages"]:
             raise UserError("--ckpt_path names one run, and stages are several: --resume=auto continues them")
         teachers: list[Teacher] = []
         for stage in stages:  # wrong options end it before anything is trained
-            run = Run.read(["fit", *of_stage(stage, options)]) if plan.stages else run
+            run = Run.from_config(stage_config(config, stage)) if config["stages"] else run
             if run.task.teacher is None:
                 raise UserError("name the trained network that becomes linear: --teacher RUN, or model.teacher.source")
             teachers.append(run.task.teacher)
         trained = [train_teacher(teacher) for teacher in teachers]
-        for stage in stages if plan.stages or any(trained) else []:
-            run = Run.read(["fit", *of_stage(stage, options)])
+        for stage in stages if config["stages"] or any(trained) else []:
+            run = Run.from_config(stage_config(config, stage))
             run.task.load_teacher()  # one that does not fit a later stage ends it before the first
             run.task.teardown("fit")
         if args.keep is not None:
             from linvit.experiments.keep import TABLE, find_kept
 
             blocks, table = find_kept(run, args.keep)
-            options.append(f"--model.attention={json.dumps(blocks)}")
-        again = shlex.join(["linvit", "linearize", *argv, *["--resume=auto"] * (args.resume is None)])
+            config = replace_options(config, {"model.attention": blocks})
         folders: list[Path] = []
-        for stage, place in zip(stages, places, strict=True):
-            here = [f"--trainer.default_root_dir={place}", *[f"--resume={args.resume}"] * bool(args.resume)]
+        for stage, place in zip(config["stages"] or [{}], places, strict=True):
+            here: dict[str, Any] = {"trainer.default_root_dir": str(place), "resume": args.resume}
             if folders and not run.trainer.fast_dev_run:  # type: ignore[attr-defined]
                 averaged = run.task.hparams["predict_with"] == "ema"
                 before = {"source": f"{folders[-1]}/checkpoints/{LAST}", "ema": averaged}
-                here += [f"--model.pretrained={json.dumps(before)}", "--model.teacher.copied=nothing"]
-            run = Run.read(["fit", *of_stage(stage, options), *here])
-            run.resume_with = again
+                here |= {"model.pretrained": before, "model.teacher.copied": "nothing"}
+            run = Run.from_config(replace_options(stage_config(config, stage), here), command=command)
+            run.resume_with = command + " --resume=auto" * (args.resume is None)
             gc.collect()  # a trainer and its network, of the stage before, refer to one another
-            run.start()
+            run.fit()
             folders.append(Path(str(run.trainer.log_dir)))  # which all ranks ask for
             if not run.finished:
                 args.resume = None  # what follows upon other weights is another run
@@ -121,48 +124,56 @@ def main(argv: list[str]) -> int:
             page = folders[-1] / PAGE
             if not args.no_page:
                 if args.resume is None or not page.exists():  # else all was finished
-                    write_page(run, shlex.join(["linvit", "linearize", *argv]), folders)
+                    write_page(run, command, folders)
                 print(f"what came of it: {page}")
     return 0
 
 
-def with_teacher(teacher: str | None, options: Sequence[str]) -> list[str]:
-    """Options of `linvit fit` with a teacher, which wins over what configurations say: its run, or its backbone."""
-    named = {option.partition("=")[0] for option in options}
-    configs, others = split_configs(options)
-    if teacher is None:
-        if not configs:
-            raise UserError("name the trained network that becomes linear, --teacher RUN, or a --config")
-        return [*options]
-    if teacher.startswith("timm:"):
-        name = teacher.removeprefix("timm:")
-        own = [f"--model.backbone={{name: timm, model: {name}, pretrained: true}}", "--model.teacher.source=null"]
-        if configs:
-            return [*configs, *own, *others]
-        return ["--config", ALONE, *prepared(name), *own, *others]
-    from linvit.runs.folder import RunFolder, run_config, run_of_checkpoint, saved
+def with_teacher(teacher: str | None, options: Sequence[str]) -> "Config":
+    """The configuration of `linvit fit` options with a teacher, which wins over what configurations say.
 
-    path = Path(teacher)
-    folder = run_of_checkpoint(path) if path.exists() else None
-    source = f"--model.teacher.source={teacher}"
-    if folder is None and configs:
-        return [*configs, source, *others]
-    if folder is None:
-        model = timm_model(others)
-        if model is None:
-            raise UserError(
-                f"'{teacher}' is neither the folder of a run nor a checkpoint in one. Weights alone do not say of "
-                f"which network they are. Add a --config of it, or name a model of timm, which learns from images "
-                f"without labels: --model.backbone='{{name: timm, model: MODEL}}' --model.attention=linear "
-                f"--data.source=IMAGES"
-            )
-        return ["--config", ALONE, *prepared(model), source, *others]
-    if not configs and "--model.attention" not in named:
-        raise UserError("which attention shall take the place of the teacher's? Such as --model.attention=focused")
-    averaged = ["--model.mesa=0"] * bool(RunFolder(folder).model.get("mesa"))  # with an average that a student has not
-    config = run_config(folder).resolve()  # which the user may have named, too
-    first = str(config) if config in [Path(option).resolve() for option in configs] else saved(folder)
-    return ["--config", first, "--config", OF_A_RUN, *configs, source, *averaged, *others]
+    The teacher is a run, or the backbone itself. What stages have of their own gives way to the command line.
+    """
+    from linvit.cli.options import read_options, split_configs
+    from linvit.runs.folder import RunFolder, run_config, run_of_checkpoint
+    from linvit.runs.options import Source, read_config, without_stage_options
+    from linvit.runs.parser import saved_config
+
+    configs, others = split_configs(options)
+    named = {option.partition("=")[0].removeprefix("--") for option in others}
+    parts: list[Source] = [*configs]
+    own = dict[str, Any]()
+    if teacher is None and not configs:
+        raise UserError("name the trained network that becomes linear, --teacher RUN, or a --config")
+    if teacher is not None and teacher.startswith("timm:"):
+        name = teacher.removeprefix("timm:")
+        own = {"model.backbone": {"name": "timm", "model": name, "pretrained": True}, "model.teacher.source": None}
+        if not configs:
+            parts, own = [ALONE], own | prepared(name)
+    elif teacher is not None:
+        folder = run_of_checkpoint(teacher) if Path(teacher).exists() else None
+        own = {"model.teacher.source": teacher}
+        if folder is not None:
+            if not configs and "model.attention" not in named:
+                raise UserError(
+                    "which attention shall take the place of the teacher's? Such as --model.attention=focused"
+                )
+            if RunFolder(folder).model.get("mesa"):  # with an average that a student has not
+                own["model.mesa"] = 0
+            config = run_config(folder).resolve()  # which the user may have named, too
+            trusted = config in [Path(option).resolve() for option in configs]
+            parts = [str(config) if trusted else saved_config(run_config(folder)), OF_A_RUN, *configs]
+        elif not configs:
+            model = timm_model(others)
+            if model is None:
+                raise UserError(
+                    f"'{teacher}' is neither the folder of a run nor a checkpoint in one. Weights alone do not say of "
+                    f"which network they are. Add a --config of it, or name a model of timm, which learns from images "
+                    f"without labels: --model.backbone='{{name: timm, model: MODEL}}' --model.attention=linear "
+                    f"--data.source=IMAGES"
+                )
+            parts, own = [ALONE], own | prepared(model)
+    return without_stage_options(read_options("fit", others, read_config(parts, own)), named)
 
 
 def timm_model(options: Sequence[str]) -> str | None:
@@ -176,6 +187,6 @@ def timm_model(options: Sequence[str]) -> str | None:
     return model
 
 
-def prepared(model: str) -> list[str]:
+def prepared(model: str) -> dict[str, Any]:
     """Returns the options that normalise images as a model of timm takes them."""
-    return [f"--data.{part}={value}" for part, value in timm_images(model).items() if part in ("mean", "std")]
+    return {f"data.{part}": value for part, value in timm_images(model).items() if part in ("mean", "std")}

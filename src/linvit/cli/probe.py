@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from linvit.analysis.probes import STRENGTHS, linear_probe, nearest_neighbours, pooled_features
 from linvit.callbacks.report import write_table
+from linvit.cli.options import read_options
 from linvit.cli.spec import timm_images
 from linvit.data import ClassificationData
 from linvit.data.base import ImageData
@@ -20,7 +21,9 @@ from linvit.experiments.page import Page
 from linvit.experiments.plots import Axis, Series, line_plot
 from linvit.files import write_text
 from linvit.plain_text import markdown_code, markdown_table, markdown_text, shown
-from linvit.runs.folder import check_writable, run_of_checkpoint, saved
+from linvit.runs.folder import check_writable, run_of_checkpoint
+from linvit.runs.options import Source, read_config, replace_options
+from linvit.runs.parser import Config
 from linvit.runs.run import Run
 from linvit.tasks.pretrained import skip_pretrained
 from linvit.terminal import argument_parser, reflow, table
@@ -80,7 +83,7 @@ def main(argv: list[str]) -> int:
     args, others = parser.parse_known_args([option for option in argv if option not in options])
     folder = args.output or Path(*[run_of_checkpoint(name) or "" for name in args.networks[:1]], "probe")
     check_writable(folder, "--output")
-    options = [*others, *options, "--model.compile=false"]
+    options = [*others, *options]
     names = args.networks or [None]
     wanted = [*[(names[0], False)] * args.random, *((name, True) for name in names)]
     subjects = [read_subject(name, args.config, options, trained) for name, trained in wanted]
@@ -122,37 +125,46 @@ def read_subject(name: str | None, config: str | None, options: Sequence[str], t
     The name is that of a run, a checkpoint, or timm:MODEL; None is the network that configuration and options, those of
     `linvit validate`, describe. One that is not `trained` has random weights.
     """
-    folder, own = None, []
+    folder, own = None, list[Source]()
     if name is not None and name.startswith("timm:"):
-        own = of_timm(name.removeprefix("timm:"))
+        own = [of_timm(name.removeprefix("timm:"))]
     elif name is not None:
         folder = run_of_checkpoint(name) if Path(name).exists() else None
         if folder is None:
             raise UserError(f"'{name}' is neither a run, NAME/version_N, nor a checkpoint in one, nor timm:MODEL")
-        own = ["--config", saved(folder), f"--ckpt_path={name}"]
-    run = Run("predict", [*own, *(["--config", config] if config else []), *options], quiet=True)
+        own = [folder]
+    own += [config] if config else []
+    run = _run(read_config(own) if own else None, options, name if folder else None)
     if not isinstance(run.data, ClassificationData):  # of a dense task, whose backbone is probed
         data = run.data
         if not any(option.startswith("--data.source=") for option in options):
             raise UserError(
                 f"'{data.source}' is for {type(data).__name__}: name others, labelled: --data.source=FOLDER"
             )
-        own = classification(img_size=list(data.size), mean=list(data.mean), std=list(data.std))
-        run.data = Run("predict", [*own, *options], quiet=True).data
+        images = classification({}, img_size=list(data.size), mean=list(data.mean), std=list(data.std))
+        run.data = _run(read_config(images), options).data
     with nullcontext() if trained else skip_pretrained():
         task = run.trained() if trained and folder is not None else run.task
     return (name or str(task.hparams["backbone"])) + ", random" * (not trained), task.predicting, run.data
 
 
-def of_timm(model: str) -> list[str]:
-    """The options that describe a trained model of timm, and images as it takes them."""
-    return [*classification(**timm_images(model)), f"--model.backbone={{name: timm, model: {model}, pretrained: true}}"]
+def _run(base: Config | None, options: Sequence[str], checkpoint: str | None = None) -> Run:
+    """The run of a configuration and of options on the command line."""
+    config = replace_options(read_options("predict", options, base), {"model.compile": False})
+    return Run(config if checkpoint is None else {**config, "ckpt_path": checkpoint}, "predict", quiet=True)
 
 
-def classification(**data: Any) -> list[str]:
-    """The options that describe labelled images."""
-    classes = ["--model=linvit.tasks.ClassificationTask", "--data=linvit.data.ClassificationData"]
-    return [*classes, *(f"--data.{name}={value}" for name, value in data.items())]
+def of_timm(model: str) -> Config:
+    """The configuration of a trained model of timm, and of images as it takes them."""
+    return classification({"backbone": {"name": "timm", "model": model, "pretrained": True}}, **timm_images(model))
+
+
+def classification(model: dict[str, Any], **data: Any) -> Config:
+    """The configuration of a model for labelled images, and of these."""
+    return {
+        "model": {"class_path": "linvit.tasks.ClassificationTask", "init_args": model},
+        "data": {"class_path": "linvit.data.ClassificationData", "init_args": data},
+    }
 
 
 def probe(name: str, network: nn.Module, data: ImageData, args: argparse.Namespace) -> tuple[list[ProbeScore], str]:

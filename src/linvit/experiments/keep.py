@@ -90,10 +90,10 @@ def find_kept(run: Run, count: int) -> tuple[list[Spec | None], Path]:
     task, attention = run.task, run.task.hparams["attention"]
     if task.teacher is None or attention is None or isinstance(attention, list):
         raise UserError(f"--keep chooses the blocks of one attention; got --model.attention={attention}")
-    cuda = torch.cuda.is_available() and run.settings.trainer.accelerator != "cpu"
+    cuda = torch.cuda.is_available() and run.config["trainer"]["accelerator"] != "cpu"
     device = torch.device("cuda" if cuda else "cpu")
     teacher = teacher_network(task, task.teacher).to(device)
-    seed, img_size = run.settings.seed_everything, task.hparams["img_size"]
+    seed, img_size = run.config["seed_everything"], task.hparams["img_size"]
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         conversions = Conversions(teacher, attention, img_size)
@@ -113,9 +113,9 @@ def find_kept(run: Run, count: int) -> tuple[list[Spec | None], Path]:
         distance = sum((own - target).square().sum() for own, target in zip(found, targets, strict=True))
         return Measured(float(distance / sum(target.square().sum() for target in targets)), score, seconds)
 
-    key = [fingerprint(teacher), attention, img_size, seed, run.settings.data.as_dict(), BATCHES]
+    key = [fingerprint(teacher), attention, img_size, seed, run.config["data"], BATCHES]
     name = hashlib.sha256(json.dumps(key, default=str).encode()).hexdigest()[:12]
-    root = Path(run.settings.trainer.default_root_dir or "checkpoints", run_name(run.configs))
+    root = Path(run.config["trainer"]["default_root_dir"] or "checkpoints", run_name(run.config["config"]))
     table = Measurements(root / f"keep-{name}.csv", measure)
     say = rank_zero_only(partial(print, flush=True))
     total = len(blocks) * (len(blocks) + 1) // 2 + 1

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from jsonargparse import Namespace
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
@@ -33,6 +32,7 @@ from linvit.runs.folder import (
     run_of_config,
     versions,
 )
+from linvit.runs.parser import Config
 from linvit.signatures import equal_options
 from linvit.tasks.base import SET_BY_DATA, SET_BY_RUN
 from linvit.tasks.pretrained import skip_pretrained
@@ -42,7 +42,7 @@ from linvit.weights.read import model_named
 
 
 class Checkpoint:
-    """The checkpoint of a linvit run that the command line names."""
+    """The checkpoint of a linvit run that is resumed or scored."""
 
     def __init__(self, path: str | Path, resumed: bool = False) -> None:
         content = read_checkpoint(path, resumed)
@@ -60,20 +60,21 @@ class Checkpoint:
         self._weights: dict[str, Tensor] = content["state_dict"]
         self._optimizers: Any = content.get("optimizer_states")
 
-    def decide(self, model: Namespace, fits: bool = True, told: bool = True) -> None:
-        """Writes the checkpoint's options of the model over the given ones; says which differ, if `told`.
+    def decide(self, config: Config, fits: bool = True, told: bool = True) -> Config:
+        """Returns a configuration with the checkpoint's options of the model; says which differ, if `told`.
 
-        How to evaluate is the command line's, unless it trains.
+        How to evaluate is the configuration's, unless it trains.
         """
-        given, free = model.init_args, () if fits else pkgutil.resolve_name(model.class_path).evaluation_options
-        self._asked = model_named(given.as_dict())
+        model, given = config["model"], dict(config["model"]["init_args"])
+        free = () if fits else pkgutil.resolve_name(model["class_path"]).evaluation_options
+        self._asked = model_named(given)
         unknown = [name for name in self._options if name not in given and name not in SET_BY_DATA]
         if unknown:
             old = self._version not in (None, version("linvit"))
             whose = f"is of linvit {self._version}" if old else "belongs to another task"
             option = f"--model.pretrained={shlex.quote(Path(self.path).as_posix())}"
             raise UserError(
-                f"checkpoint '{self.path}' {whose} ({model_named(self._options)}): {model.class_path} takes no "
+                f"checkpoint '{self.path}' {whose} ({model_named(self._options)}): {model['class_path']} takes no "
                 f"{', '.join(unknown)}. {option} in place of --ckpt_path takes its weights alone"
             )
         for name, value in {"pretrained": None, **self._options}.items():
@@ -89,6 +90,7 @@ class Checkpoint:
                     f"To train another model, leave --ckpt_path out"
                 )
             given[name] = value
+        return {**config, "model": {**model, "init_args": given}}
 
     def facts(self, names: Sequence[str], data: ImageData, same_classes: bool, way: str) -> dict[str, Any]:
         """The checkpoint's values of arguments that the data sets otherwise; they must agree, classes if they must.
@@ -208,23 +210,23 @@ def checkpoint_in(path: str | Path, names: Sequence[str], option: str = "--ckpt_
     return found
 
 
-def run_to_resume(configs: Sequence[str], root: Path, settings: Namespace) -> Path | None:
+def run_to_resume(config: Config, root: Path) -> Path | None:
     """The run of the last configuration, or the newest of its name with this model and seed; else None."""
-    if (own := run_of_config(configs)) is not None:
+    if (own := run_of_config(config["config"])) is not None:
         return own
     empty: Path | None = None
-    for run in reversed(versions(root / run_name(configs))):
+    for run in reversed(versions(root / run_name(config["config"]))):
         if not (run / CONFIG).exists():  # it has ended before it began, and a run before it may have begun
             empty = empty or run
-        elif not (differences := differs(run, settings)):
+        elif not (differences := differs(run, config)):
             return run
         else:
             rank_zero_info(f"--resume=auto passes over {shown(run)}, which has {'; '.join(differences)}")
     return empty
 
 
-def differs(run: Path, settings: Namespace) -> list[str]:
-    """In which options of the model, and in which seed, a run differs from a command line; options of both count."""
+def differs(run: Path, config: Config) -> list[str]:
+    """In which options of the model, and in which seed, a run differs from a configuration; options of both count."""
     try:
         saved = yaml_text.load(yaml_text.read(run / "config.yaml"), "config.yaml")
         model, seed = saved["model"], saved["seed_everything"]
@@ -233,8 +235,8 @@ def differs(run: Path, settings: Namespace) -> list[str]:
         }
     except (OSError, UserError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError):
         return []  # it was killed before it had saved its configuration
-    own = {"seed_everything": settings.seed_everything, "model": settings.model.class_path} | {
-        f"model.{name}": value for name, value in settings.model.as_dict()["init_args"].items()
+    own = {"seed_everything": config["seed_everything"], "model": config["model"]["class_path"]} | {
+        f"model.{name}": value for name, value in config["model"]["init_args"].items()
     }
     free = {f"model.{name}" for name in SET_BY_RUN}
     if not own.get("model.teacher") or not theirs.get("model.teacher"):
@@ -243,12 +245,10 @@ def differs(run: Path, settings: Namespace) -> list[str]:
     return [f"{name}={theirs[name]} and not {own[name]}" for name in both]
 
 
-def other_data(run: Path, settings: Namespace) -> list[str]:
-    """In which options of the data a run differs from a command line, but for how fast they are loaded."""
+def other_data(run: Path, config: Config) -> list[str]:
+    """In which options of the data a run differs from a configuration, but for how fast they are loaded."""
     try:
-        theirs, own = (
-            flat({"data": given["data"]["init_args"]}) for given in (RunFolder(run).config, settings.as_dict())
-        )
+        theirs, own = (flat({"data": given["data"]["init_args"]}) for given in (RunFolder(run).config, config))
     except (UserError, KeyError, TypeError, AttributeError):
         return []  # of an unreadable configuration nothing is known
     both = (own.keys() & theirs.keys()) - {"data.batch_size", "data.num_workers", "data.predict_path"}
@@ -292,11 +292,13 @@ Found = tuple[Path | None, Checkpoint | None, bool]
 """The run to resume and its checkpoint, either of which may be None, and whether it is finished already."""
 
 
-def find(configs: Sequence[str], root: Path, settings: Namespace) -> Found:
-    """The run that a command line resumes, which is said."""
-    run, trainer = run_to_resume(configs, root, settings), settings.trainer
+def find(config: Config, root: Path) -> Found:
+    """The run that a configuration resumes, which is said."""
+    run, trainer = run_to_resume(config, root), config["trainer"]
     if run is None:
-        rank_zero_info(f"--resume=auto: there is no such run of '{run_name(configs)}' in {shown(root)} yet, one starts")
+        rank_zero_info(
+            f"--resume=auto: there is no such run of '{run_name(config['config'])}' in {shown(root)} yet, one starts"
+        )
         return None, None, False
     checkpoint = next(whole_checkpoints(run), None)
     if checkpoint is None:
@@ -304,14 +306,14 @@ def find(configs: Sequence[str], root: Path, settings: Namespace) -> Found:
         way = "none of its checkpoints can be used, so a new run starts" if damaged else "it has no checkpoint yet"
         (rank_zero_warn if damaged else rank_zero_info)(f"--resume=auto: {shown(run)}: {way}")
         return None if damaged else run, None, False
-    if others := other_data(run, settings):
+    if others := other_data(run, config):
         rank_zero_warn(
             f"--resume=auto goes by the name of the configuration, the model and the seed, and {shown(run)} has "
             f"{'; '.join(others)}. If it is another experiment, start this one without --resume"
         )
-    epochs = trainer.max_epochs is not None and 0 <= trainer.max_epochs <= checkpoint.epochs
-    steps = 0 <= trainer.max_steps <= checkpoint.step
-    early = checkpoint.stopped_early and "EarlyStopping" in str(trainer.callbacks)
+    epochs = trainer["max_epochs"] is not None and 0 <= trainer["max_epochs"] <= checkpoint.epochs
+    steps = 0 <= trainer["max_steps"] <= checkpoint.step
+    early = checkpoint.stopped_early and "EarlyStopping" in str(trainer["callbacks"])
     trained = epochs or steps or early
     if trained and was_evaluated(run, None if steps else checkpoint.epochs, checkpoint.step):
         ways = {"raise --trainer.max_epochs": epochs, "raise --trainer.max_steps": steps}

@@ -1,9 +1,7 @@
 """Configurations by path, or by the name of one that comes with linvit, and those that they start from."""
 
 import functools
-import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +10,9 @@ import yaml
 from linvit import yaml_text
 from linvit.errors import UserError, did_you_mean
 from linvit.model_info import ADE20K, COCO, CONFIGS, mapping, table
-from linvit.plain_text import as_argument
 from linvit.removed import CONFIGS as REMOVED
 from linvit.removed import without_removed
 
-FLAG, SHORT = "--config", "-c"
-SAVED = "run:"
-"""Stands before the path of a configuration that only a run's folder names: `parser.saved_config` reads it as data."""
 DEVICES = 8  # of the published runs of recipes
 EPOCHS: dict[str, dict[str, Any]] = {"3x": {"trainer.max_epochs": 36, "model.decay_epochs": [27, 33]}}
 """What a schedule changes in the bases, which train for 12 epochs."""
@@ -71,28 +65,19 @@ def heading(text: str) -> dict[str, str]:
     return dict(FIELD.findall(text))
 
 
-def with_bases(argv: Sequence[str]) -> list[str]:
-    """Replaces every `--config NAME` of a command line by the files that it names under `base:`, then its own file.
+def expand(given: str) -> list[Path | dict[str, Any]]:
+    """Returns what a configuration stands for: the files that it names under `base:`, with theirs, then its own file.
 
     Bases may have bases, too. Later files win, key by key, so that a file need only hold what differs. A base of
-    several files is read once, before the first of them. At the end `base` itself is set to null: the merged
-    configuration is complete, wherever it is saved. Removed options that changed nothing are left out.
+    several files is read once, before the first of them. The row of a table stands for its content, and so does a file
+    with removed options that changed nothing, which are left out.
     """
-    expanded: list[str] = []
-    for argument, config in arguments(argv):
-        if config is None:
-            yaml_text.check(argument.partition("=")[2] or argument, f"'{argument[:40]}'")
-            expanded.append(argument)
-        elif config.startswith(SAVED):
-            expanded += [FLAG, config]
-        else:
-            for path in chain(config_file(config)):
-                content = _content(path)
-                kept = without_removed(content, f"'{path}'")
-                by_path = path.is_file() and kept == content  # else, as a row of a table, by its content
-                expanded += [FLAG, as_argument(path) if by_path else json.dumps({**kept, "base": None})]
-    merged = expanded.count(FLAG) > len(configs(argv))
-    return [*expanded, "--base=null"] if merged else expanded
+    parts: list[Path | dict[str, Any]] = []
+    for path in chain(config_file(given)):
+        content = _content(path)
+        kept = without_removed(content, f"'{path}'")
+        parts.append(path if path.is_file() and kept == content else {**kept, "base": None})
+    return parts
 
 
 def chain(path: Path, seen: set[Path] | None = None) -> list[Path]:
@@ -102,35 +87,6 @@ def chain(path: Path, seen: set[Path] | None = None) -> list[Path]:
         return []
     seen.add(own)
     return [*(file for base in _bases(path) for file in chain(base, seen)), path]
-
-
-def configs(argv: Sequence[str]) -> list[str]:
-    """The configurations that a command line names, in order."""
-    return [config for _, config in arguments(argv) if config is not None]
-
-
-def arguments(argv: Sequence[str]) -> Iterator[tuple[str, str | None]]:
-    """The arguments of a command line, each with the configuration that it names, `--config NAME` as one."""
-    arguments = iter(argv)
-    for argument in arguments:
-        if argument in (FLAG, SHORT):
-            yield argument, next(arguments, "")
-        else:
-            yield argument, argument.removeprefix(f"{FLAG}=") if argument.startswith(f"{FLAG}=") else None
-
-
-def split_configs(options: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Returns the configurations among options, as `--config NAME` each, and the other options."""
-    found = [*arguments(options)]
-    configs = [part for _, config in found if config is not None for part in (FLAG, config)]
-    return configs, [argument for argument, config in found if config is None]
-
-
-def of_stage(stage: Mapping[str, Any], options: Sequence[str]) -> list[str]:
-    """Returns the options of one of several stages; those on the command line win over its own."""
-    configs, others = split_configs(options)
-    own = [f"--{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in stage.items()]
-    return [*configs, *own, *others, "--stages=null"]
 
 
 def _content(path: Path) -> dict[str, Any]:

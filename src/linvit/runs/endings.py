@@ -136,9 +136,15 @@ LOADER = re.compile(r"DataLoader worker \(pid(?:\(s\))? [\d, ]+\) (is killed by 
 @contextmanager
 def in_words(trainer: Trainer, ranks: Ranks) -> Iterator[None]:
     """Runs a verb; says in a line, on one rank, what ends it. An error of a single process keeps its traceback."""
+    before = signal.getsignal(signal.SIGINT)
     try:
         yield
         ranks.over.set()
+    except SystemExit as error:
+        if not isinstance(error.__context__, KeyboardInterrupt):
+            raise
+        signal.signal(signal.SIGINT, before)  # Lightning ignores further ones, and ends a notebook's process
+        raise error.__context__ from None
     except Stopped as stop:
         STOP.ended_by = stop.by
         ranks.over.set()

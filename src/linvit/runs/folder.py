@@ -19,7 +19,6 @@ from linvit.files import BEST, BEST_AVERAGE, CHECKPOINTS, LAST, resume_command
 from linvit.model_info import CONFIGS
 from linvit.plain_text import read_csv
 from linvit.reading import read_text
-from linvit.runs.configs import SAVED
 from linvit.runs.configs import find as find_config
 
 CONFIG, CURVES, HPARAMS = "config.yaml", "metrics.csv", "hparams.yaml"
@@ -323,11 +322,6 @@ def run_configs(run: Path) -> list[Path]:
 def run_config(run: Path) -> Path:
     """The configuration that a run was started with, or resumed with last."""
     return run_configs(run)[-1]
-
-
-def saved(run: Path) -> str:
-    """Returns what `--config` takes for the configuration of a run that the user named: it is read as data alone."""
-    return f"{SAVED}{run_config(run)}"
 
 
 def how_to_resume(run: Path, command: str | None = None) -> str:

@@ -1,18 +1,19 @@
-"""Reads command lines and configurations, by LightningCLI; says what is wrong, out of jsonargparse's messages."""
+"""Reads and checks configurations, by LightningCLI; says what is wrong, out of jsonargparse's messages."""
 
 import argparse
+import copy
 import difflib
 import inspect
-import json
 import pkgutil
 import re
 import shlex
 from argparse import ArgumentError
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, NamedTuple, TypeVar, cast
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
 from lightning.pytorch import Callback, Trainer
@@ -27,7 +28,6 @@ from linvit.entries import texts
 from linvit.errors import UserError, check_number, did_you_mean
 from linvit.registry import attention_kernels, attentions, backbones, heads
 from linvit.removed import answer, without_removed
-from linvit.runs.configs import SAVED, configs, with_bases
 from linvit.signals import STOP
 from linvit.tasks import Task
 from linvit.tasks.base import SET_BY_DATA
@@ -41,6 +41,8 @@ NO_CONFIG = (
     "linvit {0} needs a configuration, which names the model and the data: linvit {0} --config {1}. "
     "linvit list configs names those that come with linvit"
 )
+Config = dict[str, Any]
+"""A configuration: plain nested values, as `--print_config` prints them. `config` names the files that it is of."""
 
 
 class Parser(LightningArgumentParser):
@@ -81,11 +83,11 @@ TrainerOptions.__init__.__signature__ = _signature.replace(  # type: ignore[attr
 )
 
 
-class CommandLine(LightningCLI):
-    """The options of `linvit fit`, `validate`, `test` or `predict`, read and checked; `Run` builds from them."""
+class _Builder(LightningCLI):
+    """Builds the parser of `linvit fit`, `validate`, `test` or `predict`; reads, seeds and instantiates nothing."""
 
-    def __init__(self, verb: str, options: Sequence[str], *, quiet: bool = False) -> None:
-        self.verb, self.quiet = verb, quiet
+    def __init__(self, verb: str) -> None:
+        self.verb = verb
         super().__init__(
             Task,
             ImageData,
@@ -96,7 +98,6 @@ class CommandLine(LightningCLI):
             parser_class=Parser,
             subclass_mode_model=True,
             subclass_mode_data=True,
-            args=list(options),
             run=False,
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
@@ -138,33 +139,79 @@ class CommandLine(LightningCLI):
         parser.add_method_arguments(Trainer, self.verb, skip=set(self.subcommands()[self.verb]))
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Reads the options."""
-        # --print_config last, or jsonargparse prints at the end of the first file
-        options = sorted(cast("list[str]", args), key=lambda option: option.startswith("--print_config"))
-        try:
-            self.config = parser.parse_args([self._saved(option) for option in with_bases(options)])
-        except ArgumentError as error:
-            read = configs(with_bases(options))
-            files = [file for file in read if not file.startswith("{")] or configs(options)  # some by their content
-            if not files and "are required" in error.message:
-                example = "quickstart" if self.verb == "fit" else "RUN/config.yaml --ckpt_path RUN"
-                raise UserError(NO_CONFIG.format(self.verb, example)) from error
-            message = readable(error.message).replace("parsing config", f"parsing config {', '.join(files)}")
-            if (unknown := UNKNOWN.search(error.message)) and message.endswith("."):  # no option is near
-                name = next(group for group in unknown.groups() if group).rpartition(".")[2]
-                if files and not any(option.partition("=")[0].endswith(name) for option in options):
-                    message += f" If another version of linvit or another task wrote it, remove it from {files[-1]}"
-            see = "" if self.quiet else f"\nSee linvit {self.verb} --help"  # other verbs have options of their own
-            raise UserError(f"{message}{see}") from error
-        if not isinstance(seed := self.config.seed_everything, bool | None):
-            check_number("--seed_everything", seed, at_least=0, below=2**32, whole=True)
-
-    def _saved(self, option: str) -> str:
-        path = option.removeprefix(SAVED)
-        return option if path == option else json.dumps(saved_config(Path(path), trains=self.verb == "fit"))
+        """Reads nothing."""
+        self.config = Namespace(seed_everything=False)  # type: ignore[no-untyped-call]
 
     def instantiate_classes(self) -> None:
         """Builds nothing."""
+
+
+@cache
+def parser_of(verb: str) -> LightningArgumentParser:
+    """Returns the parser of `linvit fit`, `validate`, `test` or `predict`."""
+    return _Builder(verb).parser
+
+
+def parse(
+    verb: str,
+    given: Mapping[str, Any] | Sequence[str],
+    base: Mapping[str, Any] | None = None,
+    names: Sequence[str] = (),
+    see: str = "",
+) -> Config:
+    """Reads and checks the options of a verb.
+
+    Args:
+        verb: fit, validate, test or predict.
+        given: A configuration, which may leave out what has a default; or arguments of a command line, where `--config`
+            stands before files alone, without bases.
+        base: A configuration that the arguments change.
+        names: The configurations that the arguments are of.
+        see: What an error names as a help.
+
+    Returns:
+        The complete configuration, all of its values plain. Its entry `config` is that of `given` or `base`, and names.
+
+    Raises:
+        UserError: If an option does not exist, or does not take its value.
+    """
+    parser, first = parser_of(verb), given if isinstance(given, Mapping) else base
+    named: list[str] = [*((first or {}).get("config") or []), *names]
+    before = None
+    try:
+        if first is not None:
+            before = parser.parse_object(
+                {name: value for name, value in copy.deepcopy({**first}).items() if name != "config"}
+            )
+        read = before if isinstance(given, Mapping) else parser.parse_args(given, before)
+    except ArgumentError as error:
+        options = [] if isinstance(given, Mapping) else [*given]
+        files = [file for option, file in pairwise(options) if option == "--config" and file[:1] != "{"] or named
+        raise UserError(_explain(error.message, verb, files, options) + see) from error
+    assert read is not None
+    if not isinstance(seed := read.seed_everything, bool | None):
+        check_number("--seed_everything", seed, at_least=0, below=2**32, whole=True)
+    text = parser.dump(read, skip_unset=False, skip_validation=True)  # they have been checked
+    config: Config = yaml_text.load(text, "the configuration")
+    return {**config, "config": named}
+
+
+def _explain(message: str, verb: str, files: Sequence[str], options: Sequence[str]) -> str:
+    if not files and "are required" in message:
+        return NO_CONFIG.format(verb, "quickstart" if verb == "fit" else "RUN/config.yaml --ckpt_path RUN")
+    text = readable(message).replace("parsing config", f"parsing config {', '.join(files)}")
+    if (unknown := UNKNOWN.search(message)) and text.endswith("."):  # no option is near
+        name = next(group for group in unknown.groups() if group).rpartition(".")[2]
+        if files and not any(option.partition("=")[0].endswith(name) for option in options):
+            text += f" If another version of linvit or another task wrote it, remove it from {files[-1]}"
+    return text
+
+
+def config_text(config: Mapping[str, Any]) -> str:
+    """Returns a configuration as a file that `--config` takes."""
+    saved = {name: value for name, value in config.items() if name != "config"}
+    header = "".join(f"# {line}\n" for line in parser_of("fit").dump_header or ())
+    return f"{header}{yaml_text.dump(saved)}"
 
 
 WORD = re.compile(r"[\w:-]*")  # neither the path of a class nor that of a file
@@ -202,7 +249,8 @@ def saved_config(path: Path, trains: bool = True) -> dict[str, Any]:
             found[name] |= {"callbacks": own} if own else {}
             if left and trains:
                 rank_zero_warn(f"left out: trainer.{', trainer.'.join(left)} in '{path}' {trust}")
-    return found | ({"seed_everything": seed} if _is_word(seed := given.get("seed_everything")) else {})
+    seed = {"seed_everything": seed} if _is_word(seed := given.get("seed_everything")) else {}
+    return found | seed | {"config": [str(path)]}
 
 
 def _is_word(value: Any, path: bool = False) -> bool:
@@ -256,14 +304,13 @@ def _fact(name: str) -> Callable[[ImageData], Any]:
     return fact
 
 
-def instantiate(settings: Namespace, **classes: type) -> Namespace:
+def instantiate(config: Mapping[str, Any], **classes: type) -> Namespace:
     """Instances of sections of a configuration, such as `data=ImageData`; of the trainer's, those of its options."""
     parser = Parser()
     for section, owner in classes.items():
         parser.add_lightning_class_args(owner, section, subclass_mode=owner is ImageData)
     try:
-        given = Namespace({section: settings[section] for section in classes})  # type: ignore[no-untyped-call]
-        built: Namespace = parser.instantiate(given)
+        built: Namespace = parser.instantiate(parser.parse_object({name: config[name] for name in classes}))
     except ValueError as error:  # jsonargparse's has the whole configuration in it
         reason = error.__cause__
         if reason is not None and isinstance(reason.__cause__, ImportError):  # a logger whose package is not installed
@@ -272,15 +319,14 @@ def instantiate(settings: Namespace, **classes: type) -> Namespace:
     return built
 
 
-def build_task(model: Namespace, **facts: Any) -> Task:
+def build_task(model: Mapping[str, Any], **facts: Any) -> Task:
     """The task that the `model` section of a configuration describes.
 
     Its options are data, and a checkpoint may have supplied them: they reach the task as they are. The parser would
     call any function that a mapping with a `class_path` names, at any depth.
     """
-    task: type[Task] = pkgutil.resolve_name(model.class_path)
-    given = model.clone().as_dict()
-    options = {**given.get("init_args", {}), **given.get("dict_kwargs", {}), **facts}
+    task: type[Task] = pkgutil.resolve_name(model["class_path"])
+    options = copy.deepcopy({**model.get("init_args", {}), **model.get("dict_kwargs", {})}) | facts
     for name, value in options.items():
         if reason := not_plain(value):
             raise UserError(f"--model.{name} holds {reason}. It takes text, numbers, lists and mappings of them")

@@ -121,8 +121,8 @@ def check_processes(trainer: Trainer) -> None:
 
 def check_strategy(strategy: Any) -> None:
     """Raises a `UserError` for one whose checkpoints are folders, with a share of each rank."""
-    name = str(getattr(strategy, "class_path", strategy)).lower()
-    options = getattr(strategy, "init_args", None) or {}
+    given = strategy if isinstance(strategy, dict) else {"class_path": strategy}
+    name, options = str(given["class_path"]).lower(), given.get("init_args") or {}
     shares = name.endswith("modelparallelstrategy") and options.get("save_distributed_checkpoint", True)
     if shares or "deepspeed" in name or options.get("state_dict_type") == "sharded":
         raise UserError(

@@ -8,6 +8,7 @@ from linvit import UserError
 from linvit.cli import data as check
 from linvit.data import PathfinderData
 from linvit.data.sources.paths import sample
+from linvit.runs.options import read_config
 from linvit.runs.run import Run
 
 
@@ -60,5 +61,5 @@ def test_data_check_counts_chance_and_other_sizes_are_refused(capsys, monkeypatc
 
 
 def test_the_configuration_sets_options_of_all_image_data():
-    data = Run("fit", ["--config=diagnostics/pathfinder", "--data.img_size=64"]).data
+    data = Run.from_config(read_config("diagnostics/pathfinder", {"data.img_size": 64})).data
     assert (data.batch_size, data.size, data.mean) == (32, (64, 64), (0.5, 0.5, 0.5))

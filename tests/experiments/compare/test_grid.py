@@ -3,7 +3,7 @@
 import pytest
 
 from linvit import Grid, UserError, create_attention
-from linvit.experiments.compare.grid import Sweep, expand_names, place, split, value_label, without_convolution
+from linvit.experiments.compare.grid import Sweep, expand_names, split, value_label, without_convolution
 from linvit.registry import attentions
 
 
@@ -101,26 +101,6 @@ def test_names_are_those_of_folders_and_differ():
 def test_what_makes_no_sense_is_refused(content, message):
     with pytest.raises(UserError, match=message):
         grid(**content)
-
-
-def test_an_option_of_a_part_that_is_given_by_its_name_makes_it_a_mapping():
-    config = {"model": {"class_path": "Task", "init_args": {"backbone": "deit_nano", "attention": None}}}
-    place(config, "model.backbone.depth", 2)
-    place(config, "model.attention.name", "hydra")
-    place(config, "trainer.max_epochs", 3)
-    assert config["model"]["init_args"] == {
-        "backbone": {"name": "deit_nano", "depth": 2},
-        "attention": {"name": "hydra"},
-    }
-    assert config["trainer"] == {"max_epochs": 3}
-
-
-def test_a_plus_adds_to_a_list_as_on_the_command_line_of_fit():
-    config = {"trainer": {"callbacks": [{"class_path": "A"}], "plugins": None}}
-    place(config, "trainer.callbacks+", "B")
-    place(config, "trainer.callbacks+", ["C", "D"])
-    place(config, "trainer.plugins+", "E")
-    assert config == {"trainer": {"callbacks": [{"class_path": "A"}, "B", "C", "D"], "plugins": ["E"]}}
 
 
 def test_a_star_stands_for_the_registered_names():

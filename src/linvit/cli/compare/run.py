@@ -1,17 +1,14 @@
 """`linvit compare`: checks all runs, starts those that are missing, and makes the table of these or of others."""
 
 import argparse
-import copy
 import math
 import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from linvit.data.base import ImageData
@@ -20,7 +17,7 @@ from linvit.experiments.compare import costs, tables
 from linvit.experiments.compare import report as written
 from linvit.experiments.compare.engines import run_here, run_on_ray, run_on_slurm, say_how_it_ended, slots
 from linvit.experiments.compare.experiment import FILE, Experiment, SweepRun
-from linvit.experiments.compare.grid import TUNING_SEED, Sweep, place
+from linvit.experiments.compare.grid import TUNING_SEED, Sweep
 from linvit.experiments.compare.options import differing
 from linvit.experiments.compare.results import (
     Results,
@@ -31,9 +28,9 @@ from linvit.experiments.compare.results import (
 )
 from linvit.plain_text import in_shell, shown
 from linvit.runs import result
-from linvit.runs.configs import of_stage
 from linvit.runs.folder import TUNING, check_writable, find
-from linvit.runs.parser import build_task
+from linvit.runs.options import read_config, replace_options, stage_config
+from linvit.runs.parser import Config, build_task
 from linvit.runs.run import Run
 from linvit.runs.train_teacher import train_teacher
 from linvit.signals import STOP
@@ -44,7 +41,6 @@ from linvit.terminal import reflow, table
 
 GPU = ("auto", "gpu", "cuda")
 BUDGET = 2.0  # seconds of timing for each variant
-Config = dict[str, Any]
 
 
 def run(spec: Sweep, title: str, args: argparse.Namespace, command: str) -> int:
@@ -222,20 +218,16 @@ def _words(settings: Any) -> str:
 
 def resolve(grid: Sweep) -> dict[str, Config]:
     """The complete configuration of each variant; the model of each is built, without memory for its weights."""
-    base = Run("fit", [part for config in grid.config for part in ("--config", config)]).config
-    for key, value in grid.set.items():
-        place(base, key, value)
+    base = replace_options(read_config(grid.config), grid.set)
     found: dict[str, Config] = {}
     made: dict[str, ImageData] = {}  # data modules by their configuration
     for name, settings in grid.variants.items():
-        config = copy.deepcopy(base)
-        for key, value in settings.items():
-            place(config, key, value)
+        config = replace_options(base, settings)
         try:
-            run = _read(config)
-            for stage in run.settings.stages or []:
-                _read(config, stage)
-            key = repr(run.settings.data)
+            run = Run.from_config(config)
+            for stage in config["stages"] or []:
+                Run.from_config(stage_config(config, stage))
+            key = repr(run.config["data"])
             run.data = made[key] = made.get(key) or run.data
             _build(run)
         except Exception as error:
@@ -243,21 +235,12 @@ def resolve(grid: Sweep) -> dict[str, Config]:
             if mistake is None:
                 raise
             raise UserError(f"the variant '{name}' ({_words(settings)}) cannot be run: {mistake}") from error
-        complete = run.config  # is written and read again each time
+        complete = {key: value for key, value in run.config.items() if key != "config"}
         for other, before in found.items():
             if before == complete:
                 raise UserError(f"the variants '{other}' and '{name}' are the same run. Leave one of them out")
         found[name] = complete
     return found
-
-
-def _read(config: Config, stage: Config | None = None) -> Run:
-    """The run of a configuration in memory, or one of its stages."""
-    with tempfile.TemporaryDirectory(prefix="linvit-compare-") as folder:
-        path = Path(folder, "run.yaml")
-        path.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
-        options = [f"--config={path}"]
-        return Run("fit", options if stage is None else of_stage(stage, options))
 
 
 def _build(run: Run) -> None:
@@ -266,8 +249,8 @@ def _build(run: Run) -> None:
     with skip_pretrained():
         try:
             with torch.device("meta"):
-                build_task(run.settings.model, **facts)
+                build_task(run.config["model"], **facts)
         except UserError:
             raise
         except Exception:
-            build_task(run.settings.model, **facts)
+            build_task(run.config["model"], **facts)

@@ -1,14 +1,16 @@
 """`linvit fit | validate | test | predict`: from the command line to a run, or to the help."""
 
 import pkgutil
+import shlex
 from typing import Any
 
 from lightning.pytorch import Trainer
 
+from linvit.cli.options import read_options
 from linvit.cli.training.help import HELP, TRAINER, Row, short_help
 from linvit.machine import keep_memory
 from linvit.runs.library_messages import hide_library_messages
-from linvit.runs.parser import CommandLine, options_of
+from linvit.runs.parser import options_of
 from linvit.runs.run import Run
 from linvit.tasks.base import SET_BY_DATA
 
@@ -20,11 +22,14 @@ def train(argv: list[str]) -> None:
     keep_memory()
     hide_library_messages()
     verb, *options = ["--help" if argument == "--help=all" else argument for argument in argv if argument not in HELP]
+    see = f"\nSee linvit {verb} --help"
     if set(HELP).isdisjoint(argv):
-        Run(verb, options).start()
+        own = [option for option in options if option != "--untrained" or verb == "fit"]
+        config, command = read_options(verb, own, see=see), shlex.join(["linvit", *argv])
+        getattr(Run(config, verb, untrained=len(own) < len(options), command=command), verb)()
     elif options:
-        settings = CommandLine(verb, options).config
-        print(short_help(verb, option_rows(settings.model.class_path, settings.data.class_path)))
+        config = read_options(verb, options, see=see)
+        print(short_help(verb, option_rows(config["model"]["class_path"], config["data"]["class_path"])))
     else:
         print(short_help(verb, option_rows()))
 

@@ -132,32 +132,6 @@ class Sweep:
         return found
 
 
-def place(config: dict[str, Any], key: str, value: Any) -> None:
-    """Sets an option in a resolved configuration, as `--key=value` of `linvit fit` does.
-
-    `init_args` may be left out of the key. An option of a part that is given by its name alone,
-    `model.backbone.depth` of `backbone: deit_nano`, makes it a mapping with that name. A `+` behind the key adds to a
-    list: `trainer.callbacks+`. No stage of the configuration sets it otherwise.
-    """
-    for stage in config.get("stages") or []:
-        stage.pop(key, None)
-    *outer, last = key.split(".")
-    for part in outer:
-        config = _inside(config)
-        if not isinstance(config.get(part), dict):
-            config[part] = {} if config.get(part) is None else {"name": config[part]}
-        config = config[part]
-    config = _inside(config)
-    if last.endswith("+"):
-        last = last.removesuffix("+")
-        value = [*(config.get(last) or []), *(value if isinstance(value, list) else [value])]
-    config[last] = value
-
-
-def _inside(config: dict[str, Any]) -> dict[str, Any]:
-    return config.setdefault("init_args", {}) if "class_path" in config else config
-
-
 def expand_names(key: str, values: Sequence[Any]) -> list[Any]:
     """Values of an option, with registered names in the place of a pattern: `model.attention: ["*"]` is all of them."""
     registry = REGISTRIES.get(key.rpartition(".")[2])

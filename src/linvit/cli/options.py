@@ -1,0 +1,73 @@
+"""Options of `linvit fit` and its like on a command line: from arguments to a configuration."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from linvit import yaml_text
+from linvit.errors import UserError
+from linvit.plain_text import as_argument
+from linvit.runs.configs import expand
+
+if TYPE_CHECKING:
+    from linvit.runs.parser import Config
+
+FLAG, SHORT = "--config", "-c"
+RESUME_AND_CHECKPOINT = "--resume=auto finds the checkpoint itself: leave --ckpt_path out, or --resume"
+
+
+def read_options(verb: str, argv: Sequence[str], base: Mapping[str, Any] | None = None, *, see: str = "") -> "Config":
+    """Returns the complete configuration of a command line.
+
+    Args:
+        verb: fit, validate, test or predict.
+        argv: Its arguments, without the verb.
+        base: A complete configuration, which the arguments change.
+        see: What an error names as a help.
+    """
+    from linvit.runs.parser import parse  # which takes seconds to import
+
+    given = [argument.partition("=")[0] for argument in argv]
+    if verb == "fit" and "--resume" in given and "--ckpt_path" in given:
+        raise UserError(RESUME_AND_CHECKPOINT)
+    # --print_config last, or jsonargparse prints at the end of the first file
+    options = sorted(argv, key=lambda option: option.startswith("--print_config"))
+    return parse(verb, with_bases(options), base, configs(argv), see)
+
+
+def with_bases(argv: Sequence[str]) -> list[str]:
+    """Replaces every `--config NAME` of a command line by the files that it stands for.
+
+    At the end `base` itself is set to null: the merged configuration is complete, wherever it is saved.
+    """
+    expanded: list[str] = []
+    for argument, config in arguments(argv):
+        if config is None:
+            yaml_text.check(argument.partition("=")[2] or argument, f"'{argument[:40]}'")
+            expanded.append(argument)
+        else:
+            for part in expand(config):
+                expanded += [FLAG, as_argument(part) if isinstance(part, Path) else json.dumps(part)]
+    merged = expanded.count(FLAG) > len(configs(argv))
+    return [*expanded, "--base=null"] if merged else expanded
+
+
+def configs(argv: Sequence[str]) -> list[str]:
+    """The configurations that a command line names, in order."""
+    return [config for _, config in arguments(argv) if config is not None]
+
+
+def split_configs(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Returns the configurations that a command line names, and its other arguments."""
+    return configs(argv), [argument for argument, config in arguments(argv) if config is None]
+
+
+def arguments(argv: Sequence[str]) -> Iterator[tuple[str, str | None]]:
+    """The arguments of a command line, each with the configuration that it names, `--config NAME` as one."""
+    arguments = iter(argv)
+    for argument in arguments:
+        if argument in (FLAG, SHORT):
+            yield argument, next(arguments, "")
+        else:
+            yield argument, argument.removeprefix(f"{FLAG}=") if argument.startswith(f"{FLAG}=") else None
