@@ -1,15 +1,15 @@
 """The feed-forward half of a transformer block, and the linear layers of blocks."""
 
-import functools
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.attention.base import Grid
+from linvit.attention.ops.cast_linear import cast_linear
 from linvit.attention.ops.decorators import takes_function
-from linvit.attention.ops.functional import is_exporting, product_in
+from linvit.attention.ops.functional import is_exporting
 
 FeedForward = Literal["mlp", "mbconv"]
 
@@ -30,45 +30,10 @@ class Linear(nn.Linear):
         plain = type(self.weight) is nn.Parameter and self.weight.dtype == torch.float32
         if x.is_cuda and plain and torch.is_autocast_enabled("cuda") and not compiled and takes_function(x):
             parameters = (self.weight,) if self.bias is None else (self.weight, self.bias)
-            return _CastLinear.apply(x.to(torch.get_autocast_dtype("cuda")), *parameters)  # type: ignore[no-any-return]
+            return cast_linear(x.to(torch.get_autocast_dtype("cuda")), *parameters)
         if self.bias is None or not compiled or x.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
             return super().forward(x)
         return F.linear(x, self.weight) + self.bias
-
-
-class _CastLinear(torch.autograd.Function):
-    """A linear layer of half precision whose parameters, and their gradients, are wider."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, *parameters: Tensor) -> Tensor:
-        narrow = [torch.empty_like(parameter, dtype=x.dtype) for parameter in parameters]
-        torch._foreach_copy_(narrow, parameters)
-        ctx.save_for_backward(x, parameters[0], narrow[0])
-        return F.linear(x, *narrow)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, narrow = ctx.saved_tensors
-        if torch.is_grad_enabled():  # the gradients will be differentiated, too
-            narrow = weight.to(x.dtype)
-        rows, inputs = (each.reshape(-1, each.shape[-1]) for each in (gradient, x))
-        of_x, of_weight, *of_bias = ctx.needs_input_grad
-
-        def total() -> Tensor:  # by a product, which is quicker than a sum
-            ones = _ones if type(rows) is Tensor else _ones.__wrapped__  # what a mode of torch fakes is not kept
-            return product_in(weight.dtype, ones(len(rows), rows.dtype, rows.device), rows)[0]
-
-        return (
-            gradient @ narrow if of_x else None,
-            product_in(weight.dtype, rows.mT, inputs) if of_weight else None,
-            *(total() if needed else None for needed in of_bias),
-        )
-
-
-@functools.lru_cache(16)
-def _ones(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A row of ones, (1, count), kept for the next call."""
-    return torch.ones(1, count, dtype=dtype, device=device)
 
 
 class Mlp(nn.Module):
