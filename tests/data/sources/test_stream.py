@@ -4,6 +4,7 @@ import collections
 import io
 import tarfile
 from functools import partial
+from pathlib import Path
 
 import datasets
 import numpy as np
@@ -17,7 +18,7 @@ from linvit.data.loading.sampler import sample_seeds
 from linvit.data.sources.images import SampleReader, Target, collate
 from linvit.data.sources.labels import check_label
 from linvit.data.sources.read import BadImages, ImageReader
-from linvit.data.sources.stream import Shards, Stream, load_streams, worker_batches
+from linvit.data.sources.stream import Shards, Stream, fingerprint, load_streams, worker_batches
 from tests.data.images import image_folder, picture, png
 
 FEATURES = Features({"image": datasets.Image(), "label": ClassLabel(names=["ant", "bee", "cow"])})
@@ -59,9 +60,9 @@ def untold(shards):
     return Shards(shards.rows, None)
 
 
-def row_of(number):
-    """The row in the whole set of the number of a sample, which has its shard, too."""
-    return sum(UNEVEN[: number >> 32]) + (number & 0xFFFFFFFF)
+def rows_of(batch):
+    """The rows in the whole set, which the paths of the images name."""
+    return [int(Path(path).stem) for path in batch["id"]]
 
 
 def plain(sample, seed):
@@ -77,11 +78,16 @@ def stream(shards, rank=0, world=1, workers=0, image="image", label="label", num
 
 
 def batches(shards, rank=0, world=1, workers=0, epoch=0, **options):
-    """Row numbers of the batches of one rank, from real loader processes."""
+    """Rows of the batches of one rank, from real loader processes."""
     samples = stream(shards, rank, world, workers, **options)
     samples.set_epoch(epoch)
     loader = make_loader(samples, samples.topology.batch_size, workers, collate)
-    return [batch["index"].tolist() for batch in loader]
+    return [rows_of(batch) for batch in loader]
+
+
+def loaded(shards, rank, world, workers):
+    for batch in make_loader(stream(shards, rank, world, workers), 2, workers, collate):
+        yield from ({"index": number} for number in batch["index"].tolist())
 
 
 def flat(lists):
@@ -95,7 +101,13 @@ class TestShares:
 
     def test_evaluation_sees_every_row_once(self, shards, kind, world, workers):
         seen = flat(flat(batches(shards[kind], rank, world, workers) for rank in range(world)))
-        assert sorted(map(row_of, seen)) == list(range(26))
+        assert sorted(seen) == list(range(26))
+
+    def test_evaluation_numbers_each_row_once(self, shards, kind, world, workers):
+        seen = [sample["index"] for rank in range(world) for sample in loaded(shards[kind], rank, world, workers)]
+        assert len({*seen}) == len(seen) == 26
+        if world * workers == 0 and world == 1:
+            assert seen == list(range(26))
 
     def test_training_has_equal_steps_and_no_row_on_two_ranks(self, shards, kind, world, workers):
         ranks = [batches(shards[kind], r, world, workers, seed=1, buffer=4, batch_size=1) for r in range(world)]
@@ -107,7 +119,7 @@ class TestShares:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_is_what_it_says(shards, kind):
     for sample in stream(shards[kind]):
-        number = row_of(sample["index"])
+        number = sample["index"]
         assert sample["label"] == number % 3
         assert sample["id"] == f"{number}.png"
         expected = torch.from_numpy(np.array(picture(number))).permute(2, 0, 1)
@@ -138,7 +150,7 @@ class TestOrder:
         passes = []
         for epoch in (0, 5):
             loader.sampler.set_epoch(epoch)  # as Lightning does
-            passes.append([batch["index"].tolist() for batch in loader])
+            passes.append([rows_of(batch) for batch in loader])
         assert passes == [batches(shards["parquet"], workers=2, epoch=epoch, seed=3, buffer=8) for epoch in (0, 5)]
 
     def test_a_larger_buffer_carries_rows_further(self, shards):
@@ -157,10 +169,11 @@ class TestOrder:
         found = [
             (row, seed)
             for batch in make_loader(samples, samples.topology.batch_size, workers, collate)
-            for row, seed in zip(batch["index"].tolist(), batch["seed"].tolist(), strict=True)
+            for row, seed in zip(rows_of(batch), batch["seed"].tolist(), strict=True)
         ]
         assert len(found) == 12
-        assert [seed for _, seed in found] == sample_seeds(np.array([row for row, _ in found]), 7, 4).tolist()
+        images = [fingerprint({"bytes": png(picture(row)), "path": f"{row}.png"}) for row, _ in found]
+        assert [seed for _, seed in found] == sample_seeds(np.array(images), 7, 4).tolist()
 
 
 class TestRowsAreUnknown:
@@ -183,7 +196,7 @@ class TestRowsAreUnknown:
         samples = [sample for rank in range(2) for sample in stream(shards, rank, 2, image="png", label="cls")]
         assert sorted(sample["label"] for sample in samples) == [0, 0, 1, 1, 2, 2]
         assert len({sample["image"].numpy().tobytes() for sample in samples}) == 6
-        with pytest.raises(linvit.UserError, match=r"label of 'row 1 of shard 1 \(.*1\.png\)' in 's' is 1"):
+        with pytest.raises(linvit.UserError, match=r"label of 'of CRC-32 \w{8} \(.*1\.png\)' in 's' is 1"):
             list(stream(shards, 1, 2, image="png", label="cls", num_classes=1))
 
 
@@ -202,20 +215,18 @@ class TestBadRows:
     def test_batches_stay_full(self, broken, workers):
         found = batches(broken, workers=workers, seed=1, batch_size=3)
         assert [len(batch) for batch in found] == [3] * 4
-        assert not {3, 2**32 + 3} & set(flat(found))
+        assert not {3, 7} & set(flat(found))
 
     def test_evaluation_raises(self, broken):
-        with pytest.raises(linvit.UserError, match=r"image row 3 of shard 0 \(3\.png\) cannot be decoded"):
+        with pytest.raises(linvit.UserError, match=r"image of CRC-32 \w{8} \(3\.png\) cannot be decoded"):
             batches(broken)
 
     def test_rows_without_an_image_are_skipped(self, tmp_path):
         images = [{"bytes": png(picture(row)), "path": None} if row % 3 else None for row in range(12)]
         Dataset.from_dict({"image": images, "label": [0] * 12}, features=FEATURES).to_parquet(tmp_path / "x.parquet")
         shards = load_streams(str(tmp_path))["train"]
-        assert not {0, 3, 6, 9} & set(flat(batches(shards, seed=1, batch_size=3)))
-        with pytest.raises(
-            linvit.UserError, match=r"row 0 of shard 0 \(stored in the table\) cannot be decoded: no image"
-        ):
+        assert len(flat(batches(shards, seed=1, batch_size=3))) == 12
+        with pytest.raises(linvit.UserError, match=r"CRC-32 \w{8} \(stored in the table\) cannot be decoded: no image"):
             batches(shards)
 
     def test_nothing_but_bad_rows_does_not_go_on_for_ever(self, tmp_path):
@@ -228,7 +239,7 @@ class TestBadRows:
 def test_a_label_outside_the_classes_is_named(shards):
     with pytest.raises(
         linvit.UserError,
-        match=r"the label of 'row 2 of shard 0 \(2\.png\)' in 's' is 2, but there are 2 classes: 0 to 1",
+        match=r"the label of 'of CRC-32 \w{8} \(2\.png\)' in 's' is 2, but there are 2 classes: 0 to 1",
     ):
         list(stream(shards["parquet"], num_classes=2))
 
@@ -237,7 +248,6 @@ def test_row_groups_count_as_shards_while_files_are_few(tmp_path):
     rows(0, 20).to_parquet(tmp_path / "train.parquet", batch_size=6)
     found = load_streams(str(tmp_path))["train"]
     assert (found.rows.num_shards, found.total) == (4, 20)
-    assert [number >> 32 for number in flat(batches(found))] == [0] * 6 + [1] * 6 + [2] * 6 + [3] * 2
 
 
 def test_digits_can_be_streamed():

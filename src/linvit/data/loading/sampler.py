@@ -80,7 +80,7 @@ class TrainOrder:
     progress: EpochProgress | None = None  # where the epoch continues that this process resumes; None is no such
 
     @property
-    def identity(self) -> dict[str, int]:
+    def identity(self) -> dict[str, int | str]:
         """What the order follows from, besides the epoch. Another one cannot continue the epoch."""
         raise NotImplementedError
 
@@ -169,7 +169,7 @@ class TrainSampler(TrainOrder, DistributedSampler[SeededIndex]):
         return self.topology.epoch_samples(self.total) // self.topology.ranks
 
     @property
-    def identity(self) -> dict[str, int]:
+    def identity(self) -> dict[str, int | str]:
         """What the order follows from, besides the epoch; with groups also who shares it."""
         own = {"samples": self.total, "seed": self.seed, "repeated_aug": self.repeated_aug}
         if self.groups is None:

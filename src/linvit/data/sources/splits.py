@@ -286,15 +286,20 @@ def files_of(path: Path, suffix: str) -> list[Path]:
 def _validated(file: Path) -> dict[bytes, bytes]:
     """The metadata of an arrow file whose offsets all lie within it: others would be read outside of its memory."""
     with pyarrow.memory_map(str(file)) as stream:
-        try:
-            reader = pyarrow.ipc.open_stream(stream)
-            batches: Iterator[pyarrow.RecordBatch] = iter(reader)
-        except pyarrow.ArrowInvalid:
-            reader = pyarrow.ipc.open_file(stream)
-            batches = (reader.get_batch(index) for index in range(reader.num_record_batches))
+        schema, batches = arrow_batches(stream)
         for batch in batches:
             batch.validate(full=True)
-        return reader.schema.metadata or {}
+        return schema.metadata or {}
+
+
+def arrow_batches(stream: Any) -> tuple[pyarrow.Schema, Iterator[pyarrow.RecordBatch]]:
+    """The schema and the parts of an arrow file, of either of its two formats."""
+    try:
+        reader = pyarrow.ipc.open_stream(stream)
+        return reader.schema, iter(reader)
+    except pyarrow.ArrowInvalid:
+        reader = pyarrow.ipc.open_file(stream)
+        return reader.schema, (reader.get_batch(index) for index in range(reader.num_record_batches))
 
 
 def _check_classes(file: Path, text: bytes) -> None:

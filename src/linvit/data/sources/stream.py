@@ -1,38 +1,35 @@
-"""A stream of samples, split over ranks and loader processes.
+"""A stream of samples, which `datasets` reads, shuffles and splits; each loader process of each rank is a node.
 
-Each process reads whole shards; where these are fewer than processes, each process reads every n-th row of all.
-
-Training: every rank does floor(total / (ranks x batch)) batches. A process whose rows run out early, because images
-are skipped or shards are short, begins them again. The n-th sample of a loader process has the n-th row of its share,
-after shuffling, or the next one with a usable image. So an epoch continues anywhere in the same numbers of ranks,
-loader processes and samples per batch; in others it starts again.
+Nodes read whole shards, or every n-th row where shards are fewer than nodes. In training every rank does
+floor(total / (ranks x batch)) batches, and a node whose rows run out early begins them again. The n-th sample of a
+node has its n-th row after shuffling, or the next one with a usable image. So an epoch is resumed exactly in the same
+numbers of ranks, loader processes and samples per batch, by the same version of `datasets`; else it starts again. The
+rows before are read again, but not decoded: `IterableDataset.state_dict` would not keep those of the shuffle buffer.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+import math
+import zlib
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import chain, count, islice
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import datasets
 import fsspec
 import numpy as np
-import pyarrow
 import pyarrow.parquet
 import torch
+from datasets.distributed import split_dataset_by_node
 from torch.utils.data import IterableDataset, get_worker_info
 
 from linvit.data.loading.sampler import TrainOrder, WorkerTopology, sample_seeds
 from linvit.data.sources.images import Sample, SampleReader
 from linvit.data.sources.read import BadImageError, BadImages
-from linvit.data.sources.splits import find_source, named, readable_source
+from linvit.data.sources.splits import arrow_batches, find_source, named, readable_source
 from linvit.errors import UserError
 
 FEW = 128  # files; of fewer, each row group counts as a shard of its own, which shuffles better
-ROWS = 2**32  # more than a shard has: numbers its rows
 READ = 64  # rows that are taken from the stream at once
-DRAWN = 1024  # random numbers that are drawn at once
-T = TypeVar("T")
 
 
 class Shards(NamedTuple):
@@ -57,12 +54,12 @@ def load_streams(source: str) -> dict[str, Shards]:
 
 
 def _counted(rows: datasets.IterableDataset, builder: datasets.DatasetBuilder) -> Shards:
-    """Adds what the files say about their length: parquet and arrow files do, from their ends or headers."""
+    """Adds the number of rows: parquet and arrow files contain it, at their ends or in their headers."""
     files = [str(file) for file in (builder.config.data_files or {}).get(rows.split, [])]
-    for ending, counted in ((".parquet", _parquet_count), (".arrow", _arrow_count)):
+    for ending, count in ((".parquet", _parquet_count), (".arrow", _arrow_count)):
         if files and all(file.endswith(ending) for file in files):
             with ThreadPoolExecutor(16) as pool:
-                total = sum(pool.map(counted, files))
+                total = sum(pool.map(count, files))
             return Shards(rows.reshard() if ending == ".parquet" and len(files) < FEW else rows, total)
     info = (builder.info.splits or {}).get(rows.split)
     return Shards(rows, info.num_examples if info is not None and info.num_examples else None)
@@ -75,18 +72,7 @@ def _parquet_count(file: str) -> int:
 
 def _arrow_count(file: str) -> int:
     with pyarrow.memory_map(file) as stream:
-        try:
-            return sum(batch.num_rows for batch in pyarrow.ipc.open_stream(stream))
-        except pyarrow.ArrowInvalid:
-            reader = pyarrow.ipc.open_file(stream)
-            return sum(reader.get_batch(index).num_rows for index in range(reader.num_record_batches))
-
-
-def worker_batches(batches: int, worker: int, workers: int) -> tuple[int, int]:
-    """The first batch of a loader process and the one after its last; processes differ by one batch at most."""
-    each, more = divmod(batches, workers)
-    first = worker * each + min(worker, more)
-    return first, first + each + (worker < more)
+        return sum(batch.num_rows for batch in arrow_batches(stream)[1])
 
 
 @dataclass(eq=False)
@@ -94,7 +80,7 @@ class Stream(TrainOrder, IterableDataset[Sample]):
     """Samples of one split as they are streamed; without a seed those of evaluation, in order, every row once.
 
     The order is a function of (seed, epoch, ranks, loader processes); the augmentation of a sample of (seed, epoch,
-    row).
+    image).
     """
 
     shards: Shards
@@ -110,116 +96,93 @@ class Stream(TrainOrder, IterableDataset[Sample]):
     given_total: int | None = None
 
     def __post_init__(self) -> None:
-        shards, total = self.shards, self.given_total
+        known, given = self.shards.total, self.given_total
         self.topology = WorkerTopology(self.world_size, max(self.num_workers, 1), self.batch_size)
-        self.rows = self.reader.columns_of(shards.rows)
+        self.rows = self.reader.columns_of(self.shards.rows)
         self.epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # loader processes live longer than an epoch
-        self.length: int | None = None
         if self.seed is not None:
-            if shards.total is None and total is None:
+            if known is None and given is None:
                 raise UserError(f"nothing says how many rows '{self.source}' trains on; set --data.streaming_rows")
-            if total is not None and shards.total is not None and total > shards.total:
-                raise UserError(f"--data.streaming_rows={total}, but '{self.source}' has {shards.total}; leave it out")
-            self.total = total or shards.total or 0
+            if given is not None and known is not None and given > known:
+                raise UserError(f"--data.streaming_rows={given}, but '{self.source}' has {known}; leave it out")
+            self.total = given or known or 0
             self.bad.start(self.total)
-            self.length = self.topology.epoch_samples(self.total) // self.world_size
+            # of one shard at a time: with several, threads read ahead, for which each pass sleeps 5 seconds at its end
+            self.rows = self.rows.shuffle(self.seed, buffer_size=self.buffer, max_buffer_input_shards=1)
 
     def __len__(self) -> int:
         """Samples of this rank in an epoch of training."""
-        if self.length is None:
+        if self.seed is None:
             raise TypeError("how many rows of a stream a rank evaluates is not known")
-        return self.length
+        return self.topology.epoch_samples(self.total) // self.world_size
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch of the next pass, in this process and its loader processes."""
         self.epoch.fill_(epoch)
 
     @property
-    def identity(self) -> dict[str, int]:
+    def identity(self) -> dict[str, int | str]:
         """What the order of training follows from, besides the epoch."""
-        order = {"samples": self.total, "shards": self.shards.rows.num_shards, "shuffle_buffer": self.buffer}
-        return order | {"seed": self.seed or 0} | self.topology._asdict()
+        order = {"samples": self.total, "shards": self.rows.num_shards, "shuffle_buffer": self.buffer}
+        return {**order, "seed": self.seed or 0, "datasets": datasets.__version__, **self.topology._asdict()}
 
     def __iter__(self) -> Iterator[Sample]:
         """Yields the samples of this loader process, those that are left of an epoch that is resumed."""
-        info = get_worker_info()
-        process = 0 if info is None else info.id
-        yield from self._in_order(process) if self.seed is None else self._training(process)
-
-    def _rows(self, worker: int, order: np.ndarray) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yields the share of a loader process of the shards in an order, undecoded: numbers, and cells by column."""
-        ranks, workers, _ = self.topology
-        own, all_of_them = self.rank * workers + worker, ranks * workers
-        whole = len(order) >= all_of_them
-        rows = (row for shard in (order[own::all_of_them] if whole else order).tolist() for row in self._read(shard))
-        return rows if whole else islice(rows, own, None, all_of_them)
-
-    def _in_order(self, worker: int) -> Iterator[Sample]:
-        """Yields the share of a loader process in evaluation; an image that cannot be decoded ends the run."""
-        for number, row in self._rows(worker, np.arange(self.shards.rows.num_shards)):
-            try:
-                yield self._sample(number, row, 0)
-            except BadImageError as error:
-                self.bad.record(error, number)
-
-    def _training(self, process: int) -> Iterator[Sample]:
-        """Yields the rest of the share of a loader process in training, each sample with the seed of its own row."""
-        seed, done, workers = (self.seed or 0, int(self.epoch)), self.batches_done, self.topology.workers
-        worker = (process + done) % workers  # the loader starts with process 0
-        size = self.topology.batch_size
-        first, last = (min(size * batch, len(self)) for batch in worker_batches(-(-len(self) // size), worker, workers))
-        start = size * len(range(worker, done, workers))  # it takes batches from each in turn
-        left, seeds = last - first - start, list[int]()
-        if left <= 0:
-            return
-        found = True
-        for rows in self._passes(worker, start, seed):
-            found, before = False, found
-            for number, row in rows:
-                seeds.append(int(sample_seeds(np.array([number]), *seed)[0]))
+        info, (ranks, workers, size) = get_worker_info(), self.topology
+        training, skipped, left, seeds = self.seed is not None, 0, math.inf, list[int]()
+        worker = 0 if info is None else info.id
+        if training:
+            done = self.batches_done
+            worker = (worker + done) % workers  # the loader starts with process 0
+            batches = worker_batches(-(-len(self) // size), worker, workers)
+            first, last = (min(size * batch, len(self)) for batch in batches)
+            skipped = size * len(range(worker, done, workers))  # it takes batches from each in turn
+            left = last - first - skipped
+        while left > 0:
+            found, before = False, skipped
+            for place, row in enumerate(self._rows(worker)):
+                if skipped:
+                    skipped -= 1
+                    continue
+                name = fingerprint(row[self.reader.image])
+                number = name if training else (place * ranks + self.rank) * workers + worker
+                seeds.append(
+                    0 if self.seed is None else int(sample_seeds(np.array([name]), self.seed, int(self.epoch))[0])
+                )
                 try:
-                    samples = [self._sample(number, row, own) for own in seeds]
+                    samples = [self.reader(row, number, f"of CRC-32 {name:08x}", seed) for seed in seeds]
                 except BadImageError as error:
                     self.bad.record(error, number)
                     continue
-                yield from samples[:left]
+                yield from samples[: int(min(left, len(samples)))]
                 left, found = left - len(samples), True
                 seeds.clear()
                 if left <= 0:
                     return
-            if not found and not before:
+            if not training:
+                return
+            if not found and skipped == before:
                 raise UserError(f"data source '{self.source}' gave a loader process no image that can be used")
 
-    def _read(self, shard: int) -> Iterator[tuple[int, dict[str, Any]]]:
+    def _rows(self, worker: int) -> Iterator[dict[str, Any]]:
+        """Yields the rows of a loader process in the current epoch, undecoded."""
+        ranks, workers, _ = self.topology
+        strategy: Any = "shards" if self.rows.num_shards >= ranks * workers else "examples"
         with readable_source(self.source):
-            stream = self.rows.shard(num_shards=self.rows.num_shards, index=shard)
-            tables = stream.iter(READ)  # not split by loader process
-            yield from enumerate(chain.from_iterable(table.to_pylist() for table in tables), shard * ROWS)
-
-    def _passes(self, worker: int, start: int, seed: tuple[int, int]) -> Iterator[Iterator[tuple[int, dict[str, Any]]]]:
-        """Yields the shuffled rows of a loader process from a place on, and then all of them again and again."""
-        order = np.random.default_rng(seed).permutation(self.shards.rows.num_shards)
-        while True:
-            rows = shuffled(self._rows(worker, order), self.buffer, (*seed, self.rank, worker))
-            start -= sum(1 for _ in islice(rows, start))
-            if not start:  # otherwise the place is in a later pass
-                yield rows
-
-    def _sample(self, number: int, row: dict[str, Any], seed: int) -> Sample:
-        return self.reader(row, number, f"row {number % ROWS} of shard {number // ROWS}", seed)
+            rows = split_dataset_by_node(self.rows, self.rank * workers + worker, ranks * workers, strategy)
+            rows.set_epoch(int(self.epoch))
+            for table in rows.iter(READ):  # which is not split by loader process
+                yield from table.to_pylist()
 
 
-def shuffled(items: Iterable[T], buffer: int, seed: Sequence[int]) -> Iterator[T]:
-    """Yields items through a buffer, in which each takes the place of a random other one."""
-    rng = np.random.default_rng(list(seed))
-    places = chain.from_iterable(rng.integers(buffer, size=DRAWN).tolist() for _ in count())
-    buffered: list[T] = []
-    for item in items:
-        if len(buffered) < buffer:
-            buffered.append(item)
-            continue
-        place = next(places)
-        yield buffered[place]
-        buffered[place] = item
-    rng.shuffle(buffered)
-    yield from buffered
+def fingerprint(stored: dict[str, Any] | None) -> int:
+    """Returns the CRC-32 of an undecoded image and its path: rows of a shuffled stream have no numbers."""
+    stored = stored or {}
+    return zlib.crc32(stored.get("bytes") or b"", zlib.crc32(str(stored.get("path")).encode()))
+
+
+def worker_batches(batches: int, worker: int, workers: int) -> tuple[int, int]:
+    """The first batch of a loader process and the one after its last; processes differ by one batch at most."""
+    each, more = divmod(batches, workers)
+    first = worker * each + min(worker, more)
+    return first, first + each + (worker < more)
