@@ -19,7 +19,7 @@ from torch import Tensor
 from linvit.callbacks import SaveCheckpoints, StopOnSignal
 from linvit.data import ClassificationData, DetectionData, SegmentationData
 from linvit.data.sources.scenes import CLASSES, Scenes
-from linvit.files import LAST, PREVIOUS, unlock
+from linvit.files import LAST, unlock
 from linvit.runs.checkpoint import Checkpoint
 from linvit.runs.loggers import run_loggers
 from linvit.signals import STOP, Stopped
@@ -212,7 +212,7 @@ def files(run: Path) -> dict[str, Any]:
     """What a user reads in the folder of a run, by the names of files, without measured times and memory."""
     found: dict[str, Any] = {}
     for path in sorted(run.rglob("*")):
-        if path.suffix == ".ckpt" and path.name != PREVIOUS:
+        if path.suffix == ".ckpt":
             content = torch_file.load(path, objects=False)
             # how an epoch was parted by an interruption at its end is not a difference; only last.ckpt is resumed
             kept = [key for key in COMPARED if key in content and (key != "loops" or path.name == LAST)]

@@ -14,7 +14,7 @@ from linvit.optim import adamw, look_ahead, parameter_groups
 from linvit.schedules import WarmupCosine
 from linvit.tasks.optimisation import total_batch_size
 from tests.test_schedules import END, PEAK, START, schedule
-from tests.training import TINY, batches, fit, tiny_task, trainer
+from tests.training import TINY, KeepFirst, batches, fit, tiny_task, trainer
 
 OPTIONS = {"lr": PEAK, "warmup_lr": START, "min_lr": END, "warmup_epochs": 1}
 
@@ -195,11 +195,15 @@ def test_look_ahead_in_a_run_that_accumulates_averages_and_resumes(tmp_path, mon
     found = []
     for folder in (tmp_path / "whole", tmp_path / "resumed"):
         task = tiny_task(lookahead=2, ema_decay=0.5)
-        options = {"accumulate_grad_batches": 2, "enable_checkpointing": True, "callbacks": [SaveCheckpoints(None)]}
+        options = {
+            "accumulate_grad_batches": 2,
+            "enable_checkpointing": True,
+            "callbacks": [SaveCheckpoints(None), KeepFirst()],
+        }
         runner = trainer(folder, max_epochs=2, **options)
         before.clear()
         after.clear()
-        last = None if not found else tmp_path / "whole" / "checkpoints" / "previous.ckpt"
+        last = None if not found else tmp_path / "whole" / "checkpoints" / "first.ckpt"
         runner.fit(task, batches(48), ckpt_path=last)  # 3 steps per epoch
         found.append({name: value.clone() for name, value in task.state_dict().items()})
         assert {group["lookahead_step"] for group in runner.optimizers[0].param_groups} == {6} == {runner.global_step}

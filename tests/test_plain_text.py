@@ -132,21 +132,14 @@ def test_what_an_encoding_lacks_is_written_out():
 @pytest.mark.parametrize(
     ("text", "cell"),
     [
-        ("=cmd|' /C calc'!A0", "'=cmd|' /C calc'!A0"),
-        ("+1+cmd", "'+1+cmd"),
-        ("-1+cmd", "'-1+cmd"),
-        ("@SUM(A1)", "'@SUM(A1)"),
-        ("\t=1", r"'\t=1"),
-        ("\r=1", r"'\r=1"),
-        ("\uff1d1+1", "'\uff1d1+1"),
+        ("=1+1", "=1+1"),
         ("two\nlines", r"two\nlines"),
         ("\x1b[2J", r"\x1b[2J"),
         ("-0.5", "-0.5"),
-        ("a=b", "a=b"),
         ('say "a", b', 'say "a", b'),
     ],
 )
-def test_no_cell_is_a_formula(text, cell):
+def test_a_row_is_a_line_of_texts_as_they_are(text, cell):
     file = io.StringIO()
     write_csv(file, [(text, -1.5, 3)])
     assert list(csv.reader(io.StringIO(file.getvalue()))) == [[cell, "-1.5", "3"]]

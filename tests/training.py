@@ -1,10 +1,11 @@
 """A tiny model, random images, and a quiet trainer for tests of whole steps."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers.logger import Logger
 from torch.utils.data import DataLoader, Dataset, default_collate
 
@@ -12,6 +13,15 @@ from linvit.tasks import ClassificationTask
 
 SIDE, PATCH, HEAD_WIDTH, CLASSES = 16, 4, 8, 7
 TINY = {"name": "deit_tiny", "depth": 1, "embed_dim": 3 * HEAD_WIDTH, "patch_size": PATCH}  # 3 heads, 1 + 16 tokens
+
+
+class KeepFirst(Callback):
+    """Copies the last.ckpt of the first epoch to first.ckpt beside it."""
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.current_epoch == 1 and trainer.is_global_zero:
+            (folder,) = (callback.dirpath for callback in trainer.checkpoint_callbacks if hasattr(callback, "dirpath"))
+            shutil.copy(Path(folder, "last.ckpt"), Path(folder, "first.ckpt"))
 
 
 class RandomImages(Dataset[dict[str, Any]]):

@@ -12,9 +12,7 @@ from linvit.errors import UserError
 from linvit.plain_text import in_shell
 from linvit.reading import check_regular
 
-LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
-"""When a last.ckpt is replaced, the one before is kept under the other name."""
-BEST, BEST_AVERAGE = "best.ckpt", "best_ema.ckpt"
+LAST, BEST, BEST_AVERAGE = "last.ckpt", "best.ckpt", "best_ema.ckpt"
 CHECKPOINTS = "checkpoints"
 """Folder of the checkpoints in that of a run."""
 
@@ -121,8 +119,6 @@ def naming(path: Path) -> Iterator[None]:
 
 def publish(prepared: Path, path: Path) -> None:
     """Renames a complete file to `path`, and waits until the disk has it; a kill leaves the old one or the new one."""
-    if path.name == LAST and path.exists():
-        link(path, path.with_name(PREVIOUS))
     os.replace(prepared, path)
     sync(path.parent)
 

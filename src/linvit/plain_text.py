@@ -1,4 +1,4 @@
-"""Text from data and weights, such as class names and file names: harmless to a terminal, a spreadsheet and a page."""
+"""Text from data and weights, such as class names and file names: harmless to a terminal and a page."""
 
 import csv
 import re
@@ -18,7 +18,6 @@ CONTROL = [
 _ESCAPED = {code: chr(code).encode("unicode_escape").decode() for code in CONTROL}
 _LINES = {code: text for code, text in _ESCAPED.items() if chr(code) not in "\n\t"}
 Row = TypeVar("Row")
-FORMULA = ("=", "+", "-", "@", "\t", "\r", "\uff1d", "\uff0b", "\uff0d", "\uff20")  # and what is as wide as two letters
 
 
 def printable(text: str, lines: bool = True) -> str:
@@ -81,8 +80,9 @@ def markdown_table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def write_csv(file: IO[str], rows: Iterable[Iterable[object]]) -> None:
-    """Writes rows to a CSV file: one line each, and no cell that a spreadsheet would take for a formula."""
-    csv.writer(file).writerows([cell_of(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
+    """Writes rows to a CSV file, one line each. Formulas of spreadsheets are written as they are, as all texts."""
+    for row in rows:
+        csv.writer(file).writerow([printable(cell, lines=False) if isinstance(cell, str) else cell for cell in row])
 
 
 def read_csv(path: Path, column: str, parse: Callable[[Mapping[str, str]], Row]) -> list[Row]:
@@ -126,21 +126,6 @@ def read_csv(path: Path, column: str, parse: Callable[[Mapping[str, str]], Row])
 
 def _cells(line: bytes, errors: str = "strict") -> list[str]:
     return next(csv.reader([line.decode("utf-8", errors)], strict=True), [])
-
-
-def cell_of(text: str) -> str:
-    """How a text stands in a cell; an apostrophe before a formula marks it as text, as in a spreadsheet."""
-    if text.startswith(FORMULA) and not _is_number(text):
-        text = f"'{text}"
-    return printable(text, lines=False)
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def shown(path: Path) -> Path:

@@ -24,10 +24,10 @@ RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID")  # variables by which launchers n
 
 
 class Stopped(BaseException):
-    """Ends a run that a signal has asked to stop, when its state is saved, or could not be."""
+    """Ends a run that a signal has asked to stop, when its state is saved."""
 
-    def __init__(self, by: signal.Signals, step: int, saved: bool = True) -> None:
-        super().__init__(f"ended by {name(by)} at step {step}" + ("" if saved else ", which could not be saved"))
+    def __init__(self, by: signal.Signals, step: int) -> None:
+        super().__init__(f"ended by {name(by)} at step {step}")
         self.by = by
 
 

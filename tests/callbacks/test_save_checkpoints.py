@@ -3,7 +3,6 @@
 import errno
 import math
 import os
-import re
 import shutil
 
 import pytest
@@ -27,7 +26,8 @@ class SavesAt(Callback):
         self.kept = None
 
     def on_train_batch_end(self, trainer, *args):
-        if trainer.global_step == self.step and self.saves.save(trainer):
+        if trainer.global_step == self.step:
+            self.saves.save(trainer)
             self.kept = read(f"{self.saves.dirpath}/last.ckpt")
 
 
@@ -122,45 +122,27 @@ class Disk:
         self.save(plugin, checkpoint, path)
 
 
-def test_the_run_continues_if_it_cannot_save(tmp_path, monkeypatch):
-    Disk(monkeypatch, 2)
-    saves = SaveCheckpoints()
-    with pytest.warns(UserWarning, match=r"step 4: checkpoint .*last\.ckpt' could not be saved: No space left"):
-        trainer = run(tmp_path, saves, max_epochs=3)
-    assert trainer.global_step == 6
-    assert saves.failure is None
-    assert step_of(tmp_path / "checkpoints" / "last.ckpt") == 6
-    assert step_of(tmp_path / "checkpoints" / "previous.ckpt") == 2
+@pytest.mark.parametrize("monitor", [None, "train/loss"])
+def test_a_checkpoint_that_cannot_be_saved_ends_the_run_and_the_one_before_is_as_it_was(tmp_path, monkeypatch, monitor):
+    disk = Disk(monkeypatch, 2)
+    with pytest.raises(
+        linvit.UserError, match=r"(?s)step 4, since .*\.ckpt' could not be saved: No space left"
+    ) as error:
+        run(tmp_path, SaveCheckpoints(monitor, "max"), max_epochs=3)
+    assert str(error.value).endswith(f"continue with\n  linvit fit --config {tmp_path}/config.yaml --resume=auto")
+    assert disk.count == 2
+    kept = tmp_path / "checkpoints"
+    assert {path.name: step_of(path) for path in kept.glob("*.ckpt")}["last.ckpt"] == 2
+    assert not list(kept.glob(".*.tmp"))
 
 
-def test_it_tries_again_at_the_end(tmp_path, monkeypatch):
-    disk, saves = Disk(monkeypatch, 3), SaveCheckpoints()
-    with pytest.warns(UserWarning, match="could not be saved"):
-        run(tmp_path, saves, max_epochs=3)
-    assert (disk.count, saves.failure) == (4, None)
-    assert step_of(tmp_path / "checkpoints" / "last.ckpt") == 6
+def test_a_name_that_cannot_be_given_ends_the_run(tmp_path, monkeypatch):
+    def refuse(path, other):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-
-def test_what_failed_to_the_end_is_known(tmp_path, monkeypatch):
-    Disk(monkeypatch, 3, 4)
-    saves = SaveCheckpoints()
-    with pytest.warns(UserWarning, match="could not be saved"):
-        run(tmp_path, saves, max_epochs=3)
-    assert re.fullmatch(r"checkpoint '.*last.ckpt' could not be saved: No space left on device", saves.failure)
-    assert step_of(tmp_path / "checkpoints" / "last.ckpt") == 4
-
-
-def test_a_best_that_cannot_be_saved_is_not_the_best(tmp_path, monkeypatch):
-    Disk(monkeypatch, 2)
-    saves = SaveCheckpoints("train/loss")
-    scores = iter([0.5, 0.9, 0.7])
-    task = tiny_task()
-    task.on_train_epoch_end = lambda: task.log("train/loss", next(scores))
-    with pytest.warns(UserWarning, match="could not be saved"):
-        fit(task, tmp_path, callbacks=[saves], enable_checkpointing=True, max_epochs=3)
-    assert saves.best[0].value == pytest.approx(0.7)
-    assert step_of(tmp_path / "checkpoints" / "best.ckpt") == 6
-    assert saves.failure is None
+    monkeypatch.setattr(module, "link", refuse)
+    with pytest.raises(linvit.UserError, match=r"last\.ckpt' could not be saved: Read-only file system"):
+        run(tmp_path, SaveCheckpoints("train/loss"))
 
 
 def test_what_a_killed_run_left_unfinished_is_gone(tmp_path):
@@ -265,7 +247,7 @@ def test_a_best_of_epochs_that_a_resumed_run_does_not_have_is_not_its_best(tmp_p
         assert scored(tmp_path, [None, 0.25, 0.125], early) == [(0.25, 2), (0.25, 2)]
 
 
-def test_a_best_whose_other_name_could_not_be_written_is_the_best(tmp_path, monkeypatch):
+def test_a_best_whose_other_name_could_not_be_written_is_found_again(tmp_path, monkeypatch):
     """best.ckpt was replaced, and last.ckpt was not."""
 
     written = iter([True, False])
@@ -275,9 +257,13 @@ def test_a_best_whose_other_name_could_not_be_written_is_the_best(tmp_path, monk
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(other))
         files.link(path, other)
 
-    monkeypatch.setattr(module, "link", link)
-    with pytest.warns(UserWarning, match=r"last\.ckpt' could not be saved"):
-        assert scored(tmp_path, [0.5, 0.875, 0.25]) == [(0.875, 2), (0.875, 2)]
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "link", link)
+        with pytest.raises(linvit.UserError, match=r"last\.ckpt' could not be saved"):
+            scored(tmp_path, [0.5, 0.875, 0.25])
+    with pytest.warns(UserWarning, match=r"was 0\.5 of epoch 1, but .* is that of epoch 2, 0\.875"):
+        found = scored(tmp_path, [None, 0.875, 0.25], tmp_path / "checkpoints/last.ckpt")
+    assert found == [(0.875, 2), (0.875, 2)]
 
 
 def test_a_metric_that_nobody_logs_is_a_user_error(tmp_path):

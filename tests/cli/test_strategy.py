@@ -19,7 +19,7 @@ from linvit.tasks.model_ema import check_ema_support
 from linvit.tasks.safe_loading import guard
 from tests.cli.forked import Ranks
 from tests.cli.runs import QUICKSTART, linvit, tiny
-from tests.training import TINY, batches, fit, tiny_task, trainer
+from tests.training import TINY, KeepFirst, batches, fit, tiny_task, trainer
 
 FOLDER = Path(__file__).parents[2] / "configs" / "base" / "strategy"
 
@@ -146,9 +146,10 @@ def test_fsdp_saves_whole_checkpoints_and_resumes_to_the_same_weights(tmp_path):
     (tmp_path / "quickstart.yaml").write_text(yaml.safe_dump(fragment))
     options = tiny(trainer__gradient_clip_val="null", trainer__limit_train_batches=2, data__batch_size=4)
     command = ["fit", f"--config={QUICKSTART}", "--config=quickstart.yaml", *options, "--trainer.devices=2"]
+    command.append(f"--trainer.callbacks+={KeepFirst.__module__}.{KeepFirst.__name__}")
     kept = tmp_path / "checkpoints" / "quickstart" / "version_0" / "checkpoints"
     found = []
-    for more in ([], [f"--ckpt_path={kept / 'previous.ckpt'}"]):
+    for more in ([], [f"--ckpt_path={kept / 'first.ckpt'}"]):
         ranks = Ranks([], tmp_path, number=2, call=lambda more=more: main([*command, *more]))
         assert ranks.wait() == [0, 0], ranks.text()
         load(kept / "best.ckpt")

@@ -29,7 +29,6 @@ class Outcome(NamedTuple):
         seconds: Of the processor, so that other programs do not count; a call that waits for ever is a "hang".
         bytes: Largest resident memory, that of the imported libraries included.
         escapes: Whether control characters reached the terminal.
-        formulas: Cells of CSV files that are formulas.
         output: What it printed.
     """
 
@@ -39,7 +38,6 @@ class Outcome(NamedTuple):
     seconds: float
     bytes: float
     escapes: bool
-    formulas: list[str]
     output: str
 
     @property
@@ -52,7 +50,6 @@ class Outcome(NamedTuple):
             "traceback": self.end in ("traceback", "killed"),
             "memory": self.bytes > BYTES,
             "escapes": self.escapes,
-            "formulas": bool(self.formulas),
         }
         return [name for name, is_so in found.items() if is_so]
 
@@ -88,7 +85,6 @@ def attempt(call: Callable[[], object], mark: Path, asked: list[str], allowed: s
     end = "hang" if hang else "killed" if code < 0 else {2: "refused", 70: "traceback"}.get(code, "done")
     if "Traceback (most recent call last)" in output and not hang:
         end = "traceback"
-    cells = [cell for file in folder.rglob("*.csv") for cell in re.split(r"[,\n]", file.read_text(encoding="utf-8"))]
     shutil.rmtree(folder, ignore_errors=True)
     said = re.sub(r"\x1b\[A|\r", "", output)  # progress bars
     return Outcome(
@@ -98,7 +94,6 @@ def attempt(call: Callable[[], object], mark: Path, asked: list[str], allowed: s
         usage.ru_utime + usage.ru_stime,
         usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024),
         said != printable(said),
-        [cell for cell in cells if re.match(r'"?[=@]', cell)],
         output,
     )
 

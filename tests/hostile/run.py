@@ -26,7 +26,7 @@ from tests.hostile.forks import Outcome, attempt
 from tests.web import serving
 
 FEW = 8  # files of a group of which none is left out
-WRONG = ("executed", "requests", "hang", "traceback", "memory", "escapes", "formulas")
+WRONG = ("executed", "requests", "hang", "traceback", "memory", "escapes")
 
 
 class Case(NamedTuple):

@@ -255,16 +255,14 @@ def test_scoring_needs_the_weights_alone(run, tmp_path, name):
     assert name not in read_checkpoint(tmp_path / "x.ckpt")
 
 
-def test_a_damaged_one_leads_to_the_one_before(run, tmp_path):
+def test_a_damaged_one_leads_to_the_others(run, tmp_path):
     path = tmp_path / "last.ckpt"
     content = bytearray(run.checkpoint("last").read_bytes())
     content[1000] ^= 4
     path.write_bytes(content)
-    assert "others may lie in" in error_of(path)
-    path.with_name("previous.ckpt").touch()
     text = error_of(path)
     assert f"'{path}' is damaged" in text
-    assert f"the one before is '{path.with_name('previous.ckpt')}'. linvit fit --resume=auto continues" in text
+    assert f"others may lie in {tmp_path}. linvit fit --resume=auto continues" in text
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ class TestFit:
             "test_confusion.png",
             "test_images.csv",
         }  # of other verbs
-        kept = {"checkpoints", "checkpoints/best.ckpt", "checkpoints/last.ckpt", "checkpoints/previous.ckpt"}
+        kept = {"checkpoints", "checkpoints/best.ckpt", "checkpoints/last.ckpt"}
         kept |= {"checkpoints/.lock"}
         told = {"metrics.csv", "result.json", "val_classes.csv", "val_confusion.png", "val_images.csv"}
         assert found - others == kept | told | {"config.yaml", "events.out.tfevents"}

@@ -4,6 +4,7 @@ import csv
 import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -27,7 +28,7 @@ AUTO = "--resume=auto"
 
 @pytest.fixture
 def folder(run, tmp_path):
-    """A copy of a finished run of 2 epochs of 10 steps: last.ckpt of step 20, previous.ckpt of step 10."""
+    """A copy of a finished run of 2 epochs of 10 steps: last.ckpt of step 20."""
     return shutil.copytree(run.folder, tmp_path / "checkpoints" / "quickstart" / "version_0")
 
 
@@ -61,6 +62,8 @@ def test_it_starts_goes_on_and_is_finished(tmp_path, monkeypatch):
     done = fit(tmp_path, AUTO, **options, trainer__max_epochs=1)
     assert done.code == 0, done.err
     assert "there is no such run of 'quickstart' in out yet, one starts" in done.log
+    kept = runs / "version_0" / "checkpoints"
+    first = Path(shutil.copy(kept / "last.ckpt", kept / "first.ckpt"))
     done = fit(tmp_path, AUTO, **options, trainer__max_epochs=2)
     assert done.code == 0, done.err
     assert "out/quickstart/version_0 continues from last.ckpt, step 2" in done.log
@@ -73,6 +76,19 @@ def test_it_starts_goes_on_and_is_finished(tmp_path, monkeypatch):
     assert "is finished already, at step 4, 2 epochs" in done.log
     assert [path.name for path in runs.iterdir()] == ["version_0"]
     assert step_of(runs / "version_0" / "checkpoints" / "last.ckpt") == 4
+    assert RunFolder(runs / "version_0").complete
+    # what a kill behind the last checkpoint may have left: its last evaluation is lost
+    record.unlink()
+    table = runs / "version_0" / "metrics.csv"
+    lines = table.read_text(encoding="utf-8").splitlines(keepends=True)
+    table.write_text("".join(lines[:-1]), encoding="utf-8")
+    (runs / "version_0" / "checkpoints" / "best.ckpt").unlink()
+    with pytest.warns(UserWarning, match="was trained to its end, but its last evaluation is missing"):
+        done = fit(tmp_path, AUTO, **options, trainer__max_epochs=2)
+    assert done.code == 0, done.err
+    assert f"continues from {first.name}, step 2" in done.log
+    again, before = list(csv.DictReader(table.open(encoding="utf-8", newline=""))), list(csv.DictReader(lines))
+    assert [(row["step"], row["val/score"]) for row in again] == [(row["step"], row["val/score"]) for row in before]
     assert RunFolder(runs / "version_0").complete
     monkeypatch.setattr(ClassificationTask, "training_loss", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -88,20 +104,6 @@ def test_a_run_without_validation_has_a_record(tmp_path):
     assert score == {"tag": "val/score", "final": None, "final_epoch": 1, "best": None, "best_epoch": 1}
     (variant,) = group(find_runs([folder]))
     assert variant.without_score(None) == {0: "its last evaluation has no val/score"}
-
-
-def test_a_run_whose_last_evaluation_is_lost_is_not_finished(folder, tmp_path):
-    table = folder / "metrics.csv"
-    lines = table.read_text(encoding="utf-8").splitlines(keepends=True)
-    named = {"trainer__limit_val_batches": 3, "trainer__limit_train_batches": 10}
-    table.write_text("".join(lines[:-1]), encoding="utf-8")  # what a kill behind the last checkpoint may have left
-    with pytest.warns(UserWarning, match="was trained to its end, but its last evaluation is missing"):
-        done = fit(tmp_path, AUTO, **named)
-    assert done.code == 0, done.err
-    assert "continues from previous.ckpt, step 10" in done.log
-    again = list(csv.DictReader(table.open(encoding="utf-8", newline="")))
-    before = list(csv.DictReader(lines))
-    assert [(row["step"], row["val/score"]) for row in again] == [(row["step"], row["val/score"]) for row in before]
 
 
 def test_without_its_last_evaluation_and_an_earlier_checkpoint_the_way_to_score_it_is_said(folder):
@@ -130,11 +132,10 @@ def test_a_damaged_file_is_passed_over_with_the_reason(folder):
     damage(folder / "checkpoints" / "last.ckpt")
     with pytest.warns(UserWarning, match=r"passes over .*last.ckpt: .* is damaged"):
         found = next(whole_checkpoints(folder), None)
-    others = [folder / "checkpoints" / f"{name}.ckpt" for name in ("previous", "best")]
-    assert found.step == max(step_of(path) for path in others)
-    for path in others:
-        damage(path)
-    with pytest.warns(UserWarning, match=r"passes over .*previous.ckpt: .* is damaged"):
+    best = folder / "checkpoints" / "best.ckpt"
+    assert found.step == step_of(best)
+    damage(best)
+    with pytest.warns(UserWarning, match=r"passes over .*best.ckpt: .* is damaged"):
         assert next(whole_checkpoints(folder), None) is None
     with pytest.warns(UserWarning, match="none of its checkpoints can be used, so a new run starts"):
         assert find(["quickstart"], folder.parents[1], settings()) == (None, None, False)
@@ -143,12 +144,10 @@ def test_a_damaged_file_is_passed_over_with_the_reason(folder):
 def test_of_the_others_the_newest_is_taken(folder):
     (folder / "checkpoints" / "last.ckpt").unlink()
     content = torch.load(folder / "checkpoints" / "best.ckpt", weights_only=True)
-    content["global_step"] = 7
-    AtomicCheckpointIO().save_checkpoint(content, folder / "checkpoints" / "best.ckpt")
-    assert next(whole_checkpoints(folder), None).path.name == "previous.ckpt"
-    content["global_step"] = 17
-    AtomicCheckpointIO().save_checkpoint(content, folder / "checkpoints" / "best.ckpt")
-    assert next(whole_checkpoints(folder), None).path.name == "best.ckpt"
+    for step, name in ((17, "kept.ckpt"), (7, "best.ckpt")):
+        content["global_step"] = step
+        AtomicCheckpointIO().save_checkpoint(content, folder / "checkpoints" / name)
+    assert [found.path.name for found in whole_checkpoints(folder)] == ["kept.ckpt", "best.ckpt"]
 
 
 def test_a_configuration_in_a_run_folder_means_that_run(tmp_path):

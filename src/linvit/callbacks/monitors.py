@@ -161,21 +161,22 @@ class GradientNorm(Callback):
 
 
 class BadImageCount(Callback):
-    """Warns after each training epoch in which bad images were skipped, with the file that names them."""
+    """Warns after each training epoch in which further bad images were skipped, with the file that names them."""
+
+    def __init__(self) -> None:
+        self._before = 0
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Warns of those of all devices."""
         bad = getattr(getattr(trainer, "datamodule", None), "bad_images", None)
-        if bad is None:
+        if bad is None or not trainer.is_global_zero or (skipped := len(bad.named())) == self._before:
             return
-        mine = torch.tensor(bad.since_last(), device=pl_module.device)
-        skipped = int(trainer.strategy.reduce(mine, reduce_op="sum"))
-        if skipped:
-            named = f"; they are named in '{bad.report}'" if bad.report else ""
-            rank_zero_warn(
-                f"epoch {trainer.current_epoch}: {skipped} training images could not be decoded and others took their "
-                f"place{named}"
-            )
+        self._before = skipped
+        named = f"; they are named in '{bad.report}'" if bad.report else ""
+        rank_zero_warn(
+            f"epoch {trainer.current_epoch}: {skipped} training images could not be decoded so far, and others took "
+            f"their place{named}"
+        )
 
 
 class ImageCount(Callback):

@@ -41,9 +41,8 @@ EPOCHS = "epochs"
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes a checkpoint to a temporary file beside its place, which it takes once the disk has all of it.
 
-    So a kill, a full disk or a power cut at any moment leaves the old file or the new one, and never a part. A replaced
-    last.ckpt is kept as previous.ckpt. Each file has a checksum of its content (`linvit.checksum`), and is compared
-    with it before it is loaded.
+    So a kill, a full disk or a power cut at any moment leaves the old file or the new one, and never a part. Each file
+    has a checksum of its content (`linvit.checksum`), and is compared with it before it is loaded.
 
     Use it in any program: `Trainer(plugins=[AtomicCheckpointIO()])`. Paths with "://" are left to Lightning.
     """
@@ -127,15 +126,15 @@ class Best:
 class SaveCheckpoints(Checkpoint):
     """Writes last.ckpt after every epoch and every validation, and when `save` is called.
 
-    The one before stays as previous.ckpt. The file of the best state gets the name best.ckpt as well, and with a moving
-    average that of the epoch whose average scored best the name best_ema.ckpt. The folder is reserved for this run
-    while it trains, and what killed runs left unfinished in it is deleted. A run whose folder is renamed or deleted
-    meanwhile ends at the next validation or checkpoint.
+    The file of the best state gets the name best.ckpt as well, and with a moving average that of the epoch whose
+    average scored best the name best_ema.ckpt. The folder is reserved for this run while it trains, and what killed
+    runs left unfinished in it is deleted. A run whose folder is renamed or deleted meanwhile ends at the next
+    validation or checkpoint.
 
     last.ckpt is the record of its moment, and the last thing to be written: the loggers have written all rows before
     it, and the best have their names. So after a kill a run that is resumed does the rest again.
-    A checkpoint that cannot be written, because the disk is full or read-only, does not end the run: it says so,
-    forgets that the state was the best, and tries again after the next epoch or validation, and at the end.
+    A checkpoint that cannot be written, because the disk is full or read-only, ends the run on all ranks: the error
+    says how to resume it from the checkpoint before, which is unchanged.
     Lightning's `ModelCheckpoint`, as one of `trainer.callbacks`, keeps several, or others.
 
     Args:
@@ -148,7 +147,6 @@ class SaveCheckpoints(Checkpoint):
         check_choice("checkpoint.mode", mode, ["min", "max"])
         self.best = [] if monitor is None else [Best(monitor, mode, BEST)]
         self.dirpath: str | None = None
-        self.failure: str | None = None
         self.config = "config.yaml"  # of the run, from which it is continued; beside the folder
         self._reserved: Path | None = None  # the folder, on rank 0 while it trains
         self._scored = False  # since the last save that asked
@@ -199,10 +197,8 @@ class SaveCheckpoints(Checkpoint):
         self._save_and_choose(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Tries a last time, if the last attempt failed."""
+        """Checks the folder a last time."""
         self._check_folder(trainer)
-        if self.failure is not None:
-            self.save(trainer)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Saves what was trained if a validation fails, as by a damaged image; of several ranks others may not fail."""
@@ -210,11 +206,11 @@ class SaveCheckpoints(Checkpoint):
         if not failed or trainer.state.fn != "fit" or not trainer.validating:
             return
         with suppress(UserError):  # which `exception` may be
-            if self.save(trainer):
-                rank_zero_info(
-                    f"the validation at step {trainer.global_step} has failed; what was trained is saved. Continue "
-                    f"with the validation:\n  {resume_command(Path(str(self.dirpath)).parent / self.config)}"
-                )
+            self.save(trainer)
+            rank_zero_info(
+                f"the validation at step {trainer.global_step} has failed; what was trained is saved. Continue with "
+                f"the validation:\n  {resume_command(Path(str(self.dirpath)).parent / self.config)}"
+            )
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Gives the folder back."""
@@ -222,14 +218,13 @@ class SaveCheckpoints(Checkpoint):
             unlock(Path(self.dirpath))
             self._reserved = None
 
-    def save(self, trainer: Trainer) -> bool:
-        """Writes last.ckpt now, on all ranks, between two optimiser steps; returns whether that succeeded."""
-        return self._save(trainer, [])
+    def save(self, trainer: Trainer) -> None:
+        """Writes last.ckpt now, on all ranks, between two optimiser steps."""
+        self._save(trainer, [])
 
     def _save_and_choose(self, trainer: Trainer) -> None:
         """Saves, also under the names of the best if this state is one of them."""
         self._compare_with_files(trainer.current_epoch)
-        before = self.state_dict()
         values = {name: float(value) for name, value in trainer.callback_metrics.items()}
         # Without a new validation the score is that of other weights, as where max_steps ends an epoch early.
         due = [best for best in self.best if self._scored or not best.monitor.startswith("val/")]
@@ -238,8 +233,7 @@ class SaveCheckpoints(Checkpoint):
             check_choice("checkpoint.monitor", self.best[0].monitor, sorted(values))
         epoch = trainer.current_epoch + 1
         names = [best.name for best in due if best.monitor in values and best.take(values[best.monitor], epoch)]
-        if not self._save(trainer, trainer.strategy.broadcast(names)):
-            self.load_state_dict(before)
+        self._save(trainer, trainer.strategy.broadcast(names))
 
     def _compare_with_files(self, epochs: int) -> None:
         """Takes the best of the epochs that were trained from its file; forgets one whose file is gone or of others.
@@ -271,38 +265,39 @@ class SaveCheckpoints(Checkpoint):
         except Exception:  # of another way to write, or with the objects of other callbacks
             return best.value, best.epoch
 
-    def _save(self, trainer: Trainer, names: list[str]) -> bool:
-        """Writes last.ckpt, under other names, too."""
+    def _save(self, trainer: Trainer, names: list[str]) -> None:
+        """Writes last.ckpt, under other names, too; raises a `UserError` on all ranks if that fails."""
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
-            return True
+            return
         self._check_folder(trainer)
         log_now(trainer)
         for logger in trainer.loggers:
             logger.save()
         linked = isinstance(trainer.strategy.checkpoint_io, AtomicCheckpointIO) and self._writes(trainer)
         paths = [os.path.join(str(self.dirpath), name) for name in (*names, LAST)]
-        failures = (self._write(trainer, path) for path in (paths[:1] if linked else paths))
-        self.failure = next((failure for failure in failures if failure is not None), None)
-        if self.failure is None and linked:
-            # A kill before the last name leaves the last.ckpt before, from which a resumed run does all of it again.
-            reasons = (on_rank_zero(trainer, link, Path(paths[0]), Path(path)) for path in paths[1:])
-            self.failure = _not_saved(paths[-1], next((reason for reason in reasons if reason is not None), None))
-        if self.failure is not None:
-            rank_zero_warn(
-                f"step {trainer.global_step}: {self.failure}. What lay there before is unchanged. The run continues, "
-                f"and saves again as soon as it can"
-            )
-        return self.failure is None
+        for path in paths[:1] if linked else paths:
+            self._write(trainer, path)
+        # A kill before the last name leaves the last.ckpt before, from which a resumed run does all of it again.
+        for path in paths[1:] if linked else []:
+            self._check_saved(trainer, path, on_rank_zero(trainer, link, Path(paths[0]), Path(path)))
 
-    def _write(self, trainer: Trainer, path: str) -> str | None:
-        """Writes a file; why it failed, on all ranks, or None."""
+    def _write(self, trainer: Trainer, path: str) -> None:
         reason = None
         try:
             trainer.save_checkpoint(path, weights_only=False)
         except OSError as error:
             reason = error.strerror or str(error)
             trainer.strategy.barrier("Trainer.save_checkpoint")  # where the other ranks wait
-        return _not_saved(path, trainer.strategy.broadcast(reason))
+        self._check_saved(trainer, path, trainer.strategy.broadcast(reason))
+
+    def _check_saved(self, trainer: Trainer, path: str, reason: str | None) -> None:
+        """Raises a `UserError` if there is a reason why a file could not be written."""
+        if reason is not None:
+            raise UserError(
+                f"the run has ended at step {trainer.global_step}, since checkpoint '{path}' could not be saved: "
+                f"{reason}. What was saved before is as it was. Correct that, then continue with\n"
+                f"  {resume_command(Path(path).parent.parent / self.config)}"
+            )
 
     def _check_folder(self, trainer: Trainer) -> None:
         """Raises a `UserError` on all ranks if the folder was renamed or deleted: nothing is written in its place."""
@@ -357,7 +352,3 @@ def on_rank_zero(trainer: Trainer, work: Callable[..., None], *args: Any) -> str
         except (UserError, OSError) as error:
             reason = getattr(error, "strerror", None) or str(error)
     return trainer.strategy.broadcast(reason)
-
-
-def _not_saved(path: str, reason: str | None) -> str | None:
-    return None if reason is None else f"checkpoint '{path}' could not be saved: {reason}"

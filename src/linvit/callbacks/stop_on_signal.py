@@ -72,9 +72,10 @@ class StopOnSignal(Callback):
     def _save_if_asked(self, trainer: Trainer) -> None:
         if by := self._asked():
             STOP.agree(signal.Signals(by))
-            saves = [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, SaveCheckpoints)]
-            saved = [callback.save(trainer) for callback in saves]
-            self._stopped = Stopped(signal.Signals(by), trainer.global_step, all(saved))
+            for callback in trainer.checkpoint_callbacks:
+                if isinstance(callback, SaveCheckpoints):
+                    callback.save(trainer)
+            self._stopped = Stopped(signal.Signals(by), trainer.global_step)
 
     def _asked(self) -> int:
         """A signal that a rank had when this was called before; 0 if none had."""

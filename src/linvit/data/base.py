@@ -169,7 +169,7 @@ class ImageData(LightningDataModule):
         self.mean, self.std = tuple(mean), tuple(std)
         self.seed = seed
         self.stream_options = (shuffle_buffer, streaming_rows) if streaming else None
-        self.bad_images = BadImages(bad_images, max_bad_fraction, num_workers)
+        self.bad_images = BadImages(bad_images, max_bad_fraction)
         self.images = ImageReader(max_pixels, exif_orientation, bands=self.bands)
         self.data_source = DataSource(source, self.images, image_column, val_fraction, streaming, self.prepare)
         self.predict_source = None

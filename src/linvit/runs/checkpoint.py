@@ -19,7 +19,7 @@ from linvit.callbacks.save_checkpoints import SaveCheckpoints
 from linvit.data.base import ImageData
 from linvit.entries import restrict_imports_to
 from linvit.errors import UserError, quote_first
-from linvit.files import CHECKPOINTS, LAST, PREVIOUS
+from linvit.files import CHECKPOINTS, LAST
 from linvit.finite import not_finite
 from linvit.plain_text import in_shell, shown
 from linvit.runs.folder import (
@@ -171,9 +171,7 @@ def read_checkpoint(path: str | Path, resumed: bool = False) -> dict[str, Any]:
         content = torch_file.load(path, objects=False)
         return check_content(content, path, resumed)
     except UserError as error:
-        before = path.with_name(PREVIOUS)
-        other = f"the one before is '{before}'" if before.is_file() else f"others may lie in {path.parent}"
-        raise UserError(f"checkpoint {error}; {other}{start}{whole}") from error
+        raise UserError(f"checkpoint {error}; others may lie in {path.parent}{start}{whole}") from error
 
 
 def check_same_model(
@@ -271,8 +269,7 @@ def whole_checkpoints(run: Path) -> Iterator[Checkpoint]:
     if (last := _whole(folder / LAST)) is not None:
         yield last
     others = [_whole(path) for path in folder.glob("*.ckpt") if path.name != LAST]
-    found = [(other.step, Path(other.path).name == PREVIOUS, str(other.path), other) for other in others if other]
-    yield from (other for *_, other in sorted(found, key=lambda one: one[:3], reverse=True))
+    yield from sorted(filter(None, others), key=lambda other: (other.step, str(other.path)), reverse=True)
 
 
 def before(run: Path, checkpoint: Checkpoint) -> Checkpoint:

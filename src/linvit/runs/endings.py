@@ -162,7 +162,7 @@ def in_words(trainer: Trainer, ranks: Ranks) -> Iterator[None]:
         if isinstance(error, MisconfigurationException) or str(error).startswith(NO_METRIC):
             mistake = mistake or UserError(str(error))
         if isinstance(error, OSError) and error.errno in REFUSALS:  # by the disk
-            mistake = UserError(unsaved(trainer) or f"a file could not be written: {error}")
+            mistake = UserError(f"a file could not be written: {error}")
         if isinstance(error, FileNotFoundError) and mistake is None:
             mistake = moved(trainer)
         if trainer.world_size == 1 and loader is None:
@@ -183,17 +183,6 @@ def in_words(trainer: Trainer, ranks: Ranks) -> Iterator[None]:
             raise SystemExit(1) from error
         ranks.explain(error, own)
         STOP.exit_now(1 if mistake is None else 2)
-
-
-def unsaved(trainer: Trainer) -> str | None:
-    """Says which checkpoint could not be saved when that was last tried; None if there is none."""
-    for callback in trainer.checkpoint_callbacks:
-        if isinstance(callback, SaveCheckpoints) and callback.failure is not None:
-            return (
-                f"the run has ended, but {callback.failure}. What lay there before is as it was. Correct that, then "
-                f"{how_to_resume(Path(str(trainer.log_dir)))}"
-            )
-    return None
 
 
 def moved(trainer: Trainer) -> UserError | None:

@@ -29,7 +29,7 @@ from linvit.plain_text import in_shell, shown
 from linvit.runs import result
 from linvit.runs.checkpoint import Checkpoint, Found, SameCheckpoint, read_checkpoint
 from linvit.runs.conditions import conditions
-from linvit.runs.endings import Ranks, in_words, run_summary, score_table, unsaved
+from linvit.runs.endings import Ranks, in_words, run_summary, score_table
 from linvit.runs.folder import (
     CONFIG,
     RESULT,
@@ -303,8 +303,6 @@ class Run:
             if isinstance(saves, SaveCheckpoints):
                 rank_zero_info(run_summary(saves, self.task.hparams["predict_with"], run, changes))
         self._record(run)
-        if missing := unsaved(self.trainer):
-            raise UserError(missing)
 
     def _record(self, folder: Path) -> None:
         """Writes the record of a run that has ended. What cannot be found out is left empty: the run has not failed."""

@@ -73,7 +73,7 @@ def stream(shards, rank=0, world=1, workers=0, image="image", label="label", num
     target = Target(label, partial(check_label, num_classes=num_classes, source="s"))
     reader = SampleReader(plain, image, {"label": target}, ImageReader())
     given = {"batch_size": 2, "source": "s"}
-    bad = BadImages("skip", 0.5, workers) if options.get("seed") is not None else BadImages("raise")
+    bad = BadImages("skip", 0.5) if options.get("seed") is not None else BadImages("raise")
     return Stream(shards, reader, num_workers=workers, rank=rank, world_size=world, bad=bad, **{**given, **options})
 
 

@@ -29,31 +29,11 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_the_last_two_are_kept(tmp_path):
+def test_a_file_takes_the_place_of_the_one_before(tmp_path):
     for step in (1, 2, 3):
         PLUGIN.save_checkpoint(state(step), tmp_path / "last.ckpt")
-        PLUGIN.save_checkpoint(state(step), tmp_path / "best.ckpt")
-    assert names(tmp_path) == ["best.ckpt", "last.ckpt", "previous.ckpt"]
-    assert [saved(tmp_path / f"{name}.ckpt") for name in ("last", "previous", "best")] == [3, 2, 3]
-    for path in tmp_path.iterdir():
-        checksum.verify(path)
-    assert path.stat().st_nlink == 1
-
-
-def test_without_links_the_one_before_is_renamed(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError(errno.EPERM, "no links here")))
-    for step in (1, 2, 3):
-        PLUGIN.save_checkpoint(state(step), tmp_path / "last.ckpt")
-    assert [saved(tmp_path / f"{name}.ckpt") for name in ("last", "previous")] == [3, 2]
-    assert names(tmp_path) == ["last.ckpt", "previous.ckpt"]
-
-
-def test_a_kill_between_the_two_names_is_made_good(tmp_path):
-    PLUGIN.save_checkpoint(state(1), tmp_path / "last.ckpt")
-    os.link(tmp_path / "last.ckpt", tmp_path / "previous.ckpt")
-    PLUGIN.save_checkpoint(state(2), tmp_path / "last.ckpt")
-    assert [saved(tmp_path / f"{name}.ckpt") for name in ("last", "previous")] == [2, 1]
-    assert names(tmp_path) == ["last.ckpt", "previous.ckpt"]
+        assert (names(tmp_path), saved(tmp_path / "last.ckpt")) == (["last.ckpt"], step)
+    checksum.verify(tmp_path / "last.ckpt")
 
 
 def test_the_mode_is_that_of_other_files(tmp_path):
@@ -100,8 +80,7 @@ def test_what_was_there_stays_if_it_cannot_be_written(tmp_path, monkeypatch, fau
         fault(patch)
         with pytest.raises(OSError, match=rf"{reason}.*last\.ckpt"):
             PLUGIN.save_checkpoint(state(3), tmp_path / "last.ckpt")
-    assert [saved(tmp_path / f"{name}.ckpt") for name in ("last", "previous")] == [2, 1]
-    assert names(tmp_path) == ["last.ckpt", "previous.ckpt"]
+    assert (names(tmp_path), saved(tmp_path / "last.ckpt")) == (["last.ckpt"], 2)
 
 
 def test_a_limit_on_the_size_of_files(tmp_path):

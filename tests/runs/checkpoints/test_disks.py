@@ -78,19 +78,12 @@ def test_a_disk_that_fills_up(disk):
     assert done.code == 2
     says_in_one_line(done, "No space left on device")
     kept = disk / RUN / "checkpoints"
-    assert [step_of(kept / f"{name}.ckpt") for name in ("last", "previous")] == [4, 2]
+    assert step_of(kept / "last.ckpt") == 4
     assert not list(kept.glob(".*.tmp"))
     (disk / RUN / "fill").unlink()
     done = fit(disk, **{"resume": "auto"})
     assert done.code == 0, done.err
     assert step_of(kept / "last.ckpt") == 8
-
-
-def test_a_disk_that_has_room_again(disk):
-    with pytest.warns(UserWarning, match=r"step 4: checkpoint .* could not be saved"):
-        done = fit(disk, (1, FILL), (2, "rm fill"))
-    assert done.code == 0, done.err
-    assert [step_of(disk / RUN / "checkpoints" / f"{name}.ckpt") for name in ("last", "previous")] == [8, 6]
 
 
 def test_a_limit_on_the_size_of_files(tmp_path):
@@ -119,5 +112,5 @@ def test_a_folder_that_becomes_read_only(lockable, what):
     assert done.code == 2
     says_in_one_line(done, "Operation not permitted")
     kept = lockable / RUN / "checkpoints"
-    assert [step_of(kept / f"{name}.ckpt") for name in ("last", "previous")] == [4, 2]
-    assert "step 4" not in done.log
+    assert step_of(kept / "last.ckpt") == 4
+    assert "ended at step 6" in done.err

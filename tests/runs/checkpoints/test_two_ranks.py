@@ -13,7 +13,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
 from torch.multiprocessing import start_processes
 
-from linvit import checksum
+from linvit import UserError, checksum
 from linvit.callbacks import SaveCheckpoints, save_checkpoints
 from linvit.runs.checkpoint import read_checkpoint
 from tests.cli.runs import QUICKSTART, linvit
@@ -62,8 +62,10 @@ def rank_of(rank, port, folder):
     strategy = DDPStrategy(process_group_backend="gloo")
     given = {"accelerator": "cpu", "devices": WORLD, "strategy": strategy, "default_root_dir": folder}
     trainer = Trainer(**given, max_epochs=3, callbacks=[last], **quiet)
-    trainer.fit(Net())
-    Path(folder, f"said-{rank}").write_text(f"{trainer.global_step} {last.failure}", encoding="utf-8")
+    try:
+        trainer.fit(Net())
+    except UserError as error:
+        Path(folder, f"said-{rank}").write_text(str(error), encoding="utf-8")
 
 
 def step_of(path):
@@ -72,16 +74,17 @@ def step_of(path):
 
 
 @pytest.mark.slow
-def test_a_disk_that_refuses_one_rank(tmp_path):
+def test_a_disk_that_refuses_one_rank_ends_both(tmp_path):
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
     started = start_processes(rank_of, (port, str(tmp_path)), WORLD, join=False, start_method="fork")
     while not started.join():
         pass
-    assert [(tmp_path / f"said-{rank}").read_text(encoding="utf-8") for rank in range(WORLD)] == ["6 None"] * WORLD
+    for rank in range(WORLD):
+        assert "ended at step 4, since" in (tmp_path / f"said-{rank}").read_text(encoding="utf-8")
     kept = tmp_path / "checkpoints"
-    assert [step_of(kept / name) for name in ("last.ckpt", "previous.ckpt")] == [6, 2]
+    assert step_of(kept / "last.ckpt") == 2
     assert not list(kept.glob(".*.tmp"))
 
 

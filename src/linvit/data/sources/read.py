@@ -10,13 +10,12 @@ import fsspec
 import torch
 from filelock import FileLock
 from torch import Tensor
-from torch.utils.data import get_worker_info
 
 from linvit.data.loading.sampler import sample_seed
 from linvit.data.transforms.decode import Bands, Kind, decode, header, stored_values
 from linvit.errors import UserError, check_choice
 from linvit.files import make_folder
-from linvit.plain_text import cell_of, printable, read_csv, write_csv
+from linvit.plain_text import printable, read_csv, write_csv
 from linvit.reading import read_regular
 
 MAX_ASPECT = 200  # a strip that is thinner would fill the memory when its short side is resized
@@ -155,55 +154,49 @@ Policy = Literal["raise", "skip"]
 
 
 class BadImages:
-    """Refuses or replaces images that cannot be decoded, and counts them, at most a fraction of the set's.
+    """Refuses or replaces images that cannot be decoded, at most a fraction of the set's.
 
-    Each loader process counts in a tensor row of its own, in memory that all of them see. Every rank counts its own.
+    The report names each once, whichever loader process, rank or resumed run reads it, and is what counts. Without a
+    report, outside of a run, each process counts its own.
     """
 
-    def __init__(self, policy: Policy, max_fraction: float = 0.0, num_workers: int = 0) -> None:
+    def __init__(self, policy: Policy, max_fraction: float = 0.0) -> None:
         check_choice("bad_images", policy, get_args(Policy))
         if not 0 <= max_fraction <= 1:
             raise UserError(f"max_bad_fraction must lie between 0 and 1, such as 0.001; got {max_fraction}")
         self.policy = policy
         self.max_fraction = max_fraction
         self.report: Path | None = None
-        self.met = torch.zeros(num_workers + 1, dtype=torch.int64).share_memory_()  # how often a bad image was read
-        self.start(0)
-        self._reported = 0
+        self.images = 0
+        self._named = set[str]()
 
     def start(self, images: int) -> None:
-        """Starts counting again for a set of so many images."""
-        self.images = images
-        self.allowed = self.allowed_of(images)
-        self.rows = torch.full((len(self.met), self.allowed + 1), -1).share_memory_()  # of each process, -1 for none
+        """Starts counting for a set of so many images."""
+        self.images, self._named = images, set()
 
     def allowed_of(self, total: int) -> int:
         """How many of so many may be skipped."""
         return max(ALWAYS_ALLOWED if self.max_fraction else 0, math.floor(self.max_fraction * total))
 
-    def record(self, bad: BadImageError, row: int) -> None:
-        """Counts a bad image and writes it to the report."""
+    def record(self, bad: BadImageError) -> None:
+        """Writes a bad image to the report; raises a `UserError` if it is not skipped."""
         if self.policy == "raise":
             raise UserError(f"image {bad.name} cannot be decoded: {bad.reason}. Replace or remove it") from bad
-        self.met[_process()] += 1
-        self._write(bad)
-        if not (self.rows == row).any():
-            mine = self.rows[_process()]
-            mine[int((mine >= 0).sum())] = row
-        different = len(self.rows[self.rows >= 0].unique())
-        if different > self.allowed:
+        different, allowed = self._add(bad), self.allowed_of(self.images)
+        if different > allowed:
             listed = f" They are listed in '{self.report}'." if self.report else ""
             raise UserError(
                 f"{different} of the {self.images} training images cannot be decoded, and more may follow; the last "
-                f"is {bad.name} ({bad.reason}). At most {self.allowed} are skipped "
+                f"is {bad.name} ({bad.reason}). At most {allowed} are skipped "
                 f"(--data.max_bad_fraction={self.max_fraction}).{listed} Replace or remove them (linvit data check "
                 f"PATH finds them all), or raise the fraction"
             ) from bad
 
-    def since_last(self) -> int:
-        """Returns how often this rank read a bad image since the last call."""
-        before, self._reported = self._reported, int(self.met.sum())
-        return self._reported - before
+    def named(self) -> set[str]:
+        """Returns the names of the images that were skipped."""
+        if self.report is None or not self.report.exists():
+            return self._named
+        return {*read_csv(self.report, "image", lambda row: row["image"])}
 
     def sample_or_other(self, sample: Callable[[int, int], Any], row: int, seed: int, length: int) -> Any:
         """The sample of a row or, after a `BadImageError`, of another of `length` rows that the seed chooses."""
@@ -212,22 +205,19 @@ class BadImages:
             try:
                 return sample(chosen, seed)
             except BadImageError as error:
-                self.record(error, chosen)
+                self.record(error)
                 chosen = sample_seed(seed, attempt) % length
         raise UserError(f"none of {ATTEMPTS} images, drawn in place of row {row}, can be decoded")
 
-    def _write(self, bad: BadImageError) -> None:
-        """Appends a line unless the file has the name already; the lock keeps other processes away meanwhile."""
+    def _add(self, bad: BadImageError) -> int:
+        """Appends a line to the report unless it names the image; returns how many it names."""
+        name = printable(bad.name, lines=False)
         if self.report is None:
-            return
+            self._named.add(name)
+            return len(self._named)
         make_folder(self.report.parent)
-        lock = FileLock(self.report.with_name(f".{self.report.name}.lock"))
-        with lock, self.report.open("a", newline="", encoding="utf-8") as file:
-            if cell_of(bad.name) not in read_csv(self.report, "image", lambda row: row["image"]):
-                write_csv(file, ([] if file.tell() else [("image", "reason")]) + [(bad.name, bad.reason)])
-
-
-def _process() -> int:
-    """Returns the row in which this process counts: 0 is the training process."""
-    worker = get_worker_info()
-    return 0 if worker is None else worker.id + 1
+        with FileLock(self.report.with_name(f".{self.report.name}.lock")):
+            if name not in (names := self.named()):
+                with self.report.open("a", newline="", encoding="utf-8") as file:
+                    write_csv(file, ([] if names else [("image", "reason")]) + [(name, bad.reason)])
+            return len(names | {name})

@@ -152,7 +152,7 @@ class Stream(TrainOrder, IterableDataset[Sample]):
                 try:
                     samples = [self.reader(row, number, f"of CRC-32 {name:08x}", seed) for seed in seeds]
                 except BadImageError as error:
-                    self.bad.record(error, number)
+                    self.bad.record(error)
                     continue
                 yield from samples[: int(min(left, len(samples)))]
                 left, found = left - len(samples), True
