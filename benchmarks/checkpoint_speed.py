@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
-from linvit import checksum
 from linvit.callbacks.save_checkpoints import AtomicCheckpointIO
 from linvit.weights import torch_file
 
@@ -24,7 +23,7 @@ def main() -> None:
             "torch.save": lambda: torch.save(content, path),
             "Lightning writes": lambda: TorchCheckpointIO().save_checkpoint(content, path),
             "linvit writes": lambda: AtomicCheckpointIO().save_checkpoint(content, path),
-            "verify": lambda: checksum.verify(path),
+            "verify": lambda: torch_file.check_archive(path),
             "torch.load": lambda: torch.load(path, weights_only=True),
             "verify and load": lambda: torch_file.load(path),
         }

@@ -45,8 +45,8 @@ READERS = {  # of files by their paths, and what may call them besides `linvit.r
     "read_bytes": {"source.py"},  # of modules that are installed
     "read_text": {"machine.py", "runs/conditions.py", "runs/configs.py"}
     | {"attention/kernels/choice.py", "cli/compare/run.py"},  # the system's files, and linvit's
-    "open": {"model_info.py", "checksum.py", "weights/torch_file.py"},  # linvit's tables; `torch_file.load` checks
-    "zipfile.ZipFile": {"checksum.py", "weights/torch_file.py"},
+    "open": {"model_info.py", "weights/torch_file.py"},  # linvit's tables; `torch_file.load` checks
+    "zipfile.ZipFile": {"weights/torch_file.py"},
     "zipfile.is_zipfile": {"weights/torch_file.py"},
     "safe_open": {"inference/description.py", "weights/read.py"},
     "torch.export.load": {"evaluation/model.py", "inference/export.py"},

@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from linvit import UserError
 from linvit.data import ClassificationData
 from linvit.tasks import ClassificationTask
-from linvit.tasks.safe_loading import SCHEMES, names_own_files, no_larger_than
+from linvit.tasks.safe_loading import SCHEMES, names_own_files
 from tests.training import TINY, batches, fit, tiny_task, trainer
 from tests.web import serving
 from tests.weights import bombs
@@ -125,9 +125,8 @@ CIRCLE["name"] = CIRCLE
         ("pretrained", {"source": CALL}, "a class_path or init_args"),
         ("backbone", {**TINY, "depth": json.dumps(CALL)}, "which reads as a list or a mapping"),
         ("backbone", {**TINY, "depth": "class_path: this.Zen"}, "which reads as a list or a mapping"),
-        ("backbone", CIRCLE, "lists and mappings more than 20 deep"),
+        ("backbone", CIRCLE, "lists and mappings without an end"),
         ("lr", torch.ones(1), "a Tensor"),
-        ("num_classes", 10**20, "a number of more than 64 bits"),
     ],
     ids=str,
 )
@@ -145,30 +144,6 @@ def test_names_of_classes_are_any_text(changed):
 def test_the_version_of_lightning_is_one(changed, version):
     with pytest.raises(UserError, match=r"it has no pytorch-lightning_version from 2\.0 on"):
         ClassificationTask.load_from_checkpoint(changed(**{"pytorch-lightning_version": version}))
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"backbone": {**TINY, "depth": 10**7}},
-        {"backbone": {**TINY, "embed_dim": 3 * 10**8}},
-        {"num_classes": 10**9},
-        {"img_size": 10**4},
-    ],
-    ids=str,
-)
-def test_no_larger_model_is_built_than_a_checkpoint_holds(changed, options):
-    with pytest.raises(UserError, match="its options describe a larger model than it holds"):
-        ClassificationTask.load_from_checkpoint(changed(options))
-    assert tiny_task(num_classes=10**4).network.num_classes == 10**4  # without a checkpoint
-
-
-def test_what_is_too_large_is_refused_before_memory_is_asked_for():
-    """Some machines grant any memory, and end the process that uses it."""
-    with no_larger_than({"weight": torch.ones(3)}, "a file"):
-        torch.zeros(2**20)  # as buffers are, which a file need not hold
-        with pytest.raises(UserError, match="its options describe a larger model than it holds"):
-            torch.zeros(2**5, 2**20)
 
 
 def test_scoring_needs_no_state_of_training(changed, tmp_path):

@@ -1,4 +1,4 @@
-"""What a run keeps of itself, its last state and its best ones, in files that are whole and have a checksum."""
+"""What a run keeps of itself, its last state and its best ones, in files that are whole."""
 
 import io
 import math
@@ -18,7 +18,6 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
-from linvit import checksum
 from linvit.errors import UserError, check_choice
 from linvit.files import (
     BEST,
@@ -41,8 +40,7 @@ EPOCHS = "epochs"
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes a checkpoint to a temporary file beside its place, which it takes once the disk has all of it.
 
-    So a kill, a full disk or a power cut at any moment leaves the old file or the new one, and never a part. Each file
-    has a checksum of its content (`linvit.checksum`), and is compared with it before it is loaded.
+    So a kill, a full disk or a power cut at any moment leaves the old file or the new one, and never a part.
 
     Use it in any program: `Trainer(plugins=[AtomicCheckpointIO()])`. Paths with "://" are left to Lightning.
     """
@@ -59,20 +57,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             archive = io.BytesIO()
             torch.save(on_cpu(checkpoint), archive)
             with replacing(path) as file:
-                checksum.write(file, archive.getbuffer())
+                file.write(archive.getbuffer())
         except OSError as error:
             raise OSError(error.errno, error.strerror or str(error), str(path)) from error
-
-    def load_checkpoint(
-        self,
-        path: str | Path,
-        map_location: Callable[..., Any] | None = lambda storage, _: storage,
-        weights_only: bool | None = None,
-    ) -> dict[str, Any]:
-        """Reads a checkpoint."""
-        if Path(path).is_file():
-            checksum.verify(Path(path))
-        return super().load_checkpoint(path, map_location, weights_only)
 
 
 def on_cpu(content: Any) -> Any:

@@ -24,7 +24,7 @@ from linvit.runs.parser import known_class
 from linvit.tasks.base import SET_BY_RUN, Task
 from linvit.tasks.optimisation import Optimisation
 from linvit.tasks.pretrained import skip_pretrained
-from linvit.tasks.safe_loading import DESCRIPTION, are_category_ids, no_larger_than, not_plain
+from linvit.tasks.safe_loading import DESCRIPTION, are_category_ids, not_plain
 from linvit.weights import torch_file
 from linvit.weights.read import AVERAGE, HUB, HUB_FILES, TRAINED, WRITTEN_BY, download, model_named
 
@@ -152,7 +152,7 @@ def build_task(
     """
     try:
         found = task_class(description.task, allow)
-        with skip_pretrained(), restrict_imports_to(list(allow)), no_larger_than(state, source):
+        with skip_pretrained(), restrict_imports_to(list(allow)):
             task = found(**{**description.options, **options})
         check_same_model(source, dict(state), task.network, model_named(description.options))
         if bad := not_finite(task.network, {"state_dict": state}):

@@ -36,7 +36,7 @@ from linvit.runs.parser import Config
 from linvit.signatures import equal_options
 from linvit.tasks.base import SET_BY_DATA, SET_BY_RUN
 from linvit.tasks.pretrained import skip_pretrained
-from linvit.tasks.safe_loading import DESCRIPTION, check_content, epochs_done, no_larger_than, stopped_early
+from linvit.tasks.safe_loading import DESCRIPTION, check_content, epochs_done, stopped_early
 from linvit.weights import torch_file
 from linvit.weights.read import model_named
 
@@ -135,9 +135,9 @@ class Checkpoint:
 
     @contextmanager
     def building(self, named: object) -> Iterator[None]:
-        """Where the model of the checkpoint is built: no larger than its weights, and without other weights."""
+        """Where the model of the checkpoint is built, without other weights."""
         try:
-            with skip_pretrained(), restrict_imports_to(named), no_larger_than(self._weights, self.path):
+            with skip_pretrained(), restrict_imports_to(named):
                 yield
         except UserError:
             raise

@@ -3,7 +3,6 @@
 Lightning reads a file on this machine so, too, unless it is told otherwise; one at an address it unpickles freely.
 """
 
-import math
 import re
 import shutil
 from collections.abc import Iterator, Mapping
@@ -19,9 +18,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy, Strategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
-from torch import Tensor, nn
-from torch.nn.modules.module import register_module_parameter_registration_hook
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch import Tensor
 
 from linvit.entries import restrict_imports_to
 from linvit.errors import UserError, check_choice, quote_first
@@ -35,10 +32,7 @@ SCHEMES = ("http", "https", "hf", "s3", "gs", "gcs", "az", "abfs", "abfss")
 """Where a checkpoint may lie besides this machine, if the user names it there."""
 FOREIGN = ("hparams", "module_arguments", "hparams_type")  # Lightning takes options from them, and linvit wrote none
 VERSION = "pytorch-lightning_version"
-BUFFER = 2**24
-"""Numbers in the largest tensor that a model may have besides its parameters."""
 OF_TRAINING = ("callbacks", "loops", "optimizer_states", "lr_schedulers", "MixedPrecision")  # scoring needs none
-MAX_DEPTH = 20  # of options within options
 YAML = re.compile(r"[{\[]|:(\s|$)")  # text that a parser of configurations may take for a list or a mapping
 
 
@@ -61,9 +55,8 @@ def opened(source: Any, resumed: bool = False) -> Iterator[Path]:
                 raise UserError(f"cannot get the checkpoint '{source}': {type(error).__name__}: {error}") from error
         if not path.is_file():
             raise UserError(f"there is no checkpoint at '{source}'")
-        content = check_content(torch_file.load(path, objects=False), source, resumed)
-        with no_larger_than(content["state_dict"], source):
-            yield path
+        check_content(torch_file.load(path, objects=False), source, resumed)
+        yield path
 
 
 def check_content(content: Any, source: Any, resumed: bool = False) -> dict[str, Any]:
@@ -85,7 +78,11 @@ def check_content(content: Any, source: Any, resumed: bool = False) -> dict[str,
             f"called, and which linvit never writes"
         )
     for name, value in options.items():
-        if reason := not_plain(value, text=name not in ("class_names", "pretrained")):
+        try:
+            reason = not_plain(value, text=name not in ("class_names", "pretrained"))
+        except RecursionError:
+            reason = "lists and mappings without an end"
+        if reason:
             raise UserError(f"'{source}' is not opened: its option '{name}' holds {reason}, which linvit never writes")
     if not re.fullmatch(r"[2-9]\.\d[\w.+]*", str(content.get(VERSION))):
         raise UserError(f"'{source}' is not a checkpoint of a linvit run: it has no {VERSION} from 2.0 on")
@@ -119,61 +116,17 @@ def _kinds(content: Mapping[str, Any], resumed: bool) -> dict[str, bool]:
     }
 
 
-def not_plain(value: Any, text: bool = False, depth: int = 0) -> str | None:
+def not_plain(value: Any, text: bool = False) -> str | None:
     """What an option holds that is no plain value, or that a parser might take for a class (with `text` in text)."""
     if isinstance(value, Mapping | list | tuple):
-        if depth == MAX_DEPTH:
-            return f"lists and mappings more than {MAX_DEPTH} deep"
         if isinstance(value, Mapping) and not value.keys().isdisjoint(("class_path", "init_args")):
             return "a class_path or init_args, which name what is to be called"
         parts = value.values() if isinstance(value, Mapping) else value
         within = text or isinstance(value, Mapping)  # class_names are a list of any text
-        return next((reason for part in parts if (reason := not_plain(part, within, depth + 1))), None)
+        return next((reason for part in parts if (reason := not_plain(part, within))), None)
     if isinstance(value, str):
         return f"{value[:80]!r}, which reads as a list or a mapping" if text and YAML.search(value) else None
-    if not isinstance(value, bool | int | float | None):
-        return f"a {type(value).__name__}"
-    return "a number of more than 64 bits" if isinstance(value, int) and value.bit_length() > 63 else None
-
-
-class _NoLargeTensor(TorchDispatchMode):
-    """Makes no tensor of more than `most` numbers: some machines grant any memory, and end the process that uses it."""
-
-    def __init__(self, most: int, error: Exception) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.most, self.error = most, error
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        size = args[0] if args and isinstance(args[0], list) else []  # of empty, zeros, ones, full, randn
-        if all(isinstance(side, int) for side in size) and math.prod(size) > self.most:
-            raise self.error
-        return func(*args, **(kwargs or {}))
-
-
-@contextmanager
-def no_larger_than(weights: Mapping[str, Any], source: Any) -> Iterator[None]:
-    """While a model is built, refuses one more than twice as large as a file's weights (attention may be replaced)."""
-    tensors = [tensor for tensor in weights.values() if isinstance(tensor, Tensor)]
-    count, numbers = 2 * len(tensors), 2 * sum(tensor.numel() for tensor in tensors)
-
-    def registered(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        nonlocal count, numbers
-        if parameter is not None:
-            count, numbers = count - 1, numbers - parameter.numel()
-        if count < 0 or numbers < 0:
-            raise too_large
-
-    too_large = UserError(f"'{source}' is not a whole checkpoint: its options describe a larger model than it holds")
-    handle = register_module_parameter_registration_hook(registered)
-    try:
-        with _NoLargeTensor(max(numbers, BUFFER), too_large):
-            yield
-    except RuntimeError as error:
-        if "can't allocate memory" in str(error):
-            raise too_large from error
-        raise
-    finally:
-        handle.remove()
+    return None if isinstance(value, bool | int | float | None) else f"a {type(value).__name__}"
 
 
 def only_weights(weights_only: bool | None, source: Any) -> None:

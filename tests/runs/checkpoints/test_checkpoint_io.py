@@ -9,8 +9,7 @@ import pytest
 import torch
 from lightning.pytorch import Trainer
 
-import linvit
-from linvit import checksum, files
+from linvit import files
 from linvit.callbacks.save_checkpoints import AtomicCheckpointIO
 from tests.training import fit, tiny_task
 
@@ -33,7 +32,6 @@ def test_a_file_takes_the_place_of_the_one_before(tmp_path):
     for step in (1, 2, 3):
         PLUGIN.save_checkpoint(state(step), tmp_path / "last.ckpt")
         assert (names(tmp_path), saved(tmp_path / "last.ckpt")) == (["last.ckpt"], step)
-    checksum.verify(tmp_path / "last.ckpt")
 
 
 def test_the_mode_is_that_of_other_files(tmp_path):
@@ -108,9 +106,4 @@ def test_any_program_can_use_it(tmp_path):
     assert isinstance(trainer.strategy.checkpoint_io, AtomicCheckpointIO)
     done = fit(tiny_task(), tmp_path, plugins=[AtomicCheckpointIO()])
     done.save_checkpoint(tmp_path / "x.ckpt")
-    checksum.verify(tmp_path / "x.ckpt")
-    whole = bytearray((tmp_path / "x.ckpt").read_bytes())
-    whole[len(whole) // 2] ^= 1
-    (tmp_path / "x.ckpt").write_bytes(whole)
-    with pytest.raises(linvit.UserError, match="damaged"):
-        PLUGIN.load_checkpoint(tmp_path / "x.ckpt", weights_only=True)
+    assert PLUGIN.load_checkpoint(tmp_path / "x.ckpt", weights_only=True)["global_step"] == done.global_step

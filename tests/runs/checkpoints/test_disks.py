@@ -8,7 +8,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 
-from linvit import checksum
+from linvit.weights import torch_file
 from tests.cli.runs import QUICKSTART, flags, linvit, tiny
 
 pytestmark = pytest.mark.slow
@@ -38,7 +38,7 @@ def fit(disk, *commands, **options):
 
 
 def step_of(path):
-    checksum.verify(path)
+    torch_file.check_archive(path)
     return torch.load(path, weights_only=True)["global_step"]
 
 

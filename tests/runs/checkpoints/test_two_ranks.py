@@ -13,9 +13,10 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
 from torch.multiprocessing import start_processes
 
-from linvit import UserError, checksum
+from linvit import UserError
 from linvit.callbacks import SaveCheckpoints, save_checkpoints
 from linvit.runs.checkpoint import read_checkpoint
+from linvit.weights import torch_file
 from tests.cli.runs import QUICKSTART, linvit
 
 WORLD = 2
@@ -69,7 +70,7 @@ def rank_of(rank, port, folder):
 
 
 def step_of(path):
-    checksum.verify(path)
+    torch_file.check_archive(path)
     return read_checkpoint(path, resumed=True)["global_step"]
 
 
