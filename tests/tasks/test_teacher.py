@@ -7,6 +7,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from linvit import UserError
+from linvit.callbacks import SaveCheckpoints
 from linvit.data import ClassificationData
 from linvit.tasks import ClassificationTask, DetectionTask, FeatureTask, SegmentationTask
 from linvit.tasks.teacher import TaskDistillation, Teacher
@@ -267,6 +268,20 @@ def test_scores_and_distances_before_any_step_are_in_the_curves(teacher, tmp_pat
     assert logged["teacher/score"] == [(0, pytest.approx(validated["val/ema_score"]))]
     assert logged["start/distance/blocks.0.attn"] == [(0, pytest.approx(expected))]
     assert len(logged["distance/blocks.0.attn"]) == len(logged["val/score"]) == 2  # of two epochs
+
+
+def test_a_resumed_student_does_not_start_again_in_the_curves(teacher, tmp_path):
+    images, memories = batches(24), (Memory(), Memory())
+    last = tmp_path / "memory" / "version_0" / "checkpoints" / "last.ckpt"
+    for memory, epochs, resumed in zip(memories, (1, 2), (None, last), strict=True):
+        options = {"enable_checkpointing": True, "callbacks": [SaveCheckpoints()], "num_sanity_val_steps": 1}
+        learning = trainer(tmp_path, logger=memory, max_epochs=epochs, **options)
+        task = tiny_task(**STUDENT, lr=1e-2, teacher=teacher)
+        learning.fit(task, batches(16), images, ckpt_path=resumed, weights_only=True)
+    before, after = (memory.values for memory in memories)
+    assert after["teacher/score"] == before["teacher/score"]
+    assert [len(before[tag]) for tag in ("start/score", "start/distance/blocks.0.attn")] == [1, 1]
+    assert [tag for tag in after if tag.startswith("start/")] == []
 
 
 def test_features_are_learned_and_scored_without_labels(tmp_path):

@@ -141,10 +141,14 @@ class TaskDistillation(Distillation):
             task.log(f"{TEACHER}score", metrics[task.score_metric], batch_size=len(batch["image"]))
 
     def log_start(self) -> None:
-        """Writes into the row of step 0 what the teacher and, before any step, the student score, and its distances."""
-        found = self.task.trainer.callback_metrics
-        names = {"val/score": f"{START}score", f"{TEACHER}score": f"{TEACHER}score"}
-        names |= {tag: f"{START}{tag}" for tag in found if tag.startswith(DISTANCE)}
+        """Writes into the row of step 0 what the teacher and, before any step, the student score, and its distances.
+
+        A run that is resumed has that row; its student has been trained since.
+        """
+        found, names = self.task.trainer.callback_metrics, {f"{TEACHER}score": f"{TEACHER}score"}
+        if self.task.trainer.global_step == 0:
+            names |= {"val/score": f"{START}score"}
+            names |= {tag: f"{START}{tag}" for tag in found if tag.startswith(DISTANCE)}
         for logger in self.task.loggers:
             logger.log_metrics({to: found[tag].item() for tag, to in names.items() if tag in found}, step=0)
 
