@@ -70,6 +70,7 @@ def said(text):
         (1, "oh", True, False),  # rank 0 has met the same mistake, and the launcher ends all
         (0, "Connection closed by peer [127.0.0.1]:1234", False, True),
         (0, "Connection closed by peer [127.0.0.1]:1234", True, False),
+        (1, "gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 1800000ms", False, True),  # another is stopped
     ],
 )
 def test_a_rank_says_why_it_ends_unless_its_launcher_ends_it_first(monkeypatch, rank, error, launcher_speaks, said):
@@ -84,7 +85,9 @@ def test_a_rank_says_why_it_ends_unless_its_launcher_ends_it_first(monkeypatch, 
 
     monkeypatch.setattr(endings.time, "sleep", sleep)
     found.explain(RuntimeError(error), "RuntimeError: why")
-    assert lines == [f"rank {rank} (host {os.uname().nodename}, pid {os.getpid()}): RuntimeError: why"] * said
+    other = "another rank has ended, was stopped or does not answer: " * (error != "oh")
+    line = f"rank {rank} (host {os.uname().nodename}, pid {os.getpid()}): {other}RuntimeError: why"
+    assert lines == [line] * said
 
 
 @pytest.mark.parametrize(

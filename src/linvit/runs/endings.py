@@ -71,7 +71,8 @@ class Ranks(Callback):
         while STOP.received is before and time.monotonic() < deadline:
             time.sleep(0.1)
         if STOP.received is before:
-            self.say(f"{self._name(self.rank, os.getpid())}: {own}")
+            other = "another rank has ended, was stopped or does not answer: " * lost
+            self.say(f"{self._name(self.rank, os.getpid())}: {other}{own}")
 
     def say(self, text: str) -> None:
         """Prints why the run has ended, and how to resume it."""
