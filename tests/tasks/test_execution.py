@@ -2,10 +2,11 @@
 
 import json
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, LightningModule
 
 import linvit
 from linvit.analysis.operations import kept_for_backward
@@ -158,6 +159,19 @@ class CannotCheckpoint(torch.nn.Module):
 
     def set_grad_checkpointing(self, enable=True):
         assert not enable, "gradient checkpointing not supported"
+
+
+@pytest.mark.parametrize(
+    ("step", "last", "averaged"), [(0, False, False), (49, False, True), (3, True, True), (6, False, True)]
+)
+def test_the_loss_is_averaged_over_ranks_where_it_is_logged_or_the_last(monkeypatch, step, last, averaged):
+    seen, options = [], {"world_size": 2, "log_every_n_steps": 50, "max_steps": 7}
+    monkeypatch.setattr("linvit.tasks.base.total_over_ranks", lambda value: value + 1)
+    monkeypatch.setattr(LightningModule, "log", lambda task, name, value, *_, **__: seen.append(value.item()))
+    task = tiny_task()
+    task._trainer = SimpleNamespace(global_step=step, is_last_batch=last, **options)
+    task.log("train/loss", torch.tensor(3.0))
+    assert seen == [2.0 if averaged else 3.0]
 
 
 class TestTwoDevices:

@@ -267,12 +267,13 @@ class Task(SavedTask):
     def log(self, name: str, value: Any, *args: Any, **options: Any) -> None:
         """Logs a metric. A number stays on the host with all its digits; Lightning would move it and wait for a GPU.
 
-        A tensor under `train/` is averaged over the ranks in steps that are logged, and in the last of an epoch.
+        A tensor under `train/` is averaged over the ranks in steps that are logged, and in the last of an epoch or run.
         """
         if isinstance(value, float | int) and not options.get("sync_dist"):
             value = torch.tensor(float(value), dtype=torch.float64)
         elif isinstance(value, Tensor) and name.startswith("train/") and (ranks := self.trainer.world_size) > 1:
-            value = total_over_ranks(value) / ranks if is_logged(self.trainer) or self.trainer.is_last_batch else value
+            last = self.trainer.is_last_batch or self.trainer.global_step + 1 == self.trainer.max_steps
+            value = total_over_ranks(value) / ranks if last or is_logged(self.trainer) else value
         super().log(name, value, *args, **options)
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
