@@ -80,20 +80,24 @@ clean: ## remove the environment and caches; runs in checkpoints/ stay
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build src/*.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.venv/installed: pyproject.toml setup.py constraints.txt
-	$(PYTHON) -m venv .venv
+# Each installs all that it needs in one go, so that a fresh machine resolves the dependencies once.
+INPUTS := pyproject.toml setup.py constraints.txt
+INSTALL = { test -x $(BIN)/pip || $(PYTHON) -m venv .venv; } && \
+	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e
+
+.venv/installed: $(INPUTS)
 	@echo "Installing linvit and its dependencies into .venv, once. With CUDA on Linux, torch is a download of a few GB."
-	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e .
+	$(INSTALL) .
 	@touch $@
 
-.venv/installed-docs: .venv/installed-dev
-	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[docs]'
-	@touch $@
+.venv/installed-dev: $(INPUTS)
+	$(INSTALL) '.[dev]'
+	@touch .venv/installed $@
 
-.venv/installed-release: .venv/installed-dev
-	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[release]'
-	@touch $@
+.venv/installed-docs: $(INPUTS)
+	$(INSTALL) '.[dev,docs]'
+	@touch .venv/installed .venv/installed-dev $@
 
-.venv/installed-dev: .venv/installed
-	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	@touch $@
+.venv/installed-release: $(INPUTS)
+	$(INSTALL) '.[dev,release]'
+	@touch .venv/installed .venv/installed-dev $@

@@ -276,7 +276,7 @@ for head in ("skip_fcn", "linvit_skip_fcn:SkipFCN"):
 @pytest.mark.parametrize(
     ("name", "case", "skipped"),
     [
-        ("cosine", "cosine-gradients", "not declared: rank_bound(grid) is the 196 of any matrix"),
+        ("cosine", "cosine-gradients", "not declared: factors(q, k, grid) gives None"),
         ("two-stage", "two_stage_tiny-another-attention", ""),
         ("skip-fcn", "size1", ""),
         ("cells", "without boxes", ""),
