@@ -68,7 +68,7 @@ def whole(tmp_path_factory):
     [
         ("SIGINT", "on_train_batch_start", 13, 14),
         ("SIGUSR1", "on_train_batch_end", EPOCH, EPOCH),  # validation is next
-        ("SIGHUP", "on_validation_batch_end", EPOCH, EPOCH),
+        pytest.param("SIGHUP", "on_validation_batch_end", EPOCH, EPOCH, marks=pytest.mark.slow),
     ],
 )
 def test_it_saves_and_goes_on(tmp_path, whole, by, hook, step, saved):

@@ -170,6 +170,8 @@ class TestFit:
 class TestScore:
     """The saved configuration and a checkpoint give the score that training saw."""
 
+    SHORT = flags(trainer__limit_test_batches=4)
+
     def score(self, done, tag):
         assert done.code == 0, done.err
         return float(re.search(rf"{tag}\s+(\d\S*)", done.out)[1])
@@ -183,6 +185,12 @@ class TestScore:
     @classmethod
     def tested(cls, run):
         return cls().score(run.then("test"), "test/score")
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def short(cls, run):
+        """Of some images."""
+        return cls().score(run.then("test", *cls.SHORT), "test/score")
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -229,9 +237,9 @@ class TestScore:
         assert "test/score" in done.out
         assert files(tmp_path) == []
 
-    def test_a_runs_folder_stands_for_its_best_checkpoint(self, run, tested):
-        done = linvit("test", f"--config={run.config}", f"--ckpt_path={run.folder}", cwd=run.root)
-        assert self.score(done, "test/score") == tested
+    def test_a_runs_folder_stands_for_its_best_checkpoint(self, run, short):
+        done = linvit("test", f"--config={run.config}", f"--ckpt_path={run.folder}", *self.SHORT, cwd=run.root)
+        assert self.score(done, "test/score") == short
         assert f"--ckpt_path={run.folder} is a run: its checkpoints/best.ckpt" in done.log
 
     def test_a_folder_of_the_users_images_is_predicted_by_path(self, run, tmp_path):
@@ -248,16 +256,16 @@ class TestScore:
     @pytest.mark.parametrize(
         "flag", ["--model.attention=linear", "--model.backbone={name: deit_nano, depth: 2}", "--model.lr=3"]
     )
-    def test_the_checkpoint_decides_the_model_and_says_so(self, run, tested, flag):
-        done = run.then("test", flag)
-        assert self.score(done, "test/score") == tested
+    def test_the_checkpoint_decides_the_model_and_says_so(self, run, short, flag):
+        done = run.then("test", flag, *self.SHORT)
+        assert self.score(done, "test/score") == short
         name = flag.removeprefix("--model.").partition("=")[0]
         (line,) = (line for line in done.log.splitlines() if line.startswith("the checkpoint decides the model"))
         assert f"--model.{name}=" in line
         assert "is ignored" in line
 
     def test_no_flag_no_word(self, run):
-        assert "is ignored" not in run.then("test", *flags(trainer__limit_test_batches=1)).log
+        assert "is ignored" not in run.then("test", *self.SHORT).log
 
     def test_the_original_config_will_do(self, run, tested):
         saved = [f"--ckpt_path={run.checkpoint('best')}", "--model.predict_with=raw"]
@@ -387,24 +395,15 @@ class TestMistakes:
             ({"model__attention.focusing_factor": 4}, ["has no name", "--model.attention.name=NAME"]),
             ({"model__attention": "[softmax, linear, softmax]"}, ["lists 3 specs", "1 stage(s)"]),
             (
-                {"model__backbone": "{name: deit_nano, num_heads: 5}"},
-                ["dim 96 is not divisible by num_heads 5", "1, 2, 3"],
-            ),
-            (
                 {"model__backbone": "{name: timm, model: test_vit.r160_in1k, pretrained: true}"},
                 ["model.backbone.pretrained", "huggingface.co/timm/test_vit.r160_in1k/", "--model.pretrained=FILE"],
             ),
             ({"data__img_size": 30}, ["image size 30x30 is not divisible by patch size 4", "28x28 and 32x32"]),
-            ({"data__img_size": "[32, 30]"}, ["image size 32x30 is not divisible"]),
             ({"data__img_size": "[32, 32, 32]"}, ["img_size", "[32, 32, 32]"]),
             ({"data__source": "nowhere/images"}, ["no data at 'nowhere/images'", "hub:owner/name"]),
             ({"data__source": "digit"}, ["no data at 'digit'", "Did you mean 'digits'?"]),
             ({"data__num_classes": 12}, ["has 10 classes", "num_classes says 12", "num_classes=10"]),
-            ({"data__batch_size": 0}, ["batch_size must be a whole number at least 1; got 0"]),
             ({"data__num_workers": -2}, ["num_workers", "-2"]),
-            ({"data__augmentation.hflip": 3}, ["hflip must be a number at least 0 and at most 1; got 3"]),
-            ({"model__drop_path_rate": 1.5}, ["drop_path_rate must be a number at least 0 and below 1; got 1.5"]),
-            ({"model__label_smoothing": 1}, ["label_smoothing must lie in [0, 1); got 1"]),
             ({"model__atention": "linear"}, ["'atention'", "Did you mean --model.attention?"]),
             ({"data__batchsize": 3}, ["'batchsize'", "Did you mean --data.batch_size?"]),
             (
@@ -415,7 +414,6 @@ class TestMistakes:
             ({"no_such_section": 3}, ["no_such_section"]),
             ({"model__lr": "fast"}, ["lr", "float", "fast"]),
             ({"data__batch_size": "many"}, ["batch_size", "int", "many"]),
-            ({"trainer__max_epochs": "long"}, ["max_epochs", "int", "long"]),
             ({"data__mean": 3}, ["mean", "Got value: 3"]),
             ({"data__crop_mode": "x"}, ["center", "squash", "Got value: x"]),
             ({"trainer__log_every_n_steps": 0}, ["--trainer.log_every_n_steps must be a whole number at least 1"]),
