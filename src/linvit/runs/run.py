@@ -387,7 +387,7 @@ class Run:
             options["logger"] = False
         if not saves:
             callbacks = [callback for callback in callbacks if not isinstance(callback, CheckpointCallback)]
-        if not options["fast_dev_run"]:
+        if self._fits and not options["fast_dev_run"]:
             name = f"config_from_step_{step}.yaml" if self.folder is not None and step else "config.yaml"
             callbacks.append(SaveRunConfig(config_text(self.config), name))
         if self._found is not None:
