@@ -6,6 +6,7 @@ from torch import Tensor
 
 from linvit import AttentionLayer, Grid, UserError
 from linvit.analysis import attention_matrix, attention_rank, channel_matrix
+from linvit.attention.ops.activations import cosines
 from linvit.attention.xca import XCAttention
 from linvit.optim import parameter_groups
 from tests.golden_files import Golden, both_precisions, of_case
@@ -57,14 +58,19 @@ def test_layer_equals_xcits(golden: Golden, dtype: torch.dtype) -> None:
     golden.check_parameters(layer, ours)
 
 
-def test_a_channel_of_zeros_has_a_finite_gradient_and_others_second_ones() -> None:
-    module = XCAttention(8, 2, GRID).double()
-    q, k = randn(2, 2, 2, 6, 4)
+def test_gradients_of_the_cosines_also_of_channels_of_zeros_and_second_ones() -> None:
+    q, k = randn(2, 2, 3, 6, 4)
     q[..., 1] = 0
-    (found,) = torch.autograd.grad(module.channel_matrix(q.requires_grad_(), k, GRID).square().sum(), q)
-    assert found.isfinite().all()
-    given = (randn(1, 2, 3, 4, seed=1).requires_grad_(), randn(1, 2, 3, 4, seed=2).requires_grad_())
-    assert torch.autograd.gradgradcheck(lambda q, k: module.channel_matrix(q, k, GRID), given)
+    given, gradient = (q.requires_grad_(), k.requires_grad_()), randn(2, 3, 4, 4)
+    units = (x / x.norm(dim=-2, keepdim=True).clamp_min(1e-12) for x in given)
+    found, want = (
+        torch.autograd.grad(y, given, gradient) for y in (cosines(q, k, 1e-12), next(units).mT @ next(units))
+    )
+    assert_near(found[0][..., 2:], want[0][..., 2:], 1e-13)
+    assert_near(found[1], want[1], 1e-13)
+    assert found[0].isfinite().all()
+    few = (randn(1, 2, 3, 2, seed=1).requires_grad_(), randn(1, 2, 3, 2, seed=2).requires_grad_())
+    assert torch.autograd.gradgradcheck(lambda q, k: cosines(q, k, 1e-12), few)
 
 
 def test_there_is_no_matrix_and_no_rank_over_tokens() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from linvit.attention.base import Attention, Grid
 from linvit.attention.declarations import Facts
-from linvit.attention.ops.functional import safe_norm, upcast, wide
+from linvit.attention.ops.activations import cosines
 from linvit.errors import check_number
 
 EPS = 1e-12
@@ -46,6 +46,5 @@ class XCAttention(Attention):
 
     def channel_matrix(self, q: Tensor, k: Tensor, grid: Grid) -> Tensor:
         """A (B, h, d, d): how much each channel of the output takes of each channel of the values."""
-        of_q, of_k = (safe_norm(x, EPS, 2, (-2,), wide(x)) for x in (q, k))  # (B, h, 1, d)
-        cosines = upcast(q.mT @ k) / (of_q.mT * of_k)
-        return (cosines * self.temperature.to(cosines.dtype)).softmax(-1)
+        found = cosines(q, k, EPS)
+        return (found * self.temperature.to(found.dtype)).softmax(-1)
