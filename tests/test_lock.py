@@ -1,13 +1,16 @@
 """Only one process saves to a folder."""
 
 import os
+import shutil
 import signal
 import time
+from types import SimpleNamespace
 
 import pytest
 
 import linvit
 from linvit.files import lock, make_folder, sweep, unlock
+from linvit.runs.trainer import SaveRunConfig
 
 
 def hold(folder, ready):
@@ -68,5 +71,20 @@ def test_nothing_is_made_in_the_place_of_a_run_that_was_renamed(tmp_path):
         make_folder(tmp_path / "other")
         elsewhere.rename(run)
         make_folder(run / "more")
+    finally:
+        unlock(run / "checkpoints")
+
+
+def test_a_new_run_may_take_the_place_of_one_that_failed_and_was_deleted(tmp_path):
+    """In one process, as in a notebook: the lock of a run that an error has ended is kept."""
+    run = tmp_path / "version_0"
+    lock(run / "checkpoints")
+    try:
+        shutil.rmtree(run)
+        trainer = SimpleNamespace(log_dir=run, is_global_zero=True, checkpoint_callbacks=[])
+        SaveRunConfig("seed_everything: 1", "config.yaml").setup(trainer, None, "fit")
+        assert (run / "config.yaml").is_file()
+        lock(run / "checkpoints")
+        make_folder(run / "attention_maps")
     finally:
         unlock(run / "checkpoints")

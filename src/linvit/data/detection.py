@@ -36,7 +36,7 @@ from linvit.data.sources.splits import SCENES as DIGIT_SCENES
 from linvit.data.transforms.detection import DetectionAugmentation, EvalTransform, TrainTransform
 from linvit.data.transforms.segmentation import check_resize_limits
 from linvit.errors import UserError, quote_first
-from linvit.files import make_folder, rewriting
+from linvit.files import rewriting
 from linvit.plain_text import write_csv
 
 TABLE = 100  # classes of which the log has the table
@@ -231,7 +231,7 @@ class DetectionData(ImageData):
         folder = self._folder
         if self.skipped and folder is not None and self._rank_and_world[0] == 0:
             path = folder / "bad_annotations.csv"
-            make_folder(folder)
+            folder.mkdir(parents=True, exist_ok=True)
             with rewriting(path) as part, part.open("w", newline="", encoding="utf-8") as file:
                 write_csv(file, [("split", "annotation", "reason", "detail"), *self.skipped])
 

@@ -30,7 +30,7 @@ from linvit.callbacks.monitors import (
 from linvit.callbacks.save_checkpoints import SaveCheckpoints
 from linvit.callbacks.stop_on_signal import StopOnSignal
 from linvit.errors import UserError
-from linvit.files import make_folder, replacing
+from linvit.files import replacing
 from linvit.runs.folder import RESULT, run_config, run_configs
 from linvit.tasks.base import Task
 
@@ -198,7 +198,7 @@ class SaveRunConfig(Callback):
         (folder / RESULT).unlink(missing_ok=True)  # until it has ended again, it is not finished
         last = run_config(folder)
         if not last.exists() or _options(last) != _options(self.text):
-            make_folder(folder)
+            folder.mkdir(parents=True, exist_ok=True)  # perhaps in place of one that this process has trained in
             with replacing(folder / self.name) as file:
                 file.write(self.text.encode())
             names = [path.name for path in run_configs(folder)]
