@@ -7,6 +7,8 @@ import tempfile
 
 # One thread per process: `make test` runs a process per core. torch and OpenMP read this when they are imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Each deprecated call of jsonargparse warns, not the first alone, and pyproject.toml makes these warnings errors.
+os.environ["JSONARGPARSE_DEPRECATION_WARNINGS"] = "all"
 
 import pytest
 import torch

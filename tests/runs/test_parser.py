@@ -1,12 +1,15 @@
 """Exact option names, and jsonargparse's messages made readable."""
 
 import pytest
+from jsonargparse import Namespace
+from jsonargparse._deprecated import JsonargparseDeprecationWarning
 from lightning.pytorch.loggers import CSVLogger
 
 from linvit.callbacks import AttentionRank
 from linvit.cli.options import read_options
 from linvit.data import ClassificationData  # noqa: F401  # its options are known once it is imported
-from linvit.runs.parser import readable
+from linvit.errors import UserError
+from linvit.runs.parser import Parser, TrainerOptions, instantiate, readable
 from linvit.runs.run import Run
 from tests.cli.runs import QUICKSTART, linvit
 
@@ -147,6 +150,32 @@ def test_a_package_that_is_not_installed_is_named(tmp_path):
     done = linvit("fit", f"--config={QUICKSTART}", logger, "--trainer.fast_dev_run=true", cwd=tmp_path)
     assert (done.code, done.err.count("Traceback")) == (2, 0)
     assert "pip install tracker" in done.err
+
+
+def test_a_package_that_is_not_installed_is_named_as_jsonargparse_5_raises_it(monkeypatch):
+    """Its parser does not wrap the error of a class."""
+
+    def instantiate_as_5(parser, settings):
+        raise ModuleNotFoundError("run `pip install tracker`")
+
+    monkeypatch.setattr(Parser, "instantiate", instantiate_as_5)
+    with pytest.raises(UserError, match="pip install tracker"):
+        instantiate({"trainer": {}}, trainer=TrainerOptions)
+
+
+def test_every_deprecated_call_of_jsonargparse_is_an_error_in_the_suite(pytestconfig):
+    for _ in range(2):  # by default only the first warns
+        with pytest.warns(JsonargparseDeprecationWarning, match="will be removed in v5"):
+            Parser().instantiate_classes(Namespace())
+    assert (
+        f"error::{JsonargparseDeprecationWarning.__module__}.{JsonargparseDeprecationWarning.__name__}"
+        in pytestconfig.getini("filterwarnings")
+    )
+
+
+def test_yaml_is_read_whatever_the_default_of_jsonargparse_is():
+    assert Parser().parser_mode == "yaml"
+    assert Parser(parser_mode="json").parser_mode == "json"
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ from linvit.terminal import reflow
 KINDS = {registry.kind: registry for registry in (attentions, attention_kernels, backbones, heads)}
 NONE = re.compile(r"^(--[\w.]+)=None$")
 USAGE = "linvit VERB [--option=value ...]"  # a list of all options would be wider than the terminal
+SETTINGS = {"allow_abbrev": False, "exit_on_error": False, "parser_mode": "yaml", "usage": USAGE}
 NO_CONFIG = (
     "linvit {0} needs a configuration, which names the model and the data: linvit {0} --config {1}. "
     "linvit list configs names those that come with linvit"
@@ -49,7 +50,7 @@ class Parser(LightningArgumentParser):
     """Takes no abbreviations (`--trainer.max_epoch` is a mistake, not `max_epochs`) and raises instead of exiting."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **{"allow_abbrev": False, "exit_on_error": False, "usage": USAGE, **kwargs})
+        super().__init__(*args, **{**SETTINGS, **kwargs})
 
     def format_help(self, *formatter: Any) -> str:
         """The help, no line of it wider than the terminal."""
@@ -311,11 +312,11 @@ def instantiate(config: Mapping[str, Any], **classes: type) -> Namespace:
         parser.add_lightning_class_args(owner, section, subclass_mode=owner is ImageData)
     try:
         built: Namespace = parser.instantiate(parser.parse_object({name: config[name] for name in classes}))
-    except ValueError as error:  # jsonargparse's has the whole configuration in it
-        reason = error.__cause__
-        if reason is not None and isinstance(reason.__cause__, ImportError):  # a logger whose package is not installed
+    except (ValueError, ImportError) as error:
+        reason = error.__cause__ or error  # jsonargparse 4 wraps it in an error with the whole configuration
+        if isinstance(reason, ImportError) or isinstance(reason.__cause__, ImportError):  # a logger's package
             raise UserError(str(reason)) from error
-        raise (reason or error) from (reason and reason.__cause__)
+        raise reason from reason.__cause__
     return built
 
 
