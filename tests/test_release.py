@@ -17,7 +17,6 @@ import yaml
 from safetensors import safe_open
 from trove_classifiers import classifiers
 
-from linvit import source
 from linvit.registry import attentions, backbones
 from tests.helpers import own_names
 
@@ -68,7 +67,7 @@ def test_the_citation_names_the_papers_of_the_docstrings(release):
     titles = {paper["title"] for paper in citation["references"]}
     for registry in (attentions, backbones):
         for name in own_names(registry):
-            if cited := source.citation(registry.entries()[name][0].target):
+            if cited := registry.describe(name).citation:
                 assert ast.literal_eval(cited[cited.index('"') :]) in titles, name
 
 

@@ -1,138 +1,116 @@
-"""What can be read from a plug-in's source, and that reading it never runs it."""
+"""What docstrings say of a name: linvit's own are read, those of other packages are imported."""
 
+import functools
 import importlib
 import sys
 
 import pytest
 
+import linvit
 from linvit import source
 from linvit.registry import attentions, backbones, heads
-
-TRAP = "raise SystemExit('this module was run')\n"
 
 
 @pytest.fixture
 def write(tmp_path, monkeypatch):
-    """Writes the module `written`, or the files of a package of that name, where Python looks for modules."""
+    """Writes the module `written` where Python looks for modules."""
     monkeypatch.syspath_prepend(tmp_path)
 
-    def write(written="", **files):
-        for name, text in (files or {"": written}).items():
-            path = tmp_path.joinpath("written", *name.split("_")).with_suffix(".py")
-            path = tmp_path / "written" / "__init__.py" if name == "package" else path
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
+    def write(text):
+        (tmp_path / "written.py").write_text(text)
         importlib.invalidate_caches()
 
     yield write
-    assert not [name for name in sys.modules if name.startswith("written")], "the code was imported"
+    sys.modules.pop("written", None)
     importlib.invalidate_caches()
     source._parse.cache_clear()
 
 
-def test_summary_and_documentation_of_a_class(write):
-    write(written='"""Module.\n\nFormula."""\nclass A:\n    """Class A.\n\n    Args: none.\n    """\n' + TRAP)
-    assert source.summary("written:A") == "Class A."
-    assert source.documentation("written:A") == "Module.\n\nFormula.\n\nClass A.\n\nArgs: none."
+def described(name):
+    return source.of(getattr(importlib.import_module("written"), name))
+
+
+def test_a_class_and_its_module(write):
+    write('"""Module.\n\nFormula."""\nclass A:\n    """Class A.\n\n    Args: none.\n    """\n')
+    assert described("A").summary == "Class A."
+    assert described("A").documentation == "Module.\n\nFormula.\n\nClass A.\n\nArgs: none."
 
 
 def test_a_class_without_docstring_is_described_by_its_module(write):
-    write(written='"""Module.\n\nMore."""\nclass A:\n    pass\n')
-    assert source.summary("written:A") == "Module."
-    assert source.documentation("written:A") == "Module.\n\nMore."
+    """And not by a class that it inherits from."""
+    write('"""Module.\n\nMore."""\nclass A(dict):\n    pass\n')
+    assert described("A").summary == "Module."
+    assert described("A").documentation == "Module.\n\nMore."
 
 
-@pytest.mark.parametrize("target", ["written:A", "written:Missing", "no_such_module:A", "", ":", "math:sin", ".x:y"])
-def test_nothing_to_say_is_an_empty_string(write, target):
-    write(written="class A:\n    pass\n")
-    assert source.summary(target) == ""
-    assert source.documentation(target) == ""
-
-
-def test_a_function_and_a_partial_and_a_reexport(write):
+def test_a_function_and_a_preset(write):
     write(
-        package="from .inner import Inner as Outer\n" + TRAP,
-        inner='"""Inner module."""\nclass Inner:\n    """Inner class."""\n' + TRAP,
-        other='"""M."""\nfrom functools import partial\nfrom written.inner import Inner\n'
-        'def build():\n    """Builds."""\n_base = partial(Inner, x=1)\nsmall = partial(_base, y=2)\n' + TRAP,
+        '"""M."""\nimport linvit\ndef build():\n    """Builds."""\n'
+        "base = linvit.preset(build, x=1)\nsmall = linvit.preset(base, y=2)\n"
     )
-    assert source.summary("written.other:build") == "Builds."
-    assert source.summary("written.other:small") == "Inner class."
-    assert source.summary("written:Outer") == "Inner class."
-    assert source.documentation("written:Outer") == "Inner module.\n\nInner class."
+    assert [described(name).summary for name in ("build", "base", "small")] == ["Builds."] * 3
 
 
 def test_complexity_and_paper(write):
     write(
-        package="from .inner import A as Outer\n" + TRAP,
-        inner='"""Formula.\n\nPaper: Han et al. 2023, "A title of 2022", Eq. 1.\n"""\n'
-        'class A:\n    """A."""\n    facts = Facts(complexity="O(N)")\n' + TRAP,
-        typed='"""M."""\nfrom .inner import A as B\n'
-        'class A(B):\n    facts = linvit.Facts(same_grid=True, complexity="O(N^2)")\n'
-        "class C(A):\n    pass\n\nclass D(B):\n    pass\n",
+        '"""Formula.\n\nPaper: Han et al. 2023, "A title of 2022", Eq. 1.\n"""\nimport linvit\n'
+        "class A(linvit.Attention):\n    facts = linvit.Facts(complexity='O(N)')\nclass B(A): pass\n"
     )
-    assert source.complexity("written:Outer") == "O(N)"
-    assert source.paper("written:Outer") == "Han et al. 2023"
-    assert source.complexity("written.typed:A") == source.complexity("written.typed:C") == "O(N^2)"
-    assert source.complexity("written.typed:D") == "O(N)"  # of the parent's file
-    assert source.paper("written.typed:A") == ""
+    assert (described("A").complexity, described("B").complexity) == ("O(N)", "O(N)")
+    assert (described("A").paper, described("A").citation) == ("Han et al. 2023", 'Han et al. 2023, "A title of 2022"')
 
 
 @pytest.mark.parametrize(
     "code",
     [
         "class A:\n    pass\n",
-        "class A:\n    complexity = compute()\n",
-        "class A:\n    complexity = None\n",
-        "class A:\n    def f(self):\n        complexity = 'O(N)'\n",
-        "def A():\n    complexity = 'O(N)'\n",
+        "class A:\n    facts = 7\n",
+        "def A():\n    facts = 'O(N)'\n",
         "'Paper: to appear.'\nclass A: pass\n",
-        "class (:\n",
+        "__doc__ = 7\nclass A: pass\n",
     ],
 )
 def test_nothing_said_of_complexity_and_paper(write, code):
-    write(written=code)
-    assert source.complexity("written:A") == ""
-    assert source.paper("written:A") == ""
-
-
-def test_every_builtin_attention_tells_its_complexity_and_paper():
-    for name in attentions.names():
-        target = attentions.entries()[name][0].target
-        assert source.complexity(target) == attentions.get(name).facts.complexity
-        assert source.paper(target), name
-
-
-def test_names_that_refer_to_each_other_end(write):
-    write(written='"""Circle."""\nf = partial(g)\ng = partial(f)\n')
-    assert source.summary("written:f") == "Circle."
-
-
-def test_unreadable_source_is_not_an_error(write):
-    write(written="class (:\n")
-    assert source.summary("written:A") == ""
+    write(code)
+    assert (described("A").complexity, described("A").paper, described("A").citation) == ("", "", "")
 
 
 @pytest.mark.parametrize("registry", [attentions, backbones, heads], ids=lambda registry: registry.kind)
-def test_every_builtin_has_a_summary(registry):
-    for name, entries in registry.entries().items():
-        for entry in entries:
-            assert source.summary(entry.target), f"{name}: {entry.target} has no docstring"
+def test_reading_a_name_says_what_importing_it_does(registry):
+    """The files of linvit's own names are read, since an import of them takes seconds."""
+    for name, (entry, *_) in registry.entries().items():
+        if entry.owner == "linvit":
+            said = registry.describe(name)
+            assert said == source.of(registry.get(name)), name
+            assert said.summary, name
+            assert said.paper or registry is not attentions, name
 
 
-def test_a_package_that_is_not_installed(write):
-    write(package="", inner="class A: pass\n")
-    assert source.missing_package("no_such_module.inner:A") == "no_such_module"
-    for target in ("written.inner:A", "written.missing:A", "math:sin", "sys:exit", "torch._C:Generator", ""):
-        assert source.missing_package(target) == ""
+def test_presets_are_read_without_an_import(write):
+    write("from linvit import preset\na = preset(dict)\nb = linvit.preset(a)\nc = dict()\nraise SystemExit\n")
+    assert source.presets("written") == ["a", "b"]
+    assert "written" not in sys.modules
 
 
-def test_namespace_packages_are_walked(write):
-    write(part_inner='class A:\n    """In a namespace."""\n')
-    assert source.summary("written.part.inner:A") == "In a namespace."
+@pytest.mark.parametrize("module", ["", ".x", "math", "no_such_module", "no_such_module.inner", "linvit.no_such"])
+def test_a_module_without_source_has_no_presets(module):
+    assert source.presets(module) == []
 
 
-def test_no_warning_about_somebody_elses_source(write, recwarn):
-    write(written='class A:\n    """A."""\n    pattern = "\\d"\n')
-    assert source.summary("written:A") == "A."
+@pytest.mark.parametrize("code", ["class (:\n", "a = " + "(" * 300 + ")" * 300, "pattern = '\\d'\n", "\0"])
+def test_source_that_cannot_be_parsed_has_no_presets_and_no_warning(write, code, recwarn):
+    write(code)
+    assert source.presets("written") == []
     assert not recwarn.list
+
+
+def test_what_a_program_registers_is_described_from_itself():
+    class Mine(linvit.Attention):
+        """Mine."""
+
+    linvit.register_attention("mine_described")(Mine)
+    try:
+        assert attentions.describe("mine_described").summary == "Mine."
+        assert source.of(functools.partial(Mine)).summary == "Mine."
+    finally:
+        attentions._registered.pop("mine_described")

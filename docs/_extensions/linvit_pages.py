@@ -19,7 +19,7 @@ from lightning.pytorch import Trainer
 from linvit_checks import problems
 
 import linvit
-from linvit import Grid, source
+from linvit import Grid
 from linvit.analysis import Recorder, attention_cost, rank
 from linvit.callbacks import NonFiniteGuard, SaveCheckpoints
 from linvit.cli import OWN, main
@@ -164,7 +164,7 @@ def attentions_page(names: list[str]) -> str:
     rows = []
     for name in names:
         formula = re.search(r"`[^`]*`.*", described(name)[0])
-        paper = source.paper(attentions.entries()[name][0].target)
+        paper = attentions.describe(name).paper
         link = f"[`{name}`](attentions/{name}.md)"
         macs = f"{attention_cost(name, DEIT, **SIZE).matmul / 1e6:.1f}"
         front = [link, formula[0] if formula else "", built(name).facts.complexity or "", *rank_and_state(name), macs]
@@ -321,7 +321,8 @@ the authors, and not ours. Every attention runs in every one of them, on images 
 def heads_page() -> str:
     """The heads, their options, and what is published of networks with them."""
     targets = {name: heads.entries()[name][0].target for name in own(heads)}
-    rows = [[f"`{name}`", source.summary(target), source.paper(target)] for name, target in targets.items()]
+    said = {name: heads.describe(name) for name in own(heads)}
+    rows = [[f"`{name}`", one.summary, one.paper] for name, one in said.items()]
     published = []
     for (backbone, head, schedule), info in dense_info().items():
         scores = (

@@ -9,9 +9,11 @@ from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
+from linvit import source
 from linvit.entries import Entry, announced, by_path
 from linvit.errors import UserError, check_choice, did_you_mean
 from linvit.signatures import choices, signature
+from linvit.source import Description
 
 T = TypeVar("T", bound=Callable[..., Any])
 
@@ -96,6 +98,13 @@ class Registry:
                     f"{self.base.replace(':', '.')}"
                 )
         return constructor
+
+    def describe(self, name: str) -> Description:
+        """Returns what a name's docstrings say: linvit's own are read, all others are imported, as by `get`."""
+        owners = self.entries().get(name, [])
+        if len(owners) == 1 and owners[0].owner == "linvit":
+            return source.read(owners[0].target)
+        return source.of(self.get(name))
 
     def create(self, spec: Spec, **context: Any) -> Any:
         """Builds what a spec describes, with what the caller (a layer, a task) supplies, such as `dim`.

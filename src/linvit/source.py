@@ -1,6 +1,6 @@
-"""What the source of a registered name says, read without importing it: `linvit list` must survive any plug-in.
+"""What docstrings say of a registered name, and names that a module assigns or imports on first use.
 
-A target is `package.module:Class`. Its file is found along the dotted path, and parsed.
+Of linvit's own names the files are read, so that `linvit list` imports no torch.
 """
 
 import ast
@@ -8,61 +8,86 @@ import functools
 import importlib
 import importlib.util
 import re
+import sys
 import warnings
 from collections.abc import Callable
-from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.machinery import PathFinder, SourceFileLoader
+from inspect import cleandoc
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+PACKAGE = Path(__file__).parent
 
 
-def summary(target: str) -> str:
-    """First line of the docstring of the class or function, or else of its module; empty if there is none."""
-    module, own = _docstrings(target)
-    return (own or module).partition("\n")[0]
+class Description(NamedTuple):
+    """Docstrings of a class or function."""
+
+    module: str
+    """That of its module, which has the formula and the paper."""
+    own: str
+    complexity: str = ""
+    """Of an attention, such as "O(N)"."""
+
+    @property
+    def summary(self) -> str:
+        """First line of its docstring, or else of its module's."""
+        return (self.own or self.module).partition("\n")[0]
+
+    @property
+    def documentation(self) -> str:
+        """The docstring of the module, then its own."""
+        return "\n\n".join(text for text in (self.module, self.own) if text)
+
+    @property
+    def paper(self) -> str:
+        """First author and year, "Han et al. 2023", from the line `Paper: ...` of the module; empty if none."""
+        found = re.search(r"^Paper: ([^,\n]*\b\d{4})", self.module, re.MULTILINE)
+        return found[1] if found else ""
+
+    @property
+    def citation(self) -> str:
+        """First author, year and title of that paper: 'Han et al. 2023, "FLatten Transformer: ..."'; empty if none."""
+        found = re.search(r'^Papers?: ([^"\n]*\b\d{4}, "[^"]*")', self.module, re.MULTILINE)
+        return " ".join(found[1].split()) if found else ""
 
 
-def documentation(target: str) -> str:
-    """The docstring of the module, then that of the class or function in it."""
-    return "\n\n".join(text for text in _docstrings(target) if text)
+def of(constructor: Callable[..., Any]) -> Description:
+    """Returns what an imported class, function or preset says of itself."""
+    while isinstance(constructor, functools.partial):
+        constructor = constructor.func
+    module = _text(getattr(sys.modules.get(constructor.__module__), "__doc__", None))
+    own = _text(getattr(constructor, "__doc__", None))
+    facts = getattr(constructor, "facts", None)
+    return Description(cleandoc(module), cleandoc(own), _text(getattr(facts, "complexity", None)))
 
 
-def complexity(target: str) -> str:
-    """The complexity in `facts = Facts(complexity="O(N)")` of the class or its parents; empty if none says it."""
-    _, definition = _definition(target)
-    if not isinstance(definition, ast.ClassDef):
-        return ""
-    for statement in definition.body:
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def read(target: str) -> Description:
+    """Returns what the file of a target `linvit.module:Class` says; for a preset, of the class behind it."""
+    module, _, name = target.partition(":")
+    path = PACKAGE.joinpath(*module.split(".")[1:])
+    tree = _parse(str(path / "__init__.py" if path.is_dir() else path.with_suffix(".py")))
+    for statement in reversed(tree.body if tree else []):
         match statement:
-            case ast.Assign(targets=[ast.Name(id="facts")], value=ast.Call(keywords=keywords)):
-                given = {keyword.arg: keyword.value for keyword in keywords}.get("complexity")
-                return str(given.value) if isinstance(given, ast.Constant) else ""
-            case ast.Assign(
-                targets=[ast.Name(id="complexity")], value=ast.Constant(value=str() as value)
-            ):  # linvit 0.2
-                return value
-    module = target.partition(":")[0]
-    return next(
-        filter(None, (complexity(f"{module}:{base.id}") for base in definition.bases if isinstance(base, ast.Name))), ""
-    )
-
-
-def paper(target: str) -> str:
-    """First author and year, "Han et al. 2023", from the line `Paper: ...` of the module's docstring; empty if none."""
-    module, _ = _docstrings(target)
-    found = re.search(r"^Paper: ([^,\n]*\b\d{4})", module, re.MULTILINE)
-    return found[1] if found else ""
-
-
-def citation(target: str) -> str:
-    """First author, year and title of that paper: 'Han et al. 2023, "FLatten Transformer: ..."'; empty if none."""
-    module, _ = _docstrings(target)
-    found = re.search(r'^Papers?: ([^"\n]*\b\d{4}, "[^"]*")', module, re.MULTILINE)
-    return " ".join(found[1].split()) if found else ""
+            case ast.ClassDef(name=found) | ast.FunctionDef(name=found) if found == name:
+                return Description(_docstring(tree), _docstring(statement), _complexity(module, statement))
+            case ast.Assign(targets=[ast.Name(id=found)], value=ast.Call(args=[ast.Name(id=of), *_])) if found == name:
+                return read(f"{module}:{of}")
+            case ast.ImportFrom(module=str() as origin, names=aliases) if name in [alias.name for alias in aliases]:
+                return read(f"{origin}:{name}")
+    return Description(_docstring(tree), "")
 
 
 def presets(module: str) -> list[str]:
-    """Names that a module assigns from `preset(...)` or `linvit.preset(...)`; none if its source cannot be read."""
-    tree = _tree(_find(module))
+    """Names that a module assigns from `preset(...)` or `linvit.preset(...)`; none if its source cannot be read.
+
+    They are read, and not imported, since timm's registry asks for them while `linvit.backbones` is imported, which the
+    module of a plug-in imports.
+    """
+    tree = _tree(module)
     found = []
     for statement in tree.body if tree else []:
         match statement:
@@ -72,12 +97,6 @@ def presets(module: str) -> list[str]:
             ):
                 found.append(name)
     return found
-
-
-def missing_package(target: str) -> str:
-    """The top-level package or module of a target if it is not installed; empty if it is."""
-    package = target.partition(":")[0].partition(".")[0]
-    return "" if _find(package) else package
 
 
 def deferred(package: str, file: str) -> tuple[Callable[[str], Any], list[str]]:
@@ -94,9 +113,9 @@ def deferred(package: str, file: str) -> tuple[Callable[[str], Any], list[str]]:
     return get, sorted(homes)
 
 
-def _find(name: str) -> ModuleSpec | None:
-    """Where a module is. Unlike `importlib.util.find_spec`, this imports no parent package."""
-    top, *rest = name.split(".")
+def _tree(module: str) -> ast.Module | None:
+    """The syntax tree of a module; unlike `importlib.util.find_spec`, this imports no parent package."""
+    top, *rest = module.split(".")
     try:
         spec = importlib.util.find_spec(top)
     except ValueError:  # an empty name, or a module such as __main__ that came from nowhere
@@ -105,10 +124,6 @@ def _find(name: str) -> ModuleSpec | None:
         if spec is None or spec.submodule_search_locations is None:
             return None
         spec = PathFinder.find_spec(part, spec.submodule_search_locations)
-    return spec
-
-
-def _tree(spec: ModuleSpec | None) -> ast.Module | None:
     if spec is None or spec.origin is None or not isinstance(spec.loader, SourceFileLoader):
         return None
     return _parse(spec.origin)
@@ -124,29 +139,18 @@ def _parse(path: str) -> ast.Module | None:
             return None
 
 
-def _docstrings(target: str) -> tuple[str, str]:
-    module, definition = _definition(target)
-    own = definition and ast.get_docstring(definition)
-    return (module and ast.get_docstring(module)) or "", own or ""
+def _docstring(node: ast.Module | ast.ClassDef | ast.FunctionDef | None) -> str:
+    return (node and ast.get_docstring(node)) or ""
 
 
-def _definition(target: str, hops: int = 9) -> tuple[ast.Module | None, ast.ClassDef | ast.FunctionDef | None]:
-    """The module and the class or function behind a target, through re-exports and `partial(Class, ...)`."""
-    module, _, name = target.partition(":")
-    spec = _find(module)
-    tree = _tree(spec)
-    for statement in reversed(tree.body if tree and hops else []):
-        match statement:
-            case ast.ClassDef(name=found) | ast.FunctionDef(name=found) if found == name:
-                return tree, statement
-            case ast.Assign(targets=[ast.Name(id=found)], value=ast.Call(args=[ast.Name(id=of), *_])) if found == name:
-                return _definition(f"{module}:{of}", hops - 1)
-            case ast.ImportFrom(names=aliases):
-                for alias in aliases:
-                    if name == (alias.asname or alias.name):
-                        inside = spec and spec.submodule_search_locations is not None  # of a package's __init__
-                        parents = (module if inside else module.rpartition(".")[0]).split(".")
-                        package = parents[: len(parents) + 1 - statement.level] if statement.level else []
-                        source = ".".join([*package, *filter(None, [statement.module])])
-                        return _definition(f"{source}:{alias.name}", hops - 1)
-    return tree, None
+def _complexity(module: str, definition: ast.ClassDef | ast.FunctionDef) -> str:
+    """The complexity in `facts = Facts(complexity="O(N)")` of a class or of the first parent that has it."""
+    if isinstance(definition, ast.FunctionDef):
+        return ""
+    for line in definition.body:
+        match line:
+            case ast.Assign(targets=[ast.Name(id="facts")], value=ast.Call(keywords=keywords)):
+                given = {keyword.arg: keyword.value for keyword in keywords}.get("complexity")
+                return str(given.value) if isinstance(given, ast.Constant) else ""
+    parents = (read(f"{module}:{base.id}") for base in definition.bases if isinstance(base, ast.Name))
+    return next((parent.complexity for parent in parents if parent.complexity), "")

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from linvit import source, yaml_text
+from linvit import yaml_text
 from linvit.entries import Entry
 from linvit.errors import UserError, check_choice
 from linvit.files import check_new_file, write_text
@@ -75,7 +75,6 @@ def _section(kind: str, pattern: str) -> list[str]:
             f"  {name}",
             " / ".join(entry.owner for entry in entries[name]),
             *_facts(kind, name, entries[name]),
-            _remark(entries[name]),
         )
         for name in registry.names(pattern)
     ]
@@ -88,25 +87,24 @@ def _section(kind: str, pattern: str) -> list[str]:
 
 
 def _facts(kind: str, name: str, owners: list[Entry]) -> tuple[str, ...]:
-    """What the columns of this kind say of a name; blank where nothing is known."""
-    target = owners[0].target
-    if kind == "attentions":
-        return source.complexity(target), source.paper(target)
-    if kind == "heads":
-        return (source.paper(target),)
-    facts = model_info().get(name) if owners[0].owner == "linvit" else None
-    if kind == "backbones" and facts is not None:
-        top1 = "" if facts.top1 is None else f"{facts.top1:.1f}"
-        return f"{facts.parameters / 1e6:.1f}", f"{facts.macs / 1e9:.2f}", top1
-    return ("",) * len(COLUMNS[kind])
-
-
-def _remark(owners: list[Entry]) -> str:
-    """The summary of a name, or what is wrong with it as far as that can be said without importing it."""
+    """The columns of a name and its summary, or what is wrong with it: two owners, or an import that fails."""
+    blank = ("",) * len(COLUMNS[kind])
     if len(owners) > 1:
-        return "conflict: " + " and ".join(f"{entry.owner} ({entry.target})" for entry in owners)
-    missing = source.missing_package(owners[0].target)
-    return f"broken: there is no module '{missing}'" if missing else source.summary(owners[0].target)
+        return *blank, "conflict: " + " and ".join(f"{entry.owner} ({entry.target})" for entry in owners)
+    try:
+        said = REGISTRIES[kind].describe(name)
+    except UserError as error:
+        reason = f"{type(cause).__name__}: {cause}" if (cause := error.__cause__) else str(error)
+        return *blank, f"broken: {reason.partition(chr(10))[0]}"
+    if kind == "attentions":
+        return said.complexity, said.paper, said.summary
+    if kind == "heads":
+        return said.paper, said.summary
+    facts = model_info().get(name) if owners[0].owner == "linvit" else None
+    if facts is None:
+        return *blank, said.summary
+    top1 = "" if facts.top1 is None else f"{facts.top1:.1f}"
+    return f"{facts.parameters / 1e6:.1f}", f"{facts.macs / 1e9:.2f}", top1, said.summary
 
 
 def _one(kind: str, name: str) -> Iterator[str]:
@@ -119,7 +117,7 @@ def _one(kind: str, name: str) -> Iterator[str]:
     if kind == "backbones" and entries[0].owner == "linvit":
         yield from _published(name)
     yield ""
-    text = source.documentation(entries[0].target) or "(no documentation)"
+    text = registry.describe(name).documentation or "(no documentation)"
     yield reflow(text)
     yield ""
     options = {key: value for key, value in parameters.items() if key not in registry.supplied}

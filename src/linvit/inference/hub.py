@@ -14,7 +14,6 @@ from huggingface_hub import HfApi, get_token
 from timm.models import get_model_args, get_model_input_config
 from torch import nn
 
-from linvit import source
 from linvit.errors import UserError
 from linvit.files import new_folder, write_text
 from linvit.inference.description import ModelDescription, build_task, read_trained, write_trained
@@ -164,8 +163,12 @@ def _names(spec: Any) -> list[str]:
 
 def _papers(names: Mapping[Registry, Sequence[str]]) -> list[str]:
     """Author, year and title of the papers of mechanisms, heads and backbones, as far as their modules name them."""
-    every = [(name, registry.entries().get(name)) for registry, each in names.items() for name in each]
-    found = [(name, source.citation(entries[0].target)) for name, entries in every if entries]
+    found = [
+        (name, registry.describe(name).citation)
+        for registry, each in names.items()
+        for name in each
+        if name in registry.entries()
+    ]
     return list(dict.fromkeys(f"{name}: {paper}" for name, paper in found if paper))
 
 
