@@ -2,7 +2,6 @@
 
 import pytest
 from jsonargparse import Namespace
-from jsonargparse._deprecated import JsonargparseDeprecationWarning
 from lightning.pytorch.loggers import CSVLogger
 
 from linvit.callbacks import AttentionRank
@@ -164,6 +163,8 @@ def test_a_package_that_is_not_installed_is_named_as_jsonargparse_5_raises_it(mo
 
 
 def test_every_deprecated_call_of_jsonargparse_is_an_error_in_the_suite(pytestconfig):
+    from jsonargparse._deprecated import JsonargparseDeprecationWarning  # version 5 has none
+
     for _ in range(2):  # by default only the first warns
         with pytest.warns(JsonargparseDeprecationWarning, match="will be removed in v5"):
             Parser().instantiate_classes(Namespace())
