@@ -7,7 +7,6 @@ from itertools import permutations
 
 import datasets
 import numpy as np
-import pyarrow.compute
 
 from linvit.data.sources.labels import undecoded
 from linvit.data.sources.pairs import IMAGE_FOLDERS, MASK_FOLDERS
@@ -15,6 +14,7 @@ from linvit.data.sources.read import ImageReader
 from linvit.data.transforms.decode import header, stored_values
 
 MOST_KINDS = 8  # of files in a set that is looked at
+BATCH = 1000  # rows that are read at once
 LOOKED_AT = 3  # images and masks
 COLOURS = 32  # masks have fewer, photos have more
 NAME = re.compile(r"mask|annot|segm", re.IGNORECASE)  # in names of folders of masks
@@ -28,9 +28,10 @@ def find_masks(rows: datasets.Dataset, image: str, reader: ImageReader) -> tuple
     each other and are called images and masks; or the files are called alike, and masks lie in a folder that is called
     so, or have few colours where images have many.
     """
-    paths = pyarrow.compute.struct_field(undecoded(rows, image).with_format("arrow")[:][image], "path")
+    batches = undecoded(rows, image).with_format("arrow").iter(BATCH)
+    paths = (path for batch in batches for path in batch[image].combine_chunks().field("path").to_pylist())
     files: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)  # path of each stem, for each kind
-    for path in paths.to_pylist():
+    for path in paths:
         if path is None:
             return None
         if len(files) > MOST_KINDS:
