@@ -278,6 +278,7 @@ class TestHints:
         "names",
         [
             ("a/images/{}.png", "a/masks/of_{}.png"),
+            ("a/x/{}_leftImg8bit.png", "a/y/{}_gtFine_labelIds.png"),
             ("{}.jpg", "{}.png"),
             ("{}.jpg", "{}_mask.png"),
             ("a/images_png/{}.png", "a/masks_png/{}.png"),
@@ -304,6 +305,7 @@ class TestHints:
             ("metadata.csv", "filename,label\n{}.png,a\n", True),
             ("boxes.csv", "images/{}.png,1,2,30,40,red\n", True),
             ("list.tsv", '"path"\t"x"\n"train/{}.png"\t1\n', True),
+            ("classes.csv", "id,name\n0,a\n", False),
             ("results.csv", "epoch,loss\n{},0.5\n", False),
         ],
     )
@@ -312,7 +314,9 @@ class TestHints:
         for number in range(3):
             save(picture(number), tmp_path / f"{number}.png")
         first, *row = text.splitlines(keepends=True)
-        lines = [line.format(number) for number in range(3) for line in row or [first]]
+        lines = (
+            [line.format(number) for number in (0, 1, 2, 0, 1, 2) for line in row or [first]] if "{}" in text else row
+        )
         (tmp_path / table).write_text("".join([first] * bool(row) + lines))
         said = self.out(tmp_path, capsys, code=int(named))
         assert (f"Tables that are not read name the images: '{tmp_path / table}'" in said) == named
@@ -328,8 +332,9 @@ class TestHints:
         assert named - {"augmentation"} <= known
 
 
-def test_class_folders_with_files_called_alike_are_no_masks(tmp_path, capsys):
-    folder = image_folder(tmp_path / "data", ["train", "val"], ["left", "right"])
+@pytest.mark.parametrize("classes", [("left", "right"), ("with_mask", "without_mask")])
+def test_class_folders_with_files_called_alike_are_no_masks(tmp_path, capsys, classes):
+    folder = image_folder(tmp_path / "data", ["train", "val"], classes)
     for number, path in enumerate(sorted(folder.rglob("*.png"))):
         save(picture(number, 30, 20), path)
     assert main(["check", str(folder), "--workers", "0"]) == 0

@@ -19,7 +19,7 @@ from linvit.data.transforms.segmentation import SegmentationAugmentation
 from linvit.errors import UserError
 from linvit.runs.configs import CONFIGS
 from linvit.tasks import SegmentationTask
-from tests.data.images import picture, png, save
+from tests.data.images import picture, plain_table, png, save
 from tests.training import trainer
 
 STILL = SegmentationAugmentation(ratio=(1, 1), max_class_ratio=None, hflip=0, photometric=False)
@@ -148,6 +148,11 @@ class TestLayouts:
             (tmp_path / "ImageSets" / "Segmentation" / f"{list_name}.txt").write_text("0\n2\n")
         assert SegmentationData.recognises(str(tmp_path))
         assert len(load_pairs(str(tmp_path))["train"]) == count
+
+    def test_tables_of_other_programs_are_recognised(self, tmp_path):
+        cells = [{"bytes": png(picture(number).convert("L")), "path": None} for number in range(4)]
+        plain_table(tmp_path / "train.parquet", 4, mask=cells)
+        assert SegmentationData.recognises(str(tmp_path))
 
     def test_names_that_do_not_agree(self, tmp_path):
         images, masks = tmp_path / "images", tmp_path / "masks"

@@ -190,7 +190,9 @@ class SegmentationData(ImageData):
         """True for a folder of images and masks, and for a table with a column of masks."""
         features = table_features(source)
         classes = any(isinstance(kind, datasets.ClassLabel) for kind in features.values())
-        masks = any(isinstance(features.get(name), datasets.Image) for name in MASK_COLUMNS)
+        kinds = [features[name] for name in MASK_COLUMNS if name in features]
+        files = {"bytes", "path"}  # of a table that another program has written
+        masks = any(isinstance(kind, datasets.Image) or (isinstance(kind, dict) and {*kind} == files) for kind in kinds)
         return has_masks(source) or (masks and not classes)
 
     def check_targets(self, found: ScanResult, workers: int) -> TargetReport:

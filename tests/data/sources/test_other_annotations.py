@@ -15,7 +15,7 @@ from tests.data.coco import SIZES, write_coco, write_json
 from tests.data.images import picture, save
 
 YOLO = "0 0.5 0.5 0.2 0.2\n1 .3 .3 0.1 1.0\n"
-VOC = "<?xml version='1.0'?>\n<annotation verified='no'><object/></annotation>"
+VOC = "<?xml version='1.0'?>\n<!-- by hand -->\n<annotation verified='no'><object/></annotation>"
 CVAT = "<?xml version='1.0' encoding='utf-8'?>\n<annotations><version>1.1</version></annotations>"
 LABELME = json.dumps({"version": "5", "shapes": [], "imagePath": "5.png", "imageData": None})
 VIA = json.dumps({"5.png": {"filename": "5.png", "regions": {}}})
@@ -82,6 +82,7 @@ def test_other_formats_are_named(tmp_path, files, kind):
         ("train_coco.json", "train.json"),
         ("annotations/coco_Val.json", "annotations/val.json"),
         ("annotations/person_keypoints_train2017.json", "annotations/train2017.json"),
+        ("annotations/person_keypoints_default.json", "annotations/instances_default.json"),
         ("train/*labels.json", "train/annotations.json"),
     ],
 )

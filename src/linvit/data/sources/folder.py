@@ -28,6 +28,7 @@ TEXT = (".json", ".jsonl", ".csv", ".tsv", ".txt", ".md")
 PACKED = (".zip", ".tar", ".tar.gz", ".tgz", ".7z", ".rar")
 HIDDEN = (".", "__")
 NAMED = re.compile("id$|image|img|file|name|path", re.IGNORECASE)  # in titles of columns that name images
+NAMED_ROWS = 20  # of a table that are looked at
 JUNK = {".ipynb_checkpoints", "__MACOSX", "__pycache__"}  # hidden folders in which nobody keeps a class
 
 
@@ -120,23 +121,26 @@ def in_folders(source: str) -> bool:
 
 
 def naming_tables(folder: Path) -> list[str]:
-    """Paths of the tables below a folder that have a column of names of images, but for those that are read."""
+    """Paths of the tables below a folder that have a column of names of its images, but for those that are read."""
     tree = walk(folder)
     tables = [f"{path}/{name}" for path, own in tree.items() for name in own if name.lower().endswith((".csv", ".tsv"))]
     tables = [table for table in sorted(tables) if Path(table) != find_table(Path(table).parent)]
     files = {os.path.basename(path) for path in _images(tree)} if tables else set()
     known = files | {name.rpartition(".")[0] for name in files}
-    return [table for table in tables if _names_images(table, known)]
+    return [table for table in tables if _names_images(table, known, min(NAMED_ROWS, (len(files) + 1) // 2))]
 
 
-def _names_images(table: str, known: Set[str]) -> bool:
-    """True if a column of the first rows of a table has names of images; numbers are some if its title says so."""
+def _names_images(table: str, known: Set[str], least: int) -> bool:
+    """True if a column of the first rows, at least so many, has names of images; numbers are some if its title says so.
+
+    Fewer rows are those of classes, or of epochs.
+    """
     try:
-        lines = read_start(table, 2**16).decode(errors="replace").splitlines()[:20]
+        lines = read_start(table, 2**16).decode(errors="replace").splitlines()[: NAMED_ROWS + 1]
     except OSError:
         return False
     rows = [[os.path.basename(cell.strip(" '\"")) for cell in re.split("[,;\t]", line)] for line in lines]
-    columns = [*zip(*rows, strict=False)] if len(rows) > 1 else []
+    columns = [*zip(*rows, strict=False)] if len(rows) > least else []
     return any(
         {*cells} <= known and (NAMED.search(title) or not "".join(cells).isdecimal()) for title, *cells in columns
     )

@@ -18,7 +18,7 @@ BATCH = 1000  # rows that are read at once
 LOOKED_AT = 3  # images and masks
 COLOURS = 32  # masks have fewer, photos have more
 NAME = re.compile(r"mask|annot|segm", re.IGNORECASE)  # in names of folders of masks
-ENDING = re.compile(r"[_-]?(mask|annot|segm|label|gt)[a-z]*$", re.IGNORECASE)  # of names of masks
+ENDING = re.compile(r"([_-]?(mask|annot|segm|label|gt|leftImg8bit)[a-z]*)+$", re.IGNORECASE)  # of names of masks
 
 
 def find_masks(rows: datasets.Dataset, image: str, reader: ImageReader) -> tuple[str, str] | None:
@@ -49,7 +49,7 @@ def find_masks(rows: datasets.Dataset, image: str, reader: ImageReader) -> tuple
         if 10 * len(both) < 9 * max(len(files[images]), len(files[masks])):
             continue
         pairs = [(files[images][stem], files[masks][stem]) for stem in both[:LOOKED_AT]]
-        named = images[0] != masks[0] and NAME.search(names[1])
+        named = NAME.search(names[1]) and not NAME.search(names[0])  # with_mask and without_mask are classes
         if named or all(_is_mask(reader, *pair) for pair in pairs):
             return pairs[0]
     return None

@@ -54,8 +54,8 @@ FORMATS: dict[str, tuple[str, Callable[[Any], Any]]] = {
             {"data", "annotations"} <= _first(content) or {"image", "label", "annotation_id"} <= _first(content)
         ),
     ),
-    "Pascal VOC": (".xml", _starts(r"[^<]*(?:<\?.*?\?>\s*)?<annotation[\s>]")),
-    "CVAT for images": (".xml", _starts(r"[^<]*(?:<\?.*?\?>\s*)?<annotations[\s>]")),
+    "Pascal VOC": (".xml", _starts(r"[^<]*(?:<[?!].*?>\s*)*<annotation[\s>]")),
+    "CVAT for images": (".xml", _starts(r"[^<]*(?:<[?!].*?>\s*)*<annotations[\s>]")),
     "YOLO": (".txt", _starts(rf"\s*\d+(?:[ \t]+{FRACTION}){{4,}}[ \t]*(?:\r?\n|$)")),
     "DOTA": (".txt", _starts(rf"(?:\w+:\S*\s+)*(?:{NUMBER}[ \t]+){{8}}\S+[ \t]+\d[ \t]*(?:\r?\n|$)")),
     "KITTI": (".txt", _starts(rf"[A-Za-z]\w+(?:[ \t]+{NUMBER}){{14,15}}[ \t]*(?:\r?\n|$)")),
@@ -77,7 +77,8 @@ def other_annotations(path: Path) -> str:
         kind = _format_of(file)
         if kind == COCO:
             split = WORD.search(file.stem) or (WORD.search(file.parent.name) if file.parent != path else None)
-            whole = "annotations" if split is None or split.string != file.stem else split[0].lower()
+            alone = "instances_default" if file.stem.endswith("default") else "annotations"
+            whole = alone if split is None or split.string != file.stem else split[0].lower()
             return f"'{file}' is COCO's, but its name says no split. Call it '{file.with_name(f'{whole}.json')}'"
         first = first or (f"'{file}' has the format {kind}" if kind else "")
     way = "Convert the annotations to COCO's JSON of instances, which Roboflow, CVAT and Label Studio export"
