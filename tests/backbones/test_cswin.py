@@ -10,7 +10,6 @@ from torch import Tensor, nn
 import linvit
 from linvit import Grid, UserError
 from linvit.attention.focused import FocusedAttention
-from linvit.attention.linear import LinearAttention
 from linvit.attention.softmax import SoftmaxAttention
 from linvit.backbones.cswin import CSWin
 from linvit.weights.fit import fit_projections
@@ -203,17 +202,6 @@ def kinds(model: CSWin) -> list[list[type]]:
     return [[type(block.attn.branches[0].mechanism) for block in stage.blocks] for stage in model.stages]
 
 
-def test_one_spec_per_stage_or_per_block() -> None:
-    focused, linear, softmax = FocusedAttention, LinearAttention, SoftmaxAttention
-    stages = small(attention=["focused", "linear", "softmax", "softmax"])
-    assert kinds(stages) == [[focused], [linear, linear], [softmax], [softmax]]
-    blocks = small(attention=["focused", "linear", "softmax", "softmax", {"name": "linear", "feature_map": "relu"}])
-    assert kinds(blocks) == [[focused], [linear, softmax], [softmax], [linear]]
-    assert blocks.stages[3].blocks[0].attn.branches[0].mechanism.feature_map == "relu"
-    preset = linvit.create_backbone("flatten_cswin_tiny", attention="linear", depths=(1, 1, 1, 1), img_size=64)
-    assert kinds(preset) == [[linear]] * 4
-
-
 # Any image
 
 
@@ -282,14 +270,6 @@ def test_pruning_drops_feature_norms(prune_norm: bool, left: int) -> None:
 
 
 # Training
-
-
-def test_stochastic_depth_grows_linearly_over_all_blocks() -> None:
-    model = small(drop_path_rate=0.4)
-    blocks = [block for stage in model.stages for block in stage.blocks]
-    for block, rate in zip(blocks, [0.0, 0.1, 0.2, 0.3, 0.4], strict=True):
-        assert block.drop_path1.drop_prob == pytest.approx(rate)
-        assert block.drop_path2.drop_prob == pytest.approx(rate)
 
 
 def test_initial_values() -> None:

@@ -186,18 +186,6 @@ def mechanisms(model: nn.Module) -> list[str]:
     return [type(block.attn.mechanism).__name__ for stage in model.stages for block in stage.blocks]
 
 
-def test_attention_per_stage_and_per_block() -> None:
-    per_stage = small(attention=["focused", "linear", "softmax", {"name": "softmax"}])
-    assert mechanisms(per_stage) == ["FocusedAttention", *["LinearAttention"] * 2, *["SoftmaxAttention"] * 2]
-    per_block = small(attention=["focused", "linear", "softmax", "softmax", "hydra"])
-    assert mechanisms(per_block) == [
-        "FocusedAttention",
-        "LinearAttention",
-        *["SoftmaxAttention"] * 2,
-        "HydraAttention",
-    ]
-
-
 @pytest.mark.parametrize(
     ("options", "want"),
     [
@@ -256,13 +244,6 @@ def test_features_carry_the_norm_of_their_stage() -> None:
 
 
 # Training
-
-
-def test_stochastic_depth_grows_linearly_over_all_stages() -> None:
-    model = small(depths=(1, 2, 1, 1), drop_path_rate=0.4)
-    blocks = [block for stage in model.stages for block in stage.blocks]
-    assert [block.drop_path1.drop_prob for block in blocks] == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4])
-    assert [block.drop_path2.drop_prob for block in blocks] == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4])
 
 
 def test_nothing_is_spared_from_decay() -> None:

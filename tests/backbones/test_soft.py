@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import timm.optim
 import torch
-from timm.layers import DropPath
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -247,19 +246,6 @@ def test_mlp_ratio_is_that_of_the_last_stage() -> None:
 # Attention
 
 
-def test_one_spec_per_stage_or_per_block() -> None:
-    def kinds(model: SOFT) -> list[str]:
-        return [type(b.attn.mechanism).__name__.removesuffix("Attention") for s in model.stages for b in s.blocks]
-
-    per_stage = soft(attention=["linear", {"name": "focused", "focusing_factor": 4}, "hydra", "softmax"])
-    assert kinds(per_stage) == ["Linear", "Focused", "Hydra", "Hydra", "Softmax"]
-    assert per_stage.stages[1].blocks[0].attn.mechanism.focusing_factor == 4
-    per_block = soft(attention=["linear", "focused", "hydra", "linear", "softmax"])
-    assert kinds(per_block) == ["Linear", "Focused", "Hydra", "Linear", "Softmax"]
-    with pytest.raises(UserError, match=r"attention lists 3 specs, but this backbone has 5 block\(s\) in 4 stage"):
-        soft(attention=["linear"] * 3)
-
-
 def test_bare_name_is_for_the_last_stage_too() -> None:
     model = on_meta("soft_tiny", attention="soft")
     mechanisms = [stage.blocks[0].attn.mechanism for stage in model.stages]
@@ -325,18 +311,6 @@ def test_bad_option_is_refused(options: dict[str, Any], message: str) -> None:
 
 
 # Training
-
-
-def test_dropout_grows_linearly() -> None:
-    """Elementwise in stages 1 to 3, whole branches in stage 4; or whole branches in all."""
-    rates = [0.0, 0.1, 0.2, 0.3, 0.4]
-    for stochastic_depth in (False, True):
-        blocks = [b for s in soft(drop_path_rate=0.4, stochastic_depth=stochastic_depth).stages for b in s.blocks]
-        drops = [block.drop for block in blocks[:4]]
-        kind = DropPath if stochastic_depth else nn.Dropout
-        assert [type(drop) for drop in drops] == [kind] * 4
-        assert [drop.drop_prob if stochastic_depth else drop.p for drop in drops] == pytest.approx(rates[:4])
-        assert blocks[4].drop_path1.drop_prob == blocks[4].drop_path2.drop_prob == pytest.approx(rates[4])
 
 
 def test_dropout_is_on_the_branches_in_training_only() -> None:

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 import linvit
 from linvit import UserError
 from linvit.attention.focused import FocusedAttention
-from linvit.attention.linear import LinearAttention
 from linvit.attention.softmax import SoftmaxAttention
 from linvit.backbones.swin import PatchMerging, Swin
 from linvit.weights.fit import fit_projections
@@ -21,7 +20,6 @@ from tests.official import fill, images
 from tests.official import swin as official
 
 SIZES = {"img_size": 64, "embed_dim": 12, "depths": [2, 2], "num_heads": [2, 3], "window_size": 4, "num_classes": 7}
-FOCUSED = ["focused", "softmax"]
 
 
 def swin(**options: Any) -> Swin:
@@ -205,16 +203,6 @@ def test_flatten_is_focused_on_the_whole_map_in_the_first_stages(name: str) -> N
 # Attention, sizes, windows
 
 
-def test_one_spec_per_stage_or_block() -> None:
-    kinds = [type(b.attn.mechanism) for stage in swin(attention=FOCUSED).stages for b in stage.blocks]
-    assert kinds == [FocusedAttention] * 2 + [SoftmaxAttention] * 2
-    specs = ["softmax", {"name": "focused", "focusing_factor": 4}, "linear", "softmax"]
-    blocks = [block for stage in swin(attention=specs).stages for block in stage.blocks]
-    kinds = [SoftmaxAttention, FocusedAttention, LinearAttention, SoftmaxAttention]
-    assert [type(block.attn.mechanism) for block in blocks] == kinds
-    assert blocks[1].attn.mechanism.focusing_factor == 4
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["swin_tiny", "flatten_swin_tiny"])
 @pytest.mark.parametrize("size", [(256, 320), (512, 512), (800, 1333)], ids=str)
@@ -304,14 +292,6 @@ def test_pruning_drops_the_norms_of_later_features(prune_norm: bool, norms: int)
 
 
 # Training
-
-
-def test_stochastic_depth_grows_linearly_over_all_stages() -> None:
-    model = swin(depths=[2, 3], drop_path_rate=0.4)
-    blocks = [block for stage in model.stages for block in stage.blocks]
-    for block, rate in zip(blocks, [0.0, 0.1, 0.2, 0.3, 0.4], strict=True):
-        assert block.drop_path1.drop_prob == pytest.approx(rate)
-        assert block.drop_path2.drop_prob == pytest.approx(rate)
 
 
 def test_no_weight_decay_for_relative_positions() -> None:

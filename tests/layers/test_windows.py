@@ -1,6 +1,5 @@
 """Windows: the reference's blocks, and the definition written out token by token."""
 
-import copy
 import itertools
 from typing import Any
 
@@ -13,10 +12,10 @@ from linvit.attention.softmax import SoftmaxAttention
 from linvit.layers.block import Block
 from linvit.layers.mlp import Mlp
 from linvit.layers.relative_positions import relative_position_bias
-from linvit.layers.windows import WindowAttention, Windows
+from linvit.layers.windows import WindowAttention
 from linvit.weights.layouts.backbones import SWIN
 from tests.golden_files import Golden, both_precisions, focused_spec, of_case
-from tests.helpers import assert_near, assert_same_gradients, perturb, randn, relative_error
+from tests.helpers import assert_near, assert_same_gradients, perturb, randn
 from tests.layers.test_relative_positions import bicubic
 
 DIM, HEADS = 12, 3
@@ -195,36 +194,6 @@ def test_nominal_window_fits_the_nominal_map() -> None:
 # Windows
 
 
-def test_windows_of_an_image_follow_one_another_row_by_row() -> None:
-    windows = Windows((4, 6), (2, 3))
-    x = torch.arange(48).view(2, 24, 1)
-    parts = windows.partition(x)
-    assert windows.counts == (2, 2)
-    assert parts.shape == (8, 6, 1)
-    assert parts[:, :, 0].tolist()[:3] == [[0, 1, 2, 6, 7, 8], [3, 4, 5, 9, 10, 11], [12, 13, 14, 18, 19, 20]]
-    assert parts[4, 0] == 24
-
-
-@pytest.mark.parametrize("shift", [0, 1, 2])
-@pytest.mark.parametrize("size", [(4, 8), (5, 9), (11, 4), (1, 7)], ids=str)
-def test_reverse_undoes_partition(size: tuple[int, int], shift: int) -> None:
-    windows = Windows(size, (4, 4), shift)
-    x = tokens(*size)
-    assert torch.equal(windows.reverse(windows.partition(x)), x)
-
-
-def test_shift_rolls_towards_the_top_left() -> None:
-    x = torch.arange(16).view(1, 16, 1)
-    assert Windows((4, 4), (4, 4), 1).partition(x)[0, :, 0].tolist()[:5] == [5, 6, 7, 4, 9]
-
-
-def test_one_window_copies_nothing() -> None:
-    x = tokens(4, 6)
-    windows = Windows((4, 6), (4, 6))
-    assert windows.partition(x).data_ptr() == x.data_ptr()
-    assert windows.reverse(x).data_ptr() == x.data_ptr()
-
-
 # The whole map as one window
 
 
@@ -278,17 +247,6 @@ def test_mechanism_that_takes_no_bias_has_neither_table_nor_mask() -> None:
     plane = x.view(2, 6, 6, DIM).roll((-1, -1), (1, 2))
     corner = AttentionLayer.forward(layer, plane[:, 3:, 3:].flatten(1, 2), Grid((3, 3)))
     assert_near(layer(x, Grid((6, 6)))[:, 0], corner[:, -1], 1e-12)  # the first token, among those of all corners
-
-
-def test_holds_nothing_but_parameters() -> None:
-    """So that it copies, moves and exports like any other layer."""
-    layer = window_attention((7, 9), window=4, shifted=True)
-    x = tokens(7, 9)
-    want = layer(x, Grid((7, 9)))
-    assert list(layer.buffers()) == []
-    assert torch.equal(copy.deepcopy(layer)(x, Grid((7, 9))), want)
-    assert layer.bfloat16()(x.bfloat16(), Grid((7, 9))).dtype == torch.bfloat16
-    assert relative_error(layer(x.bfloat16(), Grid((7, 9))), want) < 0.1
 
 
 @pytest.mark.parametrize("window", [0, -7])

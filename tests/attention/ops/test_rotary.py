@@ -69,15 +69,6 @@ def test_an_empty_batch_stays_empty() -> None:
     assert rotate(q, q, Grid((2, 3)))[0].shape == q.shape
 
 
-def test_products_depend_on_offsets_alone() -> None:
-    grid = Grid((4, 5))
-    q = randn(1, 1, 1, 8).expand(-1, -1, 20, -1)
-    k = randn(1, 1, 1, 8, seed=1).expand(-1, -1, 20, -1)
-    queries, keys = rotate(q, k, grid)
-    scores = (queries @ keys.mT).unflatten(3, (4, 5)).unflatten(2, (4, 5))[0, 0]
-    assert_near(scores[1:, 1:, 1:, 1:], scores[:-1, :-1, :-1, :-1], 1e-13)
-
-
 def test_impossible_widths_are_refused_with_the_possible_ones() -> None:
     check_rotary(24, 3, 8)
     with pytest.raises(UserError, match=r"dim 24 with num_heads 4 has 6\. Dim 24 can be split into 1, 2, 3, 6 heads"):
