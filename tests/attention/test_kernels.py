@@ -162,15 +162,12 @@ def test_what_is_no_formula_of_such_tensors_is_refused(monkeypatch, values, give
         linear_attention(q, k, torch.zeros(values), Formula(**{"phi": "elu"} | given))
 
 
-def test_a_cpu_computes_without_triton():
-    code = (
-        "import sys, torch, linvit\n"
-        "layer = linvit.AttentionLayer(16, 2, linvit.Grid((2, 2)), attention='linear')\n"
-        "layer(torch.zeros(1, 4, 16), linvit.Grid((2, 2))).sum().backward()\n"
-        "assert 'linvit.attention.kernels.linear' not in sys.modules\n"  # torch itself may import triton
-        "assert 'linvit.attention.kernels.choice' in sys.modules\n"
-    )
-    assert not run([sys.executable, "-c", code]).returncode
+def test_a_cpu_computes_without_triton(monkeypatch):
+    """The programs are not even imported."""
+    monkeypatch.setitem(sys.modules, "linvit.attention.kernels.linear", None)
+    monkeypatch.delattr("linvit.attention.kernels.linear", raising=False)
+    layer = linvit.AttentionLayer(16, 2, Grid((2, 2)), attention="linear")
+    layer(torch.zeros(1, 4, 16), Grid((2, 2))).sum().backward()
 
 
 def test_triton_needs_a_device_and_a_mechanism(monkeypatch):
