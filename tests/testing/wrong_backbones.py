@@ -107,16 +107,8 @@ class HundredClasses(Sound):
 class Optional(Sound):
     """Wrong on demand."""
 
-    def __init__(
-        self,
-        in_chans: int = 3,
-        num_classes: int = 1000,
-        img_size: Any = 96,
-        attention: Any = "softmax",
-        drop_path_rate: float = 0.0,
-        unused: bool = False,
-    ) -> None:
-        super().__init__(in_chans, num_classes, img_size, attention, drop_path_rate)
+    def __init__(self, *args: Any, unused: bool = False, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         if unused:
             self.norm.unused = nn.Parameter(torch.ones(3))
 
