@@ -82,10 +82,8 @@ def _in_precision(
         with ieee_products(device):
             if torch.compiler.is_compiling() or torch.is_autocast_enabled(device.type):
                 with torch.autocast(device.type, enabled=False):
-                    out = core(self, q, k, v, *args, **kwargs)
-            else:
-                out = core(self, q, k, v, *args, **kwargs)
-            return out if out.dtype == dtype else _rounded(out, dtype)
+                    return core(self, q, k, v, *args, **kwargs).to(dtype)
+            return core(self, q, k, v, *args, **kwargs).to(dtype)
 
     return run
 
@@ -95,26 +93,6 @@ def _upcast_heads(x: Tensor) -> Tensor:
     if x.is_cuda and x.dtype in (torch.float16, torch.bfloat16) and not torch.compiler.is_compiling():
         return x.to(torch.float32, memory_format=torch.contiguous_format)
     return upcast(x)
-
-
-def _rounded(out: Tensor, dtype: torch.dtype) -> Tensor:
-    """The output in a dtype, on a GPU in one pass with laying it out by tokens, as the host joins its heads."""
-    if not out.is_cuda or out.ndim != 4 or not takes_function(out):
-        return out.to(dtype)
-    return _Rounded.apply(out, dtype)  # type: ignore[no-any-return]
-
-
-class _Rounded(torch.autograd.Function):
-    """(B, h, N, d) in another dtype and by tokens; its gradient in the first dtype and by heads."""
-
-    @staticmethod
-    def forward(ctx: Any, out: Tensor, dtype: torch.dtype) -> Tensor:
-        ctx.dtype = out.dtype
-        return torch.empty_permuted(out.shape, (0, 2, 1, 3), dtype=dtype, device=out.device).copy_(out)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient.to(ctx.dtype, memory_format=torch.contiguous_format), None
 
 
 def ieee_products(device: torch.device) -> AbstractContextManager[None]:

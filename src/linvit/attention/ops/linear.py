@@ -3,7 +3,9 @@
 Features in bfloat16, as `mixed_precision` allows them, take few passes over the tokens, and sums and quotients are
 float32. The values get a channel of minus ones there, so one product with the keys gives both sums, one with the
 queries numerator and denominator, and the gradient of each is one product, too. The gradients' terms of numerator and
-denominator nearly cancel: added after they were rounded, they would lose a digit.
+denominator nearly cancel: added after they were rounded, they would lose a digit. On a GPU a layer of 56 x 56 tokens
+moves 10 % fewer bytes so with `linear`, 13 % with `cosformer`; 9 and 6 % with `mala` and `mlla` (rotary.py), as
+`tests/null_cuda/layers.py` counts them.
 """
 
 from typing import Any
@@ -94,25 +96,9 @@ class _LinearAttention(torch.autograd.Function):
 
 def wide_product(a: Tensor, b: Tensor) -> Tensor:
     """`a @ b` of (..., n, m) and (..., m, d), of bfloat16 in float32, so that sums over tokens are not rounded."""
-    if a.dtype != torch.bfloat16 or torch.compiler.is_compiling() or not takes_function(a):
+    if a.dtype != torch.bfloat16 or torch.is_grad_enabled() or torch.compiler.is_compiling():
         return upcast(a) @ upcast(b)
-    out: Tensor = _WideProduct.apply(a.flatten(0, -3), b.flatten(0, -3)).unflatten(0, a.shape[:-2])
-    return out
-
-
-class _WideProduct(torch.autograd.Function):
-    """`wide_product` of (b, n, m) and (b, m, d)."""
-
-    @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
-        ctx.save_for_backward(a, b)
-        return product_in(torch.float32, a, b)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        a, b = ctx.saved_tensors
-        gradient = gradient.to(a.dtype)
-        return gradient @ b.mT, a.mT @ gradient
+    return product_in(torch.float32, a.flatten(0, -3), b.flatten(0, -3)).unflatten(0, a.shape[:-2])  # type: ignore[no-any-return]
 
 
 def like_tokens(q: Tensor, width: int) -> Tensor:
