@@ -171,7 +171,7 @@ class TrainSampler(TrainOrder, DistributedSampler[SeededIndex]):
     @property
     def identity(self) -> dict[str, int | str]:
         """What the order follows from, besides the epoch; with groups also who shares it."""
-        own = {"samples": self.total, "seed": self.seed, "repeated_aug": self.repeated_aug}
+        own: dict[str, int | str] = {"samples": self.total, "seed": self.seed, "repeated_aug": self.repeated_aug}
         if self.groups is None:
             return own
         counts = {f"group {group}": int(count) for group, count in enumerate(np.bincount(self.groups))}
