@@ -67,8 +67,9 @@ def test_what_is_refused(arguments, message, tmp_path):
 
 
 def test_a_model_of_timm_has_images_as_it_takes_them():
-    options = of_timm("vit_tiny_patch16_224")
-    assert "--model.backbone={name: timm, model: vit_tiny_patch16_224, pretrained: true}" in options
-    assert {"--data.mean=[0.5, 0.5, 0.5]", "--data.img_size=[224, 224]", "--data.crop_pct=0.9"} < {*options}
-    assert "--data.crop_mode=center" in options
-    assert "--data.crop_mode=squash" in of_timm("eva02_base_patch14_448")
+    config = of_timm("vit_tiny_patch16_224")
+    backbone = {"name": "timm", "model": "vit_tiny_patch16_224", "pretrained": True}
+    assert config["model"]["init_args"] == {"backbone": backbone}
+    images = {"mean": [0.5, 0.5, 0.5], "img_size": [224, 224], "crop_pct": 0.9, "crop_mode": "center"}
+    assert images.items() <= config["data"]["init_args"].items()
+    assert of_timm("eva02_base_patch14_448")["data"]["init_args"]["crop_mode"] == "squash"

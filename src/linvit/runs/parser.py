@@ -176,7 +176,9 @@ def parse(
     Raises:
         UserError: If an option does not exist, or does not take its value.
     """
-    parser, first = parser_of(verb), given if isinstance(given, Mapping) else base
+    first = given if isinstance(given, Mapping) else base
+    # a parser keeps a --print_config that a mistake beside it has left unprinted
+    parser = parser_of(verb) if isinstance(given, Mapping) else _Builder(verb).parser
     named: list[str] = [*((first or {}).get("config") or []), *names]
     before = None
     try:
