@@ -169,6 +169,13 @@ def test_exports_of_label_studio_are_read(tmp_path, separator):
     assert sum(trained(data)) == data.data_source.counts("train").sum() > 0
 
 
+def test_a_validation_file_without_objects_is_named(tmp_path):
+    write_coco(tmp_path, ("train",))
+    write_coco(tmp_path, ("val",), [])
+    with pytest.raises(UserError, match=r"val split .* has no objects, .*: its annotation file lists none"):
+        coco(tmp_path).setup("fit")
+
+
 def test_objects_that_are_there_twice_are_named(tmp_path, capsys):
     found = objects(lambda one: None)
     more = [{**found[0], "id": 77}, {**found[1], "id": 78, "category_id": 18}]

@@ -160,6 +160,8 @@ class DetectionData(ImageData):
             way = "put COCO's annotations beside the images, or name the column with --data.object_column"
             if source.column is not None and source.column.name in features and source.audit(table).total:
                 way = "its annotations are malformed, or of classes that --data.class_names leaves out"
+            elif source.coco is not None:
+                way = "its annotation file lists none"
             raise UserError(
                 f"the {split} split of data source '{source.name}' has no objects, so it can only be predicted (linvit "
                 f"predict): {way}"

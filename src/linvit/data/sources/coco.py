@@ -95,7 +95,10 @@ class AnnotationFile:
         names = ("images", "categories", "annotations")
         lists = [content.get(name) or [] for name in names] if isinstance(content, dict) else [[]]
         if not lists[0] or not all(isinstance(one, list) for one in lists):
-            raise UserError(f"'{path}' has no images; COCO's annotations are lists of images, annotations, categories")
+            raise UserError(
+                f"'{path}' has no images; COCO's annotations are lists of images, annotations, categories. Export the "
+                f"annotations for COCO, not in another JSON"
+            )
         self.images = self._entries(lists[0], "images", IMAGE)
         for image in self.images:
             image["file_name"] = os.path.normpath(image["file_name"].replace("\\", "/"))  # Windows' separators
