@@ -45,13 +45,14 @@ class Entry:
             raise UserError(
                 f"{whose} cannot be imported from '{self.target}': {type(error).__name__}: {error}"
             ) from error
+        what = "function" if kind == "verb" else "class"
         if not attribute:
-            raise UserError(
-                f"{whose} names the module '{module}', which defines no {kind}. Write NAME = linvit.preset(CLASS, "
-                f"option=value) in it, or name a class: '{module}:Class'"
-            )
+            way = f"Name a {what}: '{module}:NAME'"
+            if kind != "verb":
+                way += ", or write NAME = linvit.preset(CLASS, option=value) in it"
+            raise UserError(f"{whose} names the module '{module}', which defines no {kind}. {way}")
         if not callable(loaded):
-            raise UserError(f"{whose} is {loaded!r}, not a class")
+            raise UserError(f"{whose} is {loaded!r}, not a {what}")
         return loaded  # type: ignore[no-any-return]
 
 

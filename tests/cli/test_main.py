@@ -122,6 +122,21 @@ def test_a_broken_verb_is_named_with_its_package(greet, code, capsys):
     assert main(["greet", "you"]) == 0
 
 
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("verb_greet:__name__", "is 'verb_greet', not a function"),
+        ("verb_greet", "a function: 'verb_greet:NAME'"),
+    ],
+)
+def test_a_verb_is_a_function(greet, tmp_path, target, message, capsys):
+    points = tmp_path / "linvit_greet-1.0.dist-info" / "entry_points.txt"
+    points.write_text(f"[linvit.verbs]\ngreet = {target}\n")
+    entries.announced.cache_clear()
+    assert main(["greet"]) == 2
+    assert message in capsys.readouterr().err
+
+
 def test_a_verb_of_another_package_finds_no_modules_in_the_current_folder(greet, tmp_path, monkeypatch, capsys):
     """As `linvit evaluate` and others that open files of strangers."""
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
