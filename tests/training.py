@@ -19,9 +19,10 @@ class KeepFirst(Callback):
     """Copies the last.ckpt of the first epoch to first.ckpt beside it."""
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.current_epoch == 1 and trainer.is_global_zero:
-            (folder,) = (callback.dirpath for callback in trainer.checkpoint_callbacks if hasattr(callback, "dirpath"))
-            shutil.copy(Path(folder, "last.ckpt"), Path(folder, "first.ckpt"))
+        (folder,) = (callback.dirpath for callback in trainer.checkpoint_callbacks if hasattr(callback, "dirpath"))
+        last, first = Path(folder, "last.ckpt"), Path(folder, "first.ckpt")
+        if trainer.current_epoch == 1 and trainer.is_global_zero and last.exists() and not first.exists():
+            shutil.copy(last, first)
 
 
 class RandomImages(Dataset[dict[str, Any]]):
