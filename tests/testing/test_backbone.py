@@ -37,6 +37,11 @@ def test_a_class_token_hides_from_the_logits_what_the_last_block_does_to_patches
     assert gradients(subject)
 
 
+def test_a_backbone_may_have_one_feature() -> None:
+    (line,) = backbone_lines({**TINY, "depth": 1}, {"intermediates"}, 16)
+    assert (line.verdict, line.note) == (Verdict.PASS, "1 features")
+
+
 def test_layers_may_share_a_parameter() -> None:
     """It has the rate of the first of them."""
     subject = BackboneSubject(TINY, {"name": "linformer", "share": "layerwise", "k": 8}, 16, quick=True)
