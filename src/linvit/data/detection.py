@@ -27,7 +27,7 @@ from linvit.data.sources.object_audit import (
 )
 from linvit.data.sources.object_column import OBJECT_COLUMNS, BoxFormat
 from linvit.data.sources.objects import ObjectSource
-from linvit.data.sources.other_annotations import other_annotations
+from linvit.data.sources.other_annotations import holds_coco, other_annotations
 from linvit.data.sources.pairs import holds_masks
 from linvit.data.sources.scan import ImageFinding, ScanResult
 from linvit.data.sources.scenes import Scenes, SceneSource
@@ -239,10 +239,12 @@ class DetectionData(ImageData):
 
     @classmethod
     def recognises(cls, source: str) -> bool:
-        """True of COCO's files, of a table with a column of objects, and of other annotations of unlabelled images."""
+        """True of COCO's files, of a table with a column of objects, and of any annotations of unlabelled images."""
         path = Path(source).expanduser()
         folder = not source.startswith(HUB) and path.is_dir()
-        if (folder and find_coco(path)) or not table_features(source).keys().isdisjoint(OBJECT_COLUMNS):
+        if folder and find_coco(path):
+            return not has_labels(source) or holds_coco(path)
+        if not table_features(source).keys().isdisjoint(OBJECT_COLUMNS):
             return True
         return folder and bool(other_annotations(path)) and not holds_masks(path) and not has_labels(source)
 

@@ -111,6 +111,7 @@ def test_annotations_one_folder_below_are_named(tmp_path, capsys):
             {"*notes.txt": "0.5 is the threshold\n", "*meta/train.json": '{"a": 1}', "*y.csv": "name,size\n"},
             "ClassificationData",
         ),
+        ({"train/cat/*5.txt": YOLO, "train/dog/*notes.md": "", "*train.json": '{"cat": ["5"]}'}, "ClassificationData"),
         ({"images/*../labels/5.txt": YOLO, "labels/*": None}, "SegmentationData"),
         (
             {"train/*metadata.jsonl": '{"file_name": "5.png", "objects": {"bbox": [[1, 2, 9, 9]], "category": [0]}}\n'},

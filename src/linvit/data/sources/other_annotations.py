@@ -66,11 +66,15 @@ FORMATS: dict[str, tuple[str, Callable[[Any], Any]]] = {
 """Ending of the files of a format, and whether their content, JSON's value or the start of a text, is of it."""
 
 
+def holds_coco(path: Path) -> bool:
+    """True if a file in a folder has the name and the content of COCO's annotations."""
+    return COCO in map(_format_of, find_coco(path).values())
+
+
 def other_annotations(path: Path) -> str:
     """Says which annotations in a folder are not read, and what to do; "" if none are found."""
     lower = [folder for folder in sorted(path.glob("*")) if folder.is_dir() and not folder.name.startswith(HIDDEN)]
-    found = {folder: find_coco(folder).values() for folder in lower}
-    if within := next((folder for folder, files in found.items() if COCO in map(_format_of, files)), None):
+    if within := next((folder for folder in lower if holds_coco(folder)), None):
         return f"those of COCO lie one folder below. Give '{within}'"
     first = ""
     for file in _files(path):
