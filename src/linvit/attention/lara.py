@@ -68,17 +68,17 @@ class LARAAttention(Attention):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""
-        noise = q.new_zeros(())
+        noise = None
         if self.training:
             noise = torch.randn(*q.shape[:2], self.landmarks, q.shape[3], dtype=q.dtype, device=q.device)
         return self.core(q, k, v, grid, noise)
 
-    def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, noise: Tensor) -> Tensor:
-        """The attention through landmarks, which noise (B, h, m, dk) moves."""
+    def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, noise: Tensor | None) -> Tensor:
+        """The attention through landmarks, which noise (B, h, m, dk), if any, moves."""
         left, right = self._weights(q, k, grid, noise)
         return left @ (right @ v)
 
-    def _weights(self, q: Tensor, k: Tensor, grid: Grid, noise: Tensor) -> tuple[Tensor, Tensor]:
+    def _weights(self, q: Tensor, k: Tensor, grid: Grid, noise: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Weights of the landmarks for each query (B, h, N, m), and of the keys for each landmark (B, h, m, M)."""
         scale = self.key_dim**-0.5
         q_bar = self._landmarks(self.q_bar, q, grid)
@@ -86,7 +86,7 @@ class LARAAttention(Attention):
         if self.mixed:
             k_bar = (scale * k_bar @ k_bar.mT).softmax(-1) @ k_bar
         mu = q_bar + k_bar  # (B, h, m, dk)
-        drawn = scale * (mu + noise)
+        drawn = scale * (mu if noise is None else mu + noise)
 
         def log_kernel(x: Tensor) -> Tensor:
             """(B, h, m, tokens)."""
@@ -114,5 +114,5 @@ class LARAAttention(Attention):
 
     def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """The weights of queries and of keys, without noise."""
-        left, right = self._weights(q, k, grid, q.new_zeros(()))
+        left, right = self._weights(q, k, grid)
         return left, right.mT

@@ -100,7 +100,8 @@ class PerformerAttention(Attention):
             if not torch.compiler.is_compiling():
                 self._known = self.passes._version, self._known[1] + 1
         # A copy of W: a later redraw must not change this pass's gradients.
-        return self.core(q, k, v, grid, None if self.projection_matrix is None else self.projection_matrix.clone())
+        weight = None if self.projection_matrix is None else self.projection_matrix.clone()
+        return self.core(q, k, v, grid, weight=weight)
 
     def _is_due(self, interval: int) -> bool:
         """Whether the coming pass draws a new W. The counter is read where it was set, and not in every pass."""
