@@ -193,7 +193,14 @@ def tuned(tmp_path, monkeypatch):
         )
         tables = [[line for line in one.out.splitlines() if "|" in line] for one in (done, again)]
         assert tables[0] == tables[1]
-        return done.out, started
+        before = [*started]
+        (run,) = (tmp_path / "checkpoints").rglob("linear-lr*-seed1/version_0")
+        (run / "result.json").unlink()
+        told = linvit("compare", "--report", run.parents[1], "--skip_costs", cwd=tmp_path)
+        printed = told.out.partition("run what is incomplete with\n  linvit ")[2].splitlines()[0]
+        assert linvit(*shlex.split(printed), "--skip_costs", cwd=tmp_path).code == 0
+        assert started[len(before) :] == [run.parent.name]  # tuning is done, and its values are those of before
+        return done.out, before
 
     def settings(grid):
         assert not STOP.deferred  # while many variants are checked a signal ends the command at once

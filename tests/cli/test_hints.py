@@ -114,6 +114,7 @@ def test_a_resumed_run_that_is_moved_is_continued_as_it_was_resumed(run, tmp_pat
 def test_what_others_print_of_a_run_that_is_not_finished(run, name, tmp_path):
     """A run that was renamed is continued, too, and none is started in its place."""
     folder = copy_of(run, tmp_path, name)
+    (folder / "result.json").unlink()
     config = (folder / "config.yaml").read_text()
     (folder / "config.yaml").write_text(config.replace("max_epochs: 2", "max_epochs: 3").replace(str(run.root), "x"))
     with pytest.raises(UserError) as caught:
