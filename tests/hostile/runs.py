@@ -15,6 +15,7 @@ from PIL import Image
 import linvit
 from linvit.cli import main
 from tests.cli.runs import QUICKSTART, tiny
+from tests.digit_folders import digit_folder
 
 Door = Callable[[Path, str], object]
 NAME = "module_of_a_run"  # of the module, which leaves a mark when it is imported
@@ -87,8 +88,9 @@ def write_module(folder: Path, mark: Path) -> None:
 
 
 def write(root: Path, mark: Path) -> Iterator[Path]:
-    """Trains a run, and yields folders NAME/version_0 of copies of it."""
-    main(["fit", f"--config={QUICKSTART}", *tiny(trainer__default_root_dir=root / "trained")])
+    """Trains a run on few images, so that each door takes seconds; yields folders NAME/version_0 of copies of it."""
+    images = digit_folder(root / "digits", "0123456789", count=6)
+    main(["fit", f"--config={QUICKSTART}", *tiny(trainer__default_root_dir=root / "trained", data__source=images)])
     trained = root / "trained" / "quickstart" / "version_0"
     for name, text in configurations(yaml.safe_load((trained / "config.yaml").read_text(encoding="utf-8"))):
         run = root / name / "version_0"
@@ -115,11 +117,11 @@ FAST = ("--trainer.fast_dev_run=1", "--trainer.enable_progress_bar=false")
 DOORS: dict[str, Door] = {
     "linvit evaluate": _within("evaluate", ".", "--num_workers=0", "--output=../out"),
     "linvit predict --model": _within("predict", "--model", ".", "image.png", "--output=../out"),
-    "linvit push": _within("push", ".", "--to", "../out", "--license=mit"),
+    "linvit push": _within("push", ".", "--to", "../pushed", "--license=mit"),
     "linvit analyze RUN": _within("analyze", "--ckpt_path", ".", "--count=1", "--output=../out"),
     "linvit probe": _within("probe", ".", "--layers=-1", "--output=../out"),
     "linvit linearize --teacher": _within("linearize", "--teacher=.", "--model.attention=linear", *FAST),
-    "linvit compare --report": _within("compare", "--report", ".", "--output=../out"),
+    "linvit compare --report": _within("compare", "--report", "."),
     "linvit fit --model.pretrained=RUN": lambda path, address: main(
         ["fit", f"--config={QUICKSTART}", *tiny(), *FAST, f"--model.pretrained={path}"]
     ),

@@ -219,6 +219,13 @@ def test_no_network(run, hub, monkeypatch):
     assert "\n" not in str(caught.value)
 
 
+def test_the_card_of_a_configuration_with_words_for_parts(run):
+    words = RunFolder(run.folder)
+    words.config.update(data="a.Data", trainer="b.yaml", model="a.Task", checkpoint="c")
+    card = write_card(ModelDescription("0", "tasks:InkTask", {}), words, "mit", {"linvit": "a"}, in_timm=False)
+    assert "Images of a folder or a table." in card
+
+
 def test_bad_input(run, tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()

@@ -19,7 +19,7 @@ from linvit.files import new_folder, write_text
 from linvit.inference.description import ModelDescription, build_task, read_trained, write_trained
 from linvit.plain_text import markdown_code, markdown_text
 from linvit.registry import Registry, attentions, backbones, heads
-from linvit.runs.folder import EVALUATED, RunFolder
+from linvit.runs.folder import EVALUATED, RunFolder, mapping
 from linvit.weights.read import HUB, HUB_FILES, REPOSITORY
 
 TASKS = {
@@ -123,18 +123,18 @@ def write_card(
     }
     classes = description.class_names
     shown = ", ".join(map(markdown_code, classes[:MOST_NAMES])) + (", ..." if len(classes) > MOST_NAMES else "")
-    data, trainer = public(run.config.get("data") or {}), run.config.get("trainer") or {}
+    data, trainer = public(mapping(run.config.get("data"))), mapping(run.config.get("trainer"))
     config = {
         "seed_everything": run.config.get("seed_everything"),
         "trainer": {name: value for name, value in trainer.items() if name in OF_TRAINER},
         "model": public(run.config.get("model")),
         "data": data,
     }
-    origin = (data.get("init_args") or {}).get("source")
+    origin = mapping(data.get("init_args")).get("source")
     origin = origin if origin in (None, PATH) else markdown_code(str(origin))
     taught = " It was trained beside a teacher, as a copy with another attention." * bool(run.model.get("teacher"))
     best, scores = run.best_score(run.score_tag()), ""
-    if best is not None and (run.config.get("checkpoint") or {}).get("monitor") == EVALUATED:
+    if best is not None and mapping(run.config.get("checkpoint")).get("monitor") == EVALUATED:
         where = f"on the validation split ({run.score_tag()}), after {best.step + 1} steps"
         scores = f"{best.value:.4f} {where}, the run's best."
     images = (description.preprocessing or {}).items()

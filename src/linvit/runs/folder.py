@@ -69,7 +69,7 @@ class RunFolder:
     @property
     def model(self) -> dict[str, Any]:
         """The arguments of its task."""
-        return _mapping(_mapping(self.config.get("model")).get("init_args"))
+        return mapping(mapping(self.config.get("model")).get("init_args"))
 
     @cached_property
     def curves(self) -> dict[str, list[tuple[int, float]]]:
@@ -186,7 +186,7 @@ class RunFolder:
 
     @property
     def _trainer(self) -> dict[str, Any]:
-        return _mapping(self.config.get("trainer"))
+        return mapping(self.config.get("trainer"))
 
     def is_best(self, source: str | Path) -> bool:
         """Whether its folder is named, or its best checkpoint, whose scores are the run's."""
@@ -358,7 +358,7 @@ def check_finished(model: Path, verb: str) -> None:
         )
 
 
-def _mapping(part: Any) -> dict[str, Any]:
+def mapping(part: Any) -> dict[str, Any]:
     """Returns a part of a configuration; an empty one if it is no mapping, as in a file of another program."""
     return part if isinstance(part, dict) else {}
 
