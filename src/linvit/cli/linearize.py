@@ -73,6 +73,7 @@ def main(argv: list[str]) -> int:
     hide_library_messages()
     with STOP.caught():
         command, table = shlex.join(["linvit", "linearize", *argv]), None
+        again = command + " --resume=auto" * (args.resume is None)
         config = with_teacher(args.teacher, options)
         if args.resume is not None and any(option.partition("=")[0] == "--ckpt_path" for option in options):
             raise UserError(RESUME_AND_CHECKPOINT)
@@ -108,7 +109,7 @@ def main(argv: list[str]) -> int:
                 before = {"source": f"{folders[-1]}/checkpoints/{LAST}", "ema": averaged}
                 here |= {"model.pretrained": before, "model.teacher.copied": "nothing"}
             run = Run.from_config(replace_options(stage_config(config, stage), here), command=command)
-            run.resume_with = command + " --resume=auto" * (args.resume is None)
+            run.resume_with = again
             gc.collect()  # a trainer and its network, of the stage before, refer to one another
             run.fit()
             folders.append(Path(str(run.trainer.log_dir)))  # which all ranks ask for
