@@ -44,7 +44,7 @@ def test_nothing_goes_around_the_doors(calls):
 READERS = {  # of files by their paths, and what may call them besides `linvit.reading`: the files are checked before
     "read_bytes": {"source.py"},  # of modules that are installed
     "read_text": {"machine.py", "runs/conditions.py", "runs/configs.py"}
-    | {"attention/kernels/choice.py", "cli/compare/run.py"},  # the system's files, and linvit's
+    | {"attention/kernels/choice.py", "cli/compare/run.py", "cli/training/help.py"},  # the system's files, and linvit's
     "open": {"model_info.py", "weights/torch_file.py"},  # linvit's tables; `torch_file.load` checks
     "zipfile.ZipFile": {"weights/torch_file.py"},
     "zipfile.is_zipfile": {"weights/torch_file.py"},

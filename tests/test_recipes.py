@@ -265,6 +265,7 @@ def check_rates(name):
         fast_dev_run=False,
         train_dataloader=SimpleNamespace(batch_size=batch),
         world_size=DEVICES,
+        callbacks=[],
     )
     schedule = run_schedule(task.optimisation, trainer)
     assert total_batch_size(trainer) == batch * DEVICES

@@ -10,7 +10,8 @@ from linvit import data, tasks
 from linvit.cli import OWN, main
 from linvit.cli.training import VERBS
 from linvit.data.base import ImageData
-from linvit.runs.parser import CommandLine, options_of
+from linvit.runs.options import read_config
+from linvit.runs.parser import options_of
 from linvit.tasks.base import Task
 
 FILE = Path(__file__).parent / "surface.txt"
@@ -40,7 +41,7 @@ def commands() -> dict[str, list[str]]:
 def keys() -> dict[str, list[str]]:
     """Returns the keys of a configuration: those of every run, and by class those of its task and data."""
     sections = ("trainer", "model", "data")  # Lightning's, and those of classes
-    settings = CommandLine("fit", ["--config", "quickstart"], quiet=True).config.as_dict()
+    settings = read_config("quickstart")
     every = [name for name in settings if name not in sections]
     parts = {name: options_of(type_) for name, type_ in classes().items()}
     return {"configuration": sorted(every), **{name: sorted(options) for name, options in parts.items()}}

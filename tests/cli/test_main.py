@@ -207,7 +207,7 @@ class Watch:
 
 sys.meta_path.insert(0, Watch())
 import linvit.cli
-linvit.cli.main(["fit", "--help"])
+linvit.cli.main(["fit", "--help=all"])
 """
     environment = {name: value for name, value in os.environ.items() if name not in WAITING}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)

@@ -61,7 +61,7 @@ def built(name):
     parser = ArgumentParser()
     parser.add_argument("--strategy", type=Strategy)
     given = yaml.safe_load((FOLDER / f"{name}.yaml").read_text())["trainer"]["strategy"]
-    return parser.instantiate_classes(parser.parse_object({"strategy": given})).strategy
+    return parser.instantiate(parser.parse_object({"strategy": given})).strategy
 
 
 @pytest.mark.parametrize("name", [path.stem for path in FOLDER.glob("*.yaml")])

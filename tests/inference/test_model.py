@@ -53,7 +53,7 @@ def raw(folder, **options):
 
 def scores_of_test(folder):
     run = Run.read(folder, "test")
-    run.start()
+    run.test()
     return dict(run.trainer.callback_metrics)
 
 
@@ -240,7 +240,7 @@ def test_detections_are_those_of_the_test(tmp_path):
     scores = scores_of_test(folder)
     assert all(torch.tensor(value) == scores[f"test/{name}"] for name, value in results.figures().items())
     run = Run.read(folder, "predict")
-    run.start()
+    run.predict()
     (saved,) = (folder / "predictions_digit_scenes").glob("results.json")
     old = [{**each, "image_id": 0} for each in json.loads(saved.read_text())]
     new = [each for result in found for each in result.objects.annotations(0, [*range(10)])]

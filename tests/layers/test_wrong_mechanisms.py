@@ -56,7 +56,7 @@ def test_what_a_mechanism_returned_and_what_was_expected_are_named(kind):
 
 
 def test_one_without_forward_is_refused_when_it_is_built():
-    with pytest.raises(linvit.UserError, match=r"Empty has no forward: define forward.*linvit check"):
+    with pytest.raises(linvit.UserError, match=r"Empty has no formula: define core.*linvit check"):
         built(Empty)
 
 

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 import yaml
-from jsonargparse import Namespace
 
 from linvit.callbacks.save_checkpoints import AtomicCheckpointIO
 from linvit.errors import UserError
@@ -43,13 +42,15 @@ def fit(cwd, *arguments, **options):
     return linvit("fit", f"--config={QUICKSTART}", *tiny(), *short, *flags(**options), *arguments, cwd=cwd)
 
 
-def settings(max_epochs=5, max_steps=-1, seed=0, callbacks=None, **model):
+def settings(configs, max_epochs=5, max_steps=-1, seed=0, callbacks=None, **model):
     """What a command line amounts to."""
-    return Namespace(
-        seed_everything=seed,
-        trainer=Namespace(max_epochs=max_epochs, max_steps=max_steps, callbacks=callbacks),
-        model=Namespace(class_path="linvit.tasks.ClassificationTask", init_args=Namespace(**model)),
-    )
+    return {
+        "config": configs,
+        "seed_everything": seed,
+        "trainer": {"max_epochs": max_epochs, "max_steps": max_steps, "callbacks": callbacks},
+        "model": {"class_path": "linvit.tasks.ClassificationTask", "init_args": model},
+        "data": {"init_args": {}},
+    }
 
 
 def step_of(path):
@@ -113,7 +114,7 @@ def test_without_its_last_evaluation_and_an_earlier_checkpoint_the_way_to_score_
         if step_of(path) < 20:
             path.unlink()
     with pytest.raises(UserError, match=r"(?s)its last evaluation is not in its metrics.csv.*linvit validate --config"):
-        find([str(folder / "config.yaml")], folder.parent.parent, settings(2))
+        find(settings([str(folder / "config.yaml")], 2), folder.parent.parent)
 
 
 def test_a_run_that_has_no_checkpoint_yet_starts_anew_in_its_folder(tmp_path):
@@ -138,7 +139,7 @@ def test_a_damaged_file_is_passed_over_with_the_reason(folder):
     with pytest.warns(UserWarning, match=r"passes over .*best.ckpt: .* is damaged"):
         assert next(whole_checkpoints(folder), None) is None
     with pytest.warns(UserWarning, match="none of its checkpoints can be used, so a new run starts"):
-        assert find(["quickstart"], folder.parents[1], settings()) == (None, None, False)
+        assert find(settings(["quickstart"]), folder.parents[1]) == (None, None, False)
 
 
 def test_of_the_others_the_newest_is_taken(folder):
@@ -155,9 +156,9 @@ def test_a_configuration_in_a_run_folder_means_that_run(tmp_path):
     for number in (0, 1, 9, 10):
         (root / "quickstart" / f"version_{number}").mkdir(parents=True)
     (root / "quickstart" / "version_11").touch()
-    assert run_to_resume(["quickstart"], root, settings()).name == "version_10"
-    assert run_to_resume([str(root / "quickstart" / "version_1" / "config.yaml")], root, settings()).name == "version_1"
-    assert run_to_resume(["other"], root, settings()) is None
+    assert run_to_resume(settings(["quickstart"]), root).name == "version_10"
+    assert run_to_resume(settings([str(root / "quickstart" / "version_1" / "config.yaml")]), root).name == "version_1"
+    assert run_to_resume(settings(["other"]), root) is None
 
 
 def test_a_run_of_another_model_or_seed_is_passed_over(folder):
@@ -170,15 +171,15 @@ def test_a_run_of_another_model_or_seed_is_passed_over(folder):
         {"compile": "max-autotune"},
         {"teacher": None},
     ):
-        assert run_to_resume(configs, root, settings(**same)) == folder
+        assert run_to_resume(settings(configs, **same), root) == folder
     for name, other in (
         *(("model.lr", {"lr": 7.0}), ("model.attention", {"attention": "hydra"}), ("seed_", {"seed": 3})),
         ("model.teacher", {"teacher": teacher}),  # its students may lie beside it
     ):
-        assert run_to_resume(configs, root, settings(**other)) is None
-        (words,) = differs(folder, settings(**other))
+        assert run_to_resume(settings(configs, **other), root) is None
+        (words,) = differs(folder, settings(configs, **other))
         assert words.startswith(name)
-        assert run_to_resume([str(folder / "config.yaml")], root, settings(**other)) == folder
+        assert run_to_resume(settings([str(folder / "config.yaml")], **other), root) == folder
 
 
 @pytest.mark.parametrize(
@@ -186,9 +187,9 @@ def test_a_run_of_another_model_or_seed_is_passed_over(folder):
 )
 def test_when_a_run_is_finished(folder, limits, finished, capsys):
     configs, root = [str(folder / "config.yaml")], folder.parents[1]
-    assert find(configs, root, settings(*limits))[2] is finished
+    assert find(settings(configs, *limits), root)[2] is finished
     if not finished:
-        assert find(configs, root, settings(*limits))[1].step == 20
+        assert find(settings(configs, *limits), root)[1].step == 20
 
 
 @pytest.mark.parametrize("state", [{"stopped_epoch": 1}, {"stopped_epoch": 0, "stopping_reason_message": "best"}])
@@ -198,29 +199,28 @@ def test_early_stopping_has_finished_a_run_as_long_as_it_is_asked_for(folder, ca
     content["callbacks"]["EarlyStopping{'monitor': 'val/score', 'mode': 'max'}"] = state
     AtomicCheckpointIO().save_checkpoint(content, path)
     caplog.set_level("INFO", logger="lightning.pytorch.utilities.rank_zero")
-    configs, early = [str(folder / "config.yaml")], [Namespace(class_path="EarlyStopping")]
-    assert find(configs, folder.parents[1], settings(100, callbacks=early))[2]
+    configs, early = [str(folder / "config.yaml")], [{"class_path": "EarlyStopping"}]
+    assert find(settings(configs, 100, callbacks=early), folder.parents[1])[2]
     assert "To train it for longer, leave EarlyStopping out of --trainer.callbacks" in caplog.text
-    assert not find(configs, folder.parents[1], settings(100))[2]
+    assert not find(settings(configs, 100), folder.parents[1])[2]
 
 
 def test_a_start_that_failed_does_not_hide_the_run_before_it(folder):
     """Its folder has no configuration; it is taken where there is nothing to resume."""
     (folder.parent / "version_1").mkdir()
     configs, root = [f"elsewhere/{folder.parent.name}.yaml"], folder.parents[1]
-    assert find(configs, root, settings(100))[0] == folder
-    assert find(configs, root, settings(100, seed=7))[0] == folder.parent / "version_1"
+    assert find(settings(configs, 100), root)[0] == folder
+    assert find(settings(configs, 100, seed=7), root)[0] == folder.parent / "version_1"
 
 
 def test_a_run_on_other_data_is_named(folder, recwarn):
     configs, root = [str(folder / "config.yaml")], folder.parents[1]
     for source, warned in {"digits": False, "mine": True}.items():
-        asked = settings(100)
-        asked.data = Namespace(init_args=Namespace(source=source, batch_size=7))
-        find(configs, root, asked)
+        asked = settings(configs, 100) | {"data": {"init_args": {"source": source, "batch_size": 7}}}
+        find(asked, root)
         assert any("has data.source=digits and not mine. If" in str(told.message) for told in recwarn) is warned
     (folder / "config.yaml").write_text("{data: 3, trainer: {}}")  # which says nothing of it
-    assert find(configs, root, asked)[1].step == 20
+    assert find(asked, root)[1].step == 20
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from linvit.attention.declarations import Facts
 from linvit.attention.ops.decorators import full_precision
 from linvit.attention.ops.functional import join_heads, split_heads
 from linvit.attention.ops.linear import linear_attention, linear_factors
-from linvit.errors import UserError, check_number, check_odd
+from linvit.errors import UserError, check_choice, check_number, check_odd
 
 
 class EnhancedLinearAttention(Attention):
@@ -79,6 +79,7 @@ class EnhancedLinearAttention(Attention):
             raise UserError(f"scales must be a list such as [5] or [3, 5], or [] for none; got {scales!r}")
         for scale in scales:
             check_odd("scales", scale, "[5] or [3, 5], or [] for none")
+        check_choice("proj_norm", proj_norm, ["none", "bn2d"])
         check_number("eps", eps, at_least=torch.finfo(torch.float32).tiny, note=", such as 1e-15 or 1e-5")
         self.scales = tuple(scales)
         self.eps = eps

@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
-from zipfile import is_zipfile
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -32,6 +31,7 @@ from linvit.files import (
     sweep,
     unlock,
 )
+from linvit.weights import torch_file
 
 EPOCHS = "epochs"
 """Of the state of `SaveCheckpoints`: the epochs of the best values, which are there by the names of their metrics."""
@@ -244,12 +244,14 @@ class SaveCheckpoints(Checkpoint):
 
     def _kept(self, path: Path, best: Best) -> tuple[Any, Any] | None:
         """Returns value and epoch in the file of a best state; None if it is missing or damaged."""
-        if not is_zipfile(path):
+        if not path.is_file():
             return None
         try:
-            state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)["callbacks"][self.state_key]
+            state = torch_file.load(path)["callbacks"][self.state_key]
             return state[best.monitor], (state.get(EPOCHS) or {}).get(best.monitor)
-        except Exception:  # of another way to write, or with the objects of other callbacks
+        except UserError:  # damaged
+            return None
+        except Exception:  # of another way to write
             return best.value, best.epoch
 
     def _save(self, trainer: Trainer, names: list[str]) -> None:

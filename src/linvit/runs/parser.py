@@ -7,6 +7,7 @@ import inspect
 import pkgutil
 import re
 import shlex
+import warnings
 from argparse import ArgumentError
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
@@ -430,7 +431,9 @@ def options_of(owner: type) -> dict[str, Option]:
                 )
 
     parser = ArgumentParser(formatter_class=Listed)
-    parser.add_class_arguments(owner, fail_untyped=False)
+    with warnings.catch_warnings():  # version 5 calls parameters without a type required; here they are only listed
+        warnings.filterwarnings("ignore", r"\s*With fail_untyped=False")
+        parser.add_class_arguments(owner, fail_untyped=False)
     parser.format_help()
     return found
 

@@ -123,8 +123,8 @@ def test_a_widened_output_keeps_the_projection_of_the_first_scale() -> None:
     ("options", "message"),
     [
         ({"head_dim": 16}, "a timm model keeps its 2 heads of 32 channels .* asks for 4 heads of 16 channels"),
-        ({"heads_ratio": 2.0}, "asks for 4 heads of 32 channels and proj_norm 'none'. Leave these options out"),
-        ({"proj_norm": "bn2d"}, "its output projection without a norm; .* proj_norm 'bn2d'"),
+        ({"heads_ratio": 2.0}, "asks for 4 heads of 32 channels and norm 'none'. Leave these options out"),
+        ({"proj_norm": "bn2d"}, "its output projection without a norm; .* norm 'bn2d'"),
     ],
     ids=str,
 )

@@ -28,7 +28,7 @@ def test(argv: list[str]) -> None:
 def predict(argv: list[str]) -> None:
     """Predicts files with the network that --model names, or else the data source of a configuration."""
     if names_a_network(argv):
-        from linvit.cli.training.predict import main
+        from linvit.cli.training.predict_files import main
 
         main(argv)
     else:

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from linvit.analysis.operations import make_inputs
 from linvit.attention.base import Attention, Grid
+from linvit.attention.declarations import Facts
 from linvit.backbones.create import create_backbone
 from linvit.errors import UserError
 from linvit.experiments.bench.costs import Cost
@@ -29,7 +30,7 @@ BASELINES: Mapping[str, Spec] = {
 class ScaledDotProduct(Attention):
     """Calls `torch.nn.functional.scaled_dot_product_attention`, O(N) memory where it has a fused kernel."""
 
-    complexity = "O(N^2)"
+    facts = Facts(complexity="O(N^2)")
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""
@@ -39,7 +40,7 @@ class ScaledDotProduct(Attention):
 class NaiveSoftmax(Attention):
     """Writes `softmax(q k^T / sqrt(dk)) v` out in the precision of its inputs, O(N^2) memory."""
 
-    complexity = "O(N^2)"
+    facts = Facts(complexity="O(N^2)")
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""
