@@ -197,6 +197,9 @@ def parse(
         check_number("--seed_everything", seed, at_least=0, below=2**32, whole=True)
     text = parser.dump(read, skip_unset=False, skip_validation=True)  # they have been checked
     config: Config = yaml_text.load(text, "the configuration")
+    for part in (config["model"], config["data"]):
+        if isinstance(part, dict):
+            part.setdefault("init_args", {})  # of a class without options
     return {**config, "config": named}
 
 
