@@ -1,10 +1,9 @@
 """`--resume=auto`: one command fits every case."""
 
-import csv
 import json
 import shutil
+import signal
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +11,7 @@ import torch
 import yaml
 
 from linvit.callbacks.save_checkpoints import AtomicCheckpointIO
+from linvit.callbacks.stop_on_signal import StopOnSignal
 from linvit.errors import UserError
 from linvit.experiments.compare.results import group
 from linvit.runs import result
@@ -63,8 +63,6 @@ def test_it_starts_goes_on_and_is_finished(tmp_path, monkeypatch):
     done = fit(tmp_path, AUTO, **options, trainer__max_epochs=1)
     assert done.code == 0, done.err
     assert "there is no such run of 'quickstart' in out yet, one starts" in done.log
-    kept = runs / "version_0" / "checkpoints"
-    first = Path(shutil.copy(kept / "last.ckpt", kept / "first.ckpt"))
     done = fit(tmp_path, AUTO, **options, trainer__max_epochs=2)
     assert done.code == 0, done.err
     assert "out/quickstart/version_0 continues from last.ckpt, step 2" in done.log
@@ -77,19 +75,6 @@ def test_it_starts_goes_on_and_is_finished(tmp_path, monkeypatch):
     assert "is finished already, at step 4, 2 epochs" in done.log
     assert [path.name for path in runs.iterdir()] == ["version_0"]
     assert step_of(runs / "version_0" / "checkpoints" / "last.ckpt") == 4
-    assert RunFolder(runs / "version_0").complete
-    # what a kill behind the last checkpoint may have left: its last evaluation is lost
-    record.unlink()
-    table = runs / "version_0" / "metrics.csv"
-    lines = table.read_text(encoding="utf-8").splitlines(keepends=True)
-    table.write_text("".join(lines[:-1]), encoding="utf-8")
-    (runs / "version_0" / "checkpoints" / "best.ckpt").unlink()
-    with pytest.warns(UserWarning, match="was trained to its end, but its last evaluation is missing"):
-        done = fit(tmp_path, AUTO, **options, trainer__max_epochs=2)
-    assert done.code == 0, done.err
-    assert f"continues from {first.name}, step 2" in done.log
-    again, before = list(csv.DictReader(table.open(encoding="utf-8", newline=""))), list(csv.DictReader(lines))
-    assert [(row["step"], row["val/score"]) for row in again] == [(row["step"], row["val/score"]) for row in before]
     assert RunFolder(runs / "version_0").complete
     monkeypatch.setattr(ClassificationTask, "training_loss", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -107,14 +92,40 @@ def test_a_run_without_validation_has_a_record(tmp_path):
     assert variant.without_score(None) == {0: "its last evaluation has no val/score"}
 
 
-def test_without_its_last_evaluation_and_an_earlier_checkpoint_the_way_to_score_it_is_said(folder):
-    checkpoints = folder / "checkpoints"
-    (folder / "metrics.csv").unlink()
+def test_a_run_that_was_ended_before_its_last_validation_repeats_the_steps_before_it(tmp_path, monkeypatch):
+    """`max_steps` has no step left after the checkpoint, so the validation follows upon those of an earlier one."""
+    options = {"trainer__max_epochs": -1, "trainer__max_steps": 4}
+    runs = {name: tmp_path / name / "checkpoints/quickstart/version_0" for name in ("whole", "ended")}
+    for name in runs:
+        (tmp_path / name).mkdir()
+    assert fit(tmp_path / "whole", AUTO, **options).code == 0
+    with monkeypatch.context() as signals:
+        signals.setattr(StopOnSignal, "_asked", lambda self: signal.SIGTERM if self._step == 4 else 0)
+        assert fit(tmp_path / "ended", AUTO, **options).code == 143
+    assert step_of(runs["ended"] / "checkpoints/last.ckpt") == 4
+    assert not RunFolder(runs["ended"]).complete
+    with pytest.warns(UserWarning, match="was trained to its end, but its last validation is missing"):
+        done = fit(tmp_path / "ended", AUTO, **options)
+    assert done.code == 0, done.err
+    assert "continues from best.ckpt, step 2" in done.log
+    found, wanted = (result.read(run / "result.json") for run in (runs["ended"], runs["whole"]))
+    assert (found["scores"], found["score"]) == (wanted["scores"], wanted["score"])
+
+
+def test_without_its_last_validation_and_an_earlier_checkpoint_the_way_to_score_it_is_said(folder):
+    checkpoints, configs = folder / "checkpoints", [str(folder / "config.yaml")]
+    content = torch.load(checkpoints / "last.ckpt", weights_only=True)
+    validation = content["loops"]["fit_loop"]["epoch_loop.val_loop.batch_progress"]["current"]
+    validation |= {"started": 1, "processed": 0, "completed": 0}
+    content["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"] = 1
     for path in checkpoints.glob("*.ckpt"):
-        if step_of(path) < 20:
-            path.unlink()
-    with pytest.raises(UserError, match=r"(?s)its last evaluation is not in its metrics.csv.*linvit validate --config"):
-        find(settings([str(folder / "config.yaml")], 2), folder.parent.parent)
+        path.unlink()
+    AtomicCheckpointIO().save_checkpoint(content, checkpoints / "last.ckpt")
+    with pytest.raises(UserError, match=r"(?s)its last validation is missing.*linvit validate --config"):
+        find(settings(configs, 2, 20), folder.parent.parent)
+    assert not find(settings(configs, 2), folder.parent.parent)[2]  # the epoch ends with its validation
+    for limits in ((1, -1), (2, 19)):  # which ask for no such validation
+        assert find(settings(configs, *limits), folder.parent.parent)[2]
 
 
 def test_a_run_that_has_no_checkpoint_yet_starts_anew_in_its_folder(tmp_path):

@@ -36,7 +36,7 @@ from linvit.runs.parser import Config
 from linvit.signatures import equal_options
 from linvit.tasks.base import SET_BY_DATA, SET_BY_RUN
 from linvit.tasks.pretrained import skip_pretrained
-from linvit.tasks.safe_loading import DESCRIPTION, check_content, epochs_done, stopped_early
+from linvit.tasks.safe_loading import DESCRIPTION, check_content, epochs_done, stopped_early, within_validation
 from linvit.weights import torch_file
 from linvit.weights.read import model_named
 
@@ -50,6 +50,7 @@ class Checkpoint:
         self.step: int = content.get("global_step", 0)
         self.epochs = epochs_done(content) or 0
         self.stopped_early = stopped_early(content)
+        self.within_validation = within_validation(content)
         self.run = run_of_checkpoint(path)
         states = content.get("callbacks", {})
         self.saved: Any = states.get(SaveCheckpoints.__qualname__, {})  # the best values, and their epochs
@@ -254,15 +255,6 @@ def other_data(run: Path, config: Config) -> list[str]:
     return [f"{name}={theirs[name]} and not {own[name]}" for name in differing]
 
 
-def was_evaluated(run: Path, epochs: int | None, steps: int) -> bool:
-    """True if the last evaluation of a run is in its curves, or its configuration cannot be read, which says when."""
-    try:
-        return not (run / CONFIG).exists() or RunFolder(run).evaluated(epochs, steps)
-    except UserError as error:
-        rank_zero_warn(f"{error}. --resume=auto takes the checkpoint for that of a run that was evaluated")
-        return True
-
-
 def whole_checkpoints(run: Path) -> Iterator[Checkpoint]:
     """Those of a run that can be resumed: the last, then from the newest on. It says which it passes over, and why."""
     folder = run / CHECKPOINTS
@@ -270,19 +262,6 @@ def whole_checkpoints(run: Path) -> Iterator[Checkpoint]:
         yield last
     others = [_whole(path) for path in folder.glob("*.ckpt") if path.name != LAST]
     yield from sorted(filter(None, others), key=lambda other: (other.step, str(other.path)), reverse=True)
-
-
-def before(run: Path, checkpoint: Checkpoint) -> Checkpoint:
-    """The newest checkpoint of a run that is older than a given one."""
-    older = next((other for other in whole_checkpoints(run) if other.step < checkpoint.step), None)
-    if older is None:
-        config, path = in_shell(run_config(run)), in_shell(Path(checkpoint.path))
-        raise UserError(
-            f"{shown(run)} was trained to its end, but its last evaluation is not in its metrics.csv, and there is no "
-            f"earlier checkpoint to continue from. To train it again, delete its folder; to score it:\n  linvit "
-            f"validate --config {config} --ckpt_path {path}"
-        )
-    return older
 
 
 Found = tuple[Path | None, Checkpoint | None, bool]
@@ -297,7 +276,8 @@ def find(config: Config, root: Path) -> Found:
             f"--resume=auto: there is no such run of '{run_name(config['config'])}' in {shown(root)} yet, one starts"
         )
         return None, None, False
-    checkpoint = next(whole_checkpoints(run), None)
+    candidates = whole_checkpoints(run)
+    checkpoint = next(candidates, None)
     if checkpoint is None:
         damaged = any((run / "checkpoints").glob("*.ckpt"))
         way = "none of its checkpoints can be used, so a new run starts" if damaged else "it has no checkpoint yet"
@@ -311,8 +291,8 @@ def find(config: Config, root: Path) -> Found:
     epochs = trainer["max_epochs"] is not None and 0 <= trainer["max_epochs"] <= checkpoint.epochs
     steps = 0 <= trainer["max_steps"] <= checkpoint.step
     early = checkpoint.stopped_early and "EarlyStopping" in str(trainer["callbacks"])
-    trained = epochs or steps or early
-    if trained and was_evaluated(run, None if steps else checkpoint.epochs, checkpoint.step):
+    unscored = checkpoint.step == trainer["max_steps"] and checkpoint.within_validation
+    if epochs or early or (steps and not unscored):
         ways = {"raise --trainer.max_epochs": epochs, "raise --trainer.max_steps": steps}
         ways |= {"leave EarlyStopping out of --trainer.callbacks": early}
         way = " and ".join(way for way, ended in ways.items() if ended)
@@ -321,9 +301,16 @@ def find(config: Config, root: Path) -> Found:
             f"To train it for longer, {way}; to start again, leave --resume out"
         )
         return run, checkpoint, True
-    if trained:
-        checkpoint = before(run, checkpoint)
-        rank_zero_warn(f"--resume=auto: {shown(run)} was trained to its end, but its last evaluation is missing")
+    if steps:  # after the last step Lightning starts no validation, so the steps before it are repeated
+        last, checkpoint = checkpoint, next((each for each in candidates if each.step < checkpoint.step), None)
+        told = f"{shown(run)} was trained to its end, but its last validation is missing"
+        if checkpoint is None:
+            raise UserError(
+                f"{told}, and there is no earlier checkpoint to resume from. To train it again, delete its folder; to "
+                f"score it:\n  linvit validate --config {in_shell(run_config(run))} --ckpt_path "
+                f"{in_shell(Path(last.path))}"
+            )
+        rank_zero_warn(f"--resume=auto: {told}")
     rank_zero_info(f"--resume=auto: {shown(run)} continues from {Path(checkpoint.path).name}, step {checkpoint.step}")
     return run, checkpoint, False
 

@@ -118,22 +118,6 @@ class RunFolder:
         """Epochs, from 0, by the steps at which the curves say them."""
         return {step: int(epoch) for step, epoch in self.curves.get("epoch", []) if math.isfinite(epoch)}
 
-    def evaluated(self, epochs: int | None, steps: int) -> bool:
-        """Whether the evaluation that follows upon so many whole epochs, or that many steps, is in the curves.
-
-        Steps count where evaluations do not follow epochs, or the epochs are not known.
-        """
-        every = self._trainer.get("check_val_every_n_epoch", 1)
-        if self._trainer.get("limit_val_batches") == 0:
-            return True
-        score = self.score(EVALUATED)
-        if epochs is not None and every:
-            return epochs < every or (score is not None and score.epoch >= epochs - epochs % every)
-        if score is None:
-            return True  # its steps may end before the first evaluation
-        before = [-1, *(step for step, _ in self.curves[EVALUATED])][-2]
-        return 2 * score.step - before >= steps  # where the next one would be
-
     def score(self, tag: str) -> Score | None:
         """The last value of a curve, perhaps NaN; None if there is none, or none of the last validation."""
         return self.scores(tag)[-1] if tag in self.last else None
@@ -163,7 +147,7 @@ class RunFolder:
         score = self.score(EVALUATED)
         if score is None:
             return f"there is no evaluation in its {CURVES}"
-        epochs = self._trainer.get("max_epochs") or -1
+        epochs = mapping(self.config.get("trainer")).get("max_epochs") or -1
         return (
             f"its last evaluation is that of epoch {score.epoch}{f' of {epochs}' * (epochs > 0)}, step {score.step + 1}"
         )
@@ -183,10 +167,6 @@ class RunFolder:
     def best(self) -> list[str]:
         """Names of its best checkpoint, the wanted one first; see `best_checkpoints`."""
         return best_checkpoints(self.model.get("predict_with", "raw"))
-
-    @property
-    def _trainer(self) -> dict[str, Any]:
-        return mapping(self.config.get("trainer"))
 
     def is_best(self, source: str | Path) -> bool:
         """Whether its folder is named, or its best checkpoint, whose scores are the run's."""

@@ -196,6 +196,15 @@ def stopped_early(content: Mapping[str, Any]) -> bool:
     return any(own.get("stopped_epoch") or own.get("stopping_reason_message") for own in states)  # within epoch 0, too
 
 
+def within_validation(content: Mapping[str, Any]) -> bool:
+    """True if a validation was due or had begun, and had not ended; `ExactResume` marks it so."""
+    try:
+        batches = content["loops"]["fit_loop"]["epoch_loop.val_loop.batch_progress"]["current"]
+        return bool(batches["completed"] < batches["started"])
+    except (KeyError, TypeError):
+        return False
+
+
 def _is_list(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(state, dict) for state in value)
 
