@@ -1,11 +1,10 @@
-"""Options of configurations and checkpoints that this release has removed, and what to use instead.
+"""Names that this release has removed, and what to use instead; the next minor release drops its rows.
 
-A value that changed nothing is left out, so runs of earlier versions can be resumed and scored. Any other value is
-refused with one line. `linvit.cli.removed` has the verbs and options of command lines. The next minor release drops
-the rows of this one.
+In configurations and checkpoints, a value that changed nothing is left out, so runs of earlier versions can be resumed
+and scored. Any other value is refused with one line, as are verbs and options of command lines.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from linvit.errors import UserError
@@ -18,11 +17,18 @@ class Removed(NamedTuple):
     """The value that changed nothing."""
     instead: str
     owner: str = ""
-    """The class of linvit that had the option, where other classes in the same place may have one of this name."""
+    """Class of linvit that had the option, where other classes in the same place may have one of this name."""
 
 
 RECALL = "Use diagnostics/recall, or linvit 0.2 for the tasks copy, counting, nearest and distractors"
+SEARCH = "Use --tune OPTION=VALUE,VALUE, or a loop of Optuna around linvit fit (docs/guides/search.md)"
+BUDGET = "Use equal epochs, --trainer.max_epochs=N, or a grid of variants with epochs of their own"
+LEVEL = "Use the curves in TensorBoard or metrics.csv, which say when a score is reached"
 OPTIONS = {
+    "compare.budget": Removed("epochs", BUDGET, "compare"),
+    "compare.level": Removed(None, LEVEL, "compare"),
+    "compare.search": Removed("grid", SEARCH, "compare"),
+    "compare.trials": Removed(20, SEARCH, "compare"),
     "data.distance": Removed(1, RECALL, "DiagnosticData"),
     "data.distractors": Removed(0, "Use data.pairs: a query asks for each pair", "DiagnosticData"),
     "data.source=copy": Removed(None, RECALL, "DiagnosticData"),
@@ -31,10 +37,26 @@ OPTIONS = {
 }
 """Removed options by dotted names without `init_args`, such as `data.distance` and `trainer.callbacks.every`.
 
-An option may have one of its values, `data.source=copy`, where only that is removed.
+Keys of the grids of `linvit compare` are `compare.KEY`. An option may have one of its values, `data.source=copy`, where
+only that is removed.
 """
 CONFIGS = {f"diagnostics/{name}": RECALL for name in ("copy", "counting", "distractors", "locality", "nearest")}
 """What to use instead of a configuration that came with linvit, by its name."""
+COMMANDS = {
+    "bench --roofline": "Use benchmarks/roofline.py of linvit's repository, on a machine with a GPU",
+    "bench data": "Use benchmarks/loading.py of linvit's repository, which measures the same",
+    "check --head": "Use a test of a few lines with linvit.create_segmentor or create_detector (tests/plugin has two)",
+    **{name.replace(".", " --"): row.instead for name, row in OPTIONS.items() if row.owner == "compare"},
+    "doctor": "Use pip check, which names packages that do not fit, and python -m torch.utils.collect_env",
+    "export --int8": "Use torchao on the network of linvit.load (docs/export.md, 8 bits)",
+    "leaderboard": "Use linvit compare --report FOLDER..., which makes one table of the runs in all folders",
+    "probe --epochs": "Use linvit probe without it: the linear classifier is trained to convergence",
+    "verify-resume": "Use linvit fit --resume=auto: a run resumes exactly (docs/guides/train.md)",
+}
+"""What to use instead of a removed `VERB`, `VERB WORD`, `VERB --option`, or `--option` of all verbs: one line each.
+
+An option may have one of its values, `VERB --option=value`, where only that is removed.
+"""
 
 
 def without_removed(config: Mapping[str, Any], source: str, section: str = "") -> dict[str, Any]:
@@ -60,7 +82,7 @@ def without_removed(config: Mapping[str, Any], source: str, section: str = "") -
                 raise UserError(f"{source}: {option}={value!r}. {answer(gone)}")
         return found
 
-    return dict(kept({**config}, section, ""))
+    return dict(kept({**config}, section, section))
 
 
 def answer(option: str, owner: str = "") -> str | None:
@@ -78,3 +100,21 @@ def _had(owner: str, option: str) -> bool:
     if row is None or not row.owner:
         return row is not None
     return owner.rpartition(".")[2] == row.owner and owner.partition(".")[0] in ("linvit", row.owner)
+
+
+def check_removed(argv: Sequence[str]) -> None:
+    """Raises a `UserError` that names the replacement if a command has a removed verb or option."""
+    for name in _names(argv):
+        if name in COMMANDS:
+            raise UserError(f"{name if name.startswith('--') else f'linvit {name}'} was removed. {COMMANDS[name]}")
+
+
+def _names(argv: Sequence[str]) -> Iterator[str]:
+    """Yields the keys that the table may have for a command, such as `bench`, `bench data` and `bench --level`."""
+    verb, *words = argv or [""]
+    yield verb
+    for place, (word, following) in enumerate(zip(words, [*words, ""][1:], strict=True)):
+        if not place or word.startswith("--"):
+            for name in (word.partition("=")[0], word, f"{word}={following}"):
+                yield f"{verb} {name}"
+                yield name * name.startswith("--")

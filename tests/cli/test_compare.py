@@ -267,7 +267,7 @@ def test_a_grid_of_0_2_says_what_is_removed(tmp_path):
     assert linvit("compare", path, "--dry_run", cwd=tmp_path).code == 0
     path.write_text(before + "budget: macs\n")
     done = linvit("compare", path, "--dry_run", cwd=tmp_path)
-    assert (done.code, "linvit compare --budget was removed. Use equal epochs" in done.err) == (2, True)
+    assert (done.code, "compare.budget was removed. Use equal epochs" in done.err) == (2, True)
 
 
 def test_a_report_of_a_run_that_exists(run, tmp_path):

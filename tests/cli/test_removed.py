@@ -4,12 +4,13 @@ import re
 
 import pytest
 
-from linvit.cli import OWN, main, removed
-from linvit.cli.removed import REMOVED, check_removed
+from linvit import removed
+from linvit.cli import OWN, main
 from linvit.errors import UserError
+from linvit.removed import COMMANDS, check_removed
 
 
-@pytest.mark.parametrize("name", REMOVED)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_a_removed_name_is_answered_by_its_replacement(name, capsys):
     """One line, without an import of torch; the verbs that it names exist."""
     words = name.split(" ")
@@ -19,12 +20,12 @@ def test_a_removed_name_is_answered_by_its_replacement(name, capsys):
             assert main(argv) == 2
             out, err = capsys.readouterr()
             said = name if name.startswith("--") else f"linvit {name}"
-            assert (out, err) == ("", f"linvit: error: {said} was removed. {REMOVED[name]}\n")
-    assert re.fullmatch(r"Use [^\n]{10,200}", REMOVED[name])
+            assert (out, err) == ("", f"linvit: error: {said} was removed. {COMMANDS[name]}\n")
+    assert re.fullmatch(r"Use [^\n]{10,200}", COMMANDS[name])
     assert name not in OWN
-    for verb in re.findall(r"\blinvit ([a-z-]+)", REMOVED[name]):
+    for verb in re.findall(r"\blinvit ([a-z-]+)", COMMANDS[name]):
         assert verb in OWN
-        assert verb not in REMOVED
+        assert verb not in COMMANDS
 
 
 ROWS = {"old": "new", "bench data": "new", "fit --x": "new", "--data.y": "new", "data --z=much": "new"}
@@ -51,12 +52,12 @@ x --z much
 
 @pytest.mark.parametrize("command", FOUND.strip().splitlines())
 def test_rows_of_all_forms(command, monkeypatch):
-    monkeypatch.setattr(removed, "REMOVED", ROWS)
+    monkeypatch.setattr(removed, "COMMANDS", ROWS)
     with pytest.raises(UserError, match="was removed"):
         check_removed(command.split())
 
 
 @pytest.mark.parametrize("command", KEPT.splitlines())
 def test_what_is_kept(command, monkeypatch):
-    monkeypatch.setattr(removed, "REMOVED", ROWS)
+    monkeypatch.setattr(removed, "COMMANDS", ROWS)
     check_removed(command.split())

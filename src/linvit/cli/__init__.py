@@ -5,11 +5,11 @@ import re
 import sys
 from importlib.metadata import metadata, version
 
-from linvit.cli.removed import check_removed
 from linvit.cli.training import VERBS, names_a_network
 from linvit.entries import Entry, announced
 from linvit.errors import UserError, find_user_error
 from linvit.plain_text import PrintableStream
+from linvit.removed import check_removed
 from linvit.terminal import table
 
 OWN = {

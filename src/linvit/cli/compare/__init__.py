@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from linvit import yaml_text
-from linvit.cli.removed import check_removed
 from linvit.errors import UserError, check_choice, check_number
-from linvit.experiments.compare.grid import GONE, UNSAFE, Sweep, expand_names, split, without_convolution
+from linvit.experiments.compare.grid import UNSAFE, Sweep, expand_names, split, without_convolution
 from linvit.model_info import CONFIGS
+from linvit.removed import without_removed
 from linvit.runs.configs import config_file, find, text
 from linvit.terminal import argument_parser
 
@@ -145,10 +145,7 @@ def grid_of(args: argparse.Namespace, options: Sequence[str]) -> tuple[Sweep, st
             args.config, args.grid = [args.grid, *args.config], None
         else:
             if isinstance(content, dict):
-                check_removed(
-                    ["compare", *(f"--{key}" for key in content if content[key] != GONE.get(key, content[key]))]
-                )
-                content = {key: value for key, value in content.items() if key not in GONE}
+                content = without_removed(content, f"'{path}'", "compare")
             spec = Sweep.read(content, f"'{path}'")
         spec.config = [_found(config, path.parent) for config in spec.config]
     args.config = [_found(config) for config in args.config]

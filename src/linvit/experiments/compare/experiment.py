@@ -11,12 +11,12 @@ from typing import Any, Literal
 import yaml
 
 from linvit.errors import UserError
-from linvit.experiments.compare.grid import GONE, UNSAFE, Sweep, value_label
+from linvit.experiments.compare.grid import UNSAFE, Sweep, value_label
 from linvit.experiments.compare.options import differing
 from linvit.experiments.compare.results import Results, Variant, with_teachers
 from linvit.files import CHECKPOINTS, is_locked, lock, write_text
 from linvit.reading import read_text
-from linvit.removed import without_removed
+from linvit.removed import OPTIONS, without_removed
 from linvit.runs.folder import OUTCOME, PER_RUN, TUNING, RunFolder, flat, newest, read_yaml
 from linvit.signals import STOP
 
@@ -131,7 +131,7 @@ class Experiment:
         file = root / FILE
         if not file.exists():
             return None
-        content = {key: value for key, value in read_yaml(file).items() if key not in GONE}
+        content = {key: value for key, value in read_yaml(file).items() if f"compare.{key}" not in OPTIONS}
         return cls(root, Sweep.read(content, f"'{file}'").grid())
 
     @property

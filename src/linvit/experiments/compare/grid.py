@@ -22,8 +22,6 @@ CONVOLUTIONS = {"dwc": False, "dwc_kernel": 0, "lepe_kernel": 0, "residual_kerne
 """Options of mechanisms that have a convolution, and the values that leave it out."""
 TEACHER = "teacher"  # the name of a row of the table: the teacher of the runs, whose score they have logged
 TUNING_SEED = 1000
-GONE = {"search": "grid", "trials": 20, "budget": "epochs", "level": None}
-"""Keys of grids that linvit 0.2 wrote, with the values that change nothing."""
 LONGEST = 80  # characters of a variant's name, which names folders
 
 
