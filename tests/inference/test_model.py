@@ -13,6 +13,7 @@ import linvit
 from linvit.data.sources.images import collate
 from linvit.errors import UserError
 from linvit.inference.preprocessing import Preprocessing
+from linvit.runs.options import read_config
 from linvit.runs.run import Run
 from linvit.tasks import FeatureTask
 from linvit.tasks.detection.evaluation import DetectionResults, Objects
@@ -43,16 +44,20 @@ def model(run):
     return linvit.load(run.folder)
 
 
+def run_of(folder, verb):
+    return Run.from_config(read_config(folder, {"ckpt_path": folder}), verb)
+
+
 def raw(folder, **options):
     """A run's data, and the samples of its test split as they are before any transform."""
-    data = Run.read(folder, "test").data
+    data = run_of(folder, "test").data
     data.setup("test")
     data.test_set.reader.transform = lambda sample, seed: sample
     return data, [data.test_set[i] for i in range(len(data.test_set))]
 
 
 def scores_of_test(folder):
-    run = Run.read(folder, "test")
+    run = run_of(folder, "test")
     run.test()
     return dict(run.trainer.callback_metrics)
 
@@ -239,7 +244,7 @@ def test_detections_are_those_of_the_test(tmp_path):
         results.update(i, Objects.of_truth(collate([data.eval_transform(sample, 0)], *KEYS), 0), result.objects)
     scores = scores_of_test(folder)
     assert all(torch.tensor(value) == scores[f"test/{name}"] for name, value in results.figures().items())
-    run = Run.read(folder, "predict")
+    run = run_of(folder, "predict")
     run.predict()
     (saved,) = (folder / "predictions_digit_scenes").glob("results.json")
     old = [{**each, "image_id": 0} for each in json.loads(saved.read_text())]

@@ -36,7 +36,7 @@ def test_a_run_is_trained_tested_and_used(place, capsys):
     assert RunFolder(run.folder).complete
     command = "linvit fit --config checkpoints/quickstart/version_0/config.yaml"
     assert read(run.folder / "result.json")["command"] == command
-    again = linvit.Run.read(run.folder, "test")
+    again = linvit.Run.from_config(linvit.read_config(run.folder, {"ckpt_path": run.folder}), "test")
     assert again.config["ckpt_path"].endswith("best.ckpt")
     assert again.test() == scores
 

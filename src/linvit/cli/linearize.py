@@ -108,8 +108,8 @@ def main(argv: list[str]) -> int:
                 averaged = run.task.hparams["predict_with"] == "ema"
                 before = {"source": f"{folders[-1]}/checkpoints/{LAST}", "ema": averaged}
                 here |= {"model.pretrained": before, "model.teacher.copied": "nothing"}
-            run = Run.from_config(replace_options(stage_config(config, stage), here), command=command)
-            run.resume_with = again
+            run = Run.from_config(replace_options(stage_config(config, stage), here))
+            run.command, run.resume_with = command, again
             gc.collect()  # a trainer and its network, of the stage before, refer to one another
             run.fit()
             folders.append(Path(str(run.trainer.log_dir)))  # which all ranks ask for

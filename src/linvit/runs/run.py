@@ -38,7 +38,6 @@ from linvit.runs.folder import (
     flat,
     run_config,
     run_name,
-    run_of_checkpoint,
     run_of_config,
 )
 from linvit.runs.loggers import CsvLogger, RowCount, run_loggers
@@ -107,13 +106,12 @@ class Run:
         finished: True if `resume: auto` has found a run that has nothing left to do.
     """
 
-    resume_with: str | None = None  # command of another verb than fit that has started it, and resumes it
+    command = ""  # that has started it, for its record
+    resume_with: str | None = None  # command of another verb than fit, which resumes it
 
-    def __init__(
-        self, config: Config, verb: str = "fit", *, quiet: bool = False, untrained: bool = False, command: str = ""
-    ) -> None:
+    def __init__(self, config: Config, verb: str = "fit", *, quiet: bool = False, untrained: bool = False) -> None:
         """Takes a complete configuration, as `read_config` returns it; see `from_config`."""
-        self.verb, self._given, self._untrained, self._command = verb, config, untrained, command
+        self.verb, self._given, self._untrained = verb, config, untrained
         self.folder: Path | None = None
         self.finished = False
         self.checkpoint: Checkpoint | None = None  # that is resumed or scored
@@ -137,42 +135,19 @@ class Run:
         self.config: Config = config
 
     @classmethod
-    def from_config(
-        cls,
-        config: Mapping[str, Any],
-        verb: str = "fit",
-        *,
-        quiet: bool = False,
-        untrained: bool = False,
-        command: str = "",
-    ) -> "Run":
-        """The run of a configuration.
+    def from_config(cls, config: Mapping[str, Any], verb: str = "fit", **settings: bool) -> "Run":
+        """Returns the run of a configuration.
 
         Args:
             config: A plain nested mapping, as `linvit.read_config` returns it; what it leaves out has its default.
             verb: What `data`, `task` and `trainer` are built for: fit, validate, test or predict.
-            quiet: Whether to leave out which options the checkpoint decides.
-            untrained: Whether a model without weights may be scored.
-            command: The command line that starts it, for its record.
+            **settings: `quiet=True` does not print which options the checkpoint decides; `untrained=True` allows to
+                score a model without weights.
 
         Raises:
             UserError: If an option does not exist, or does not take its value; if there is no such checkpoint.
         """
-        return cls(parse(verb, config), verb, quiet=quiet, untrained=untrained, command=command)
-
-    @classmethod
-    def read(cls, source: str | Path, verb: str = "fit") -> "Run":
-        """The run of a folder or checkpoint that a run has left.
-
-        Args:
-            source: The folder of a run, of which `fit` takes the last checkpoint and the other verbs the best; or one
-                of its checkpoints.
-            verb: What to do with it: fit, validate, test or predict.
-        """
-        folder = run_of_checkpoint(source)
-        if folder is None:
-            raise UserError(f"'{source}' is neither the folder of a run, NAME/version_N, nor a checkpoint in one")
-        return cls.from_config(read_config(run_config(folder), {"ckpt_path": str(source)}), verb)
+        return cls(parse(verb, config), verb, **settings)
 
     def fit(self) -> "Run":
         """Trains, as `linvit fit` does, and returns the run, whose `folder` has what it has left."""
@@ -315,7 +290,7 @@ class Run:
             )
         state = self.checkpoint.saved if self.finished and self.checkpoint else self._saves_state()
         record, published = result.derive(RunFolder(folder), result.kept_scores(state)), self.task.published()
-        record |= {"command": self._command or f"linvit fit --config {in_shell(run_config(folder))}"}
+        record |= {"command": self.command or f"linvit fit --config {in_shell(run_config(folder))}"}
         record |= {"conditions": conditions(str(self.trainer.strategy.root_device))}
         if published is not None:
             metric, score = next(iter(published.scores.items()))

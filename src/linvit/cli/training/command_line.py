@@ -25,8 +25,9 @@ def train(argv: list[str]) -> None:
     see = f"\nSee linvit {verb} --help"
     if set(HELP).isdisjoint(argv):
         own = [option for option in options if option != "--untrained" or verb == "fit"]
-        config, command = read_options(verb, own, see=see), shlex.join(["linvit", *argv])
-        getattr(Run(config, verb, untrained=len(own) < len(options), command=command), verb)()
+        run = Run(read_options(verb, own, see=see), verb, untrained=len(own) < len(options))
+        run.command = shlex.join(["linvit", *argv])
+        getattr(run, verb)()
     elif options:
         config = read_options(verb, options, see=see)
         print(short_help(verb, option_rows(config["model"]["class_path"], config["data"]["class_path"])))
