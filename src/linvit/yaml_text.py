@@ -1,5 +1,6 @@
 """YAML from a file or the command line, checked before anything is built from it."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +38,10 @@ def dump(value: Any) -> str:
     return str(yaml.safe_dump(value, default_flow_style=False, allow_unicode=True, sort_keys=False))
 
 
-def mapping(path: Path) -> dict[str, Any]:
+def mapping(path: Path, loader: Callable[[str, str], Any] = load) -> dict[str, Any]:
     """Returns the content of a configuration; raises a `UserError` if it cannot be read, or is not a mapping."""
     try:
-        content = load(read(path), f"'{path}'")
+        content = loader(read(path), f"'{path}'")
     except (yaml.YAMLError, OSError, ValueError) as error:
         raise UserError(f"'{path}' cannot be read: {str(error).splitlines()[0]}") from error
     if not isinstance(content, dict):

@@ -10,8 +10,8 @@ from linvit.cli import _prepare
 from linvit.cli.options import read_options
 from linvit.data import ClassificationData
 from linvit.runs.options import read_config
-from linvit.runs.parser import saved_config
 from linvit.runs.run import Run
+from linvit.runs.saved_config import saved_config
 from tests.cli.runs import QUICKSTART, tiny
 from tests.hostile import runs
 

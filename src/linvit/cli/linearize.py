@@ -135,36 +135,37 @@ def with_teacher(teacher: str | None, options: Sequence[str]) -> "Config":
 
     The teacher is a run, or the backbone itself. What stages have of their own gives way to the command line.
     """
-    from linvit.cli.options import read_options, split_configs
+    from linvit.cli.options import arguments, configs, read_options
     from linvit.runs.folder import RunFolder, run_config, run_of_checkpoint
     from linvit.runs.options import Source, read_config, without_stage_options
-    from linvit.runs.parser import saved_config
+    from linvit.runs.saved_config import saved_config
 
-    configs, others = split_configs(options)
+    sources = configs(options)
+    others = [argument for argument, config in arguments(options) if config is None]
     named = {option.partition("=")[0].removeprefix("--") for option in others}
-    parts: list[Source] = [*configs]
+    parts: list[Source] = [*sources]
     own = dict[str, Any]()
-    if teacher is None and not configs:
+    if teacher is None and not sources:
         raise UserError("name the trained network that becomes linear, --teacher RUN, or a --config")
     if teacher is not None and teacher.startswith("timm:"):
         name = teacher.removeprefix("timm:")
         own = {"model.backbone": {"name": "timm", "model": name, "pretrained": True}, "model.teacher.source": None}
-        if not configs:
+        if not sources:
             parts, own = [ALONE], own | prepared(name)
     elif teacher is not None:
         folder = run_of_checkpoint(teacher) if Path(teacher).exists() else None
         own = {"model.teacher.source": teacher}
         if folder is not None:
-            if not configs and "model.attention" not in named:
+            if not sources and "model.attention" not in named:
                 raise UserError(
                     "which attention shall take the place of the teacher's? Such as --model.attention=focused"
                 )
             if RunFolder(folder).model.get("mesa"):  # with an average that a student has not
                 own["model.mesa"] = 0
             config = run_config(folder).resolve()  # which the user may have named, too
-            trusted = config in [Path(option).resolve() for option in configs]
-            parts = [str(config) if trusted else saved_config(run_config(folder)), OF_A_RUN, *configs]
-        elif not configs:
+            trusted = config in [Path(option).resolve() for option in sources]
+            parts = [str(config) if trusted else saved_config(run_config(folder)), OF_A_RUN, *sources]
+        elif not sources:
             model = timm_model(others)
             if model is None:
                 raise UserError(

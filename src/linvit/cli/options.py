@@ -1,13 +1,10 @@
 """Options of `linvit fit` and its like on a command line: from arguments to a configuration."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from linvit import yaml_text
 from linvit.errors import UserError
-from linvit.plain_text import as_argument
 from linvit.runs.configs import expand
 
 if TYPE_CHECKING:
@@ -47,8 +44,7 @@ def with_bases(argv: Sequence[str]) -> list[str]:
             yaml_text.check(argument.partition("=")[2] or argument, f"'{argument[:40]}'")
             expanded.append(argument)
         else:
-            for part in expand(config):
-                expanded += [FLAG, as_argument(part) if isinstance(part, Path) else json.dumps(part)]
+            expanded += [part for text in expand(config) for part in (FLAG, text)]
     merged = expanded.count(FLAG) > len(configs(argv))
     return [*expanded, "--base=null"] if merged else expanded
 
@@ -56,11 +52,6 @@ def with_bases(argv: Sequence[str]) -> list[str]:
 def configs(argv: Sequence[str]) -> list[str]:
     """The configurations that a command line names, in order."""
     return [config for _, config in arguments(argv) if config is not None]
-
-
-def split_configs(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Returns the configurations that a command line names, and its other arguments."""
-    return configs(argv), [argument for argument, config in arguments(argv) if config is None]
 
 
 def arguments(argv: Sequence[str]) -> Iterator[tuple[str, str | None]]:

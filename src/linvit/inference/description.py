@@ -20,7 +20,7 @@ from linvit.finite import not_finite
 from linvit.reading import check_regular
 from linvit.runs.checkpoint import check_same_model, checkpoint_in, read_checkpoint
 from linvit.runs.folder import RunFolder, best_checkpoints, newest
-from linvit.runs.parser import known_class
+from linvit.runs.saved_config import known_class
 from linvit.tasks.base import SET_BY_RUN, Task
 from linvit.tasks.optimisation import Optimisation
 from linvit.tasks.pretrained import skip_pretrained

@@ -1,6 +1,7 @@
 """Configurations by path, or by the name of one that comes with linvit, and those that they start from."""
 
 import functools
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import yaml
 from linvit import yaml_text
 from linvit.errors import UserError, did_you_mean
 from linvit.model_info import ADE20K, COCO, CONFIGS, mapping, table
+from linvit.plain_text import as_argument
 from linvit.removed import CONFIGS as REMOVED
 from linvit.removed import without_removed
 
@@ -45,7 +47,7 @@ def text(path: Path) -> str:
 
 
 def config_file(given: str) -> Path:
-    """The same as `find`."""
+    """Returns the file that a path or a name means; raises a `UserError` if there is none."""
     path = find(given)
     if path is None:
         raise UserError(f"no configuration is called '{given}', and there is no such file.{near(given)}")
@@ -65,18 +67,19 @@ def heading(text: str) -> dict[str, str]:
     return dict(FIELD.findall(text))
 
 
-def expand(given: str) -> list[Path | dict[str, Any]]:
-    """Returns what a configuration stands for: the files that it names under `base:`, with theirs, then its own file.
+def expand(given: str) -> list[str]:
+    """Returns values of `--config` for a configuration: the files under its `base:`, with theirs, then its own file.
 
-    Bases may have bases, too. Later files win, key by key, so that a file need only hold what differs. A base of
-    several files is read once, before the first of them. The row of a table stands for its content, and so does a file
-    with removed options that changed nothing, which are left out.
+    Bases may have bases. Later files win, key by key, so a file need only hold what differs. A base of several files
+    is read once, before the first of them. The row of a table is returned as JSON, and so is a file with removed
+    options that changed nothing, which are left out.
     """
-    parts: list[Path | dict[str, Any]] = []
+    parts: list[str] = []
     for path in chain(config_file(given)):
         content = _content(path)
         kept = without_removed(content, f"'{path}'")
-        parts.append(path if path.is_file() and kept == content else {**kept, "base": None})
+        unchanged = path.is_file() and kept == content
+        parts.append(as_argument(path) if unchanged else json.dumps({**kept, "base": None}, default=str))
     return parts
 
 

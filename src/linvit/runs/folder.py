@@ -11,8 +11,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from linvit import yaml_text
 from linvit.errors import UserError
 from linvit.files import BEST, BEST_AVERAGE, CHECKPOINTS, LAST, resume_command
@@ -190,14 +188,8 @@ class RunFolder:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """A mapping that a run has written."""
-    try:
-        content = yaml_text.load_with_tuples(yaml_text.read(path), f"'{path}'")
-    except (yaml.YAMLError, OSError) as error:
-        raise UserError(f"'{path}' cannot be read: {str(error).splitlines()[0]}") from error
-    if not isinstance(content, dict):
-        raise UserError(f"'{path}' is not the configuration of a run")
-    return content
+    """Returns the mapping in a file that a run has written."""
+    return yaml_text.mapping(path, yaml_text.load_with_tuples)
 
 
 def newest(folder: Path, *, students: bool = True) -> RunFolder | None:

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from linvit.errors import UserError, did_you_mean
-from linvit.plain_text import as_argument
 from linvit.runs.configs import expand
 from linvit.runs.folder import run_config
-from linvit.runs.parser import Config, parse, saved_config
+from linvit.runs.parser import Config, parse
+from linvit.runs.saved_config import saved_config
 
 Source = str | Path | Mapping[str, Any]
 """The name of a configuration, its file, the folder of a run, or a configuration."""
@@ -43,16 +43,15 @@ def read_config(source: Source | Sequence[Source], options: Mapping[str, Any] | 
     for each in [source] if isinstance(source, str | Path | Mapping) else source:
         if not isinstance(each, Mapping) and Path(each).is_dir():
             each = saved_config(run_config(Path(each)), trains=False)
-        given = expand(str(each)) if not isinstance(each, Mapping) else [each]
-        names += (each.get("config") or []) if isinstance(each, Mapping) else [str(each)]
-        for part in given:
-            arguments += ["--config", as_argument(part) if isinstance(part, Path) else _text(part)]
+        if isinstance(each, Mapping):
+            given = [json.dumps({name: value for name, value in each.items() if name != "config"}, default=str)]
+            names += each.get("config") or []
+        else:
+            given = expand(str(each))
+            names.append(str(each))
+        arguments += [argument for text in given for argument in ("--config", text)]
     config = parse("fit", [*arguments, "--base=null"], names=names)
     return parse("fit", replace_options(config, options)) if options else config
-
-
-def _text(part: Mapping[str, Any]) -> str:
-    return json.dumps({name: value for name, value in part.items() if name != "config"}, default=str)
 
 
 def replace_options(config: Mapping[str, Any], options: Mapping[str, Any]) -> Config:
