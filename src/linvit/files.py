@@ -34,7 +34,7 @@ def check_new_file(path: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Makes a folder for reports, and its parents, unless it lies in that of a run which was renamed or deleted.
+    """Makes a folder for reports, and its parents, unless the folder of the run around it was renamed or deleted.
 
     Raises a `FileNotFoundError` if this process trains the run: nothing is made in place of its folder.
     """
@@ -205,7 +205,7 @@ def check_reserved(folder: Path, config: str) -> None:
 
 
 def resume_command(config: Path) -> str:
-    """Returns the command that continues the run in whose folder a configuration lies."""
+    """Returns the command that resumes the run of a configuration in its folder."""
     return f"linvit fit --config {in_shell(config)} --resume=auto"
 
 

@@ -80,9 +80,10 @@ def markdown_table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def write_csv(file: IO[str], rows: Iterable[Iterable[object]]) -> None:
-    """Writes rows to a CSV file, one line each. Formulas of spreadsheets are written as they are, as all texts."""
-    for row in rows:
-        csv.writer(file).writerow([printable(cell, lines=False) if isinstance(cell, str) else cell for cell in row])
+    """Writes rows to a CSV file, one line each. Formulas of spreadsheets are not escaped."""
+    csv.writer(file).writerows(
+        [printable(cell, lines=False) if isinstance(cell, str) else cell for cell in row] for row in rows
+    )
 
 
 def read_csv(path: Path, column: str, parse: Callable[[Mapping[str, str]], Row]) -> list[Row]:
@@ -135,7 +136,7 @@ def shown(path: Path) -> Path:
 
 
 def as_argument(path: Path) -> str:
-    """Returns a path that is taken neither for an option nor for a prefix such as `run:`."""
+    """Returns a path as text that is not read as an option or as a prefix such as `timm:`."""
     text = path.as_posix()
     return f"./{text}" if re.match(r"-|[^/]*:", text) and not path.is_absolute() else text
 

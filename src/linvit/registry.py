@@ -100,7 +100,7 @@ class Registry:
         return constructor
 
     def describe(self, name: str) -> Description:
-        """Returns what a name's docstrings say: linvit's own are read, all others are imported, as by `get`."""
+        """Returns the docstrings of a name: files of linvit are read, all other names are imported, as by `get`."""
         owners = self.entries().get(name, [])
         if len(owners) == 1 and owners[0].owner == "linvit":
             return source.read(owners[0].target)

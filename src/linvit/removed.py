@@ -41,7 +41,7 @@ Keys of the grids of `linvit compare` are `compare.KEY`. An option may have one 
 only that is removed.
 """
 CONFIGS = {f"diagnostics/{name}": RECALL for name in ("copy", "counting", "distractors", "locality", "nearest")}
-"""What to use instead of a configuration that came with linvit, by its name."""
+"""Replacements of removed configurations that came with linvit, by their names."""
 COMMANDS = {
     "bench --roofline": "Use benchmarks/roofline.py of linvit's repository, on a machine with a GPU",
     "bench data": "Use benchmarks/loading.py of linvit's repository, which measures the same",
@@ -53,7 +53,7 @@ COMMANDS = {
     "probe --epochs": "Use linvit probe without it: the linear classifier is trained to convergence",
     "verify-resume": "Use linvit fit --resume=auto: a run resumes exactly (docs/guides/train.md)",
 }
-"""What to use instead of a removed `VERB`, `VERB WORD`, `VERB --option`, or `--option` of all verbs: one line each.
+"""Replacements of a removed `VERB`, `VERB WORD`, `VERB --option`, or `--option` of all verbs: one line each.
 
 An option may have one of its values, `VERB --option=value`, where only that is removed.
 """

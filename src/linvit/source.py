@@ -1,6 +1,6 @@
-"""What docstrings say of a registered name, and names that a module assigns or imports on first use.
+"""Docstrings of registered names, and names that a module assigns or imports on first use.
 
-Of linvit's own names the files are read, so that `linvit list` imports no torch.
+The files of linvit are read and not imported, so that `linvit list` imports no torch.
 """
 
 import ast
@@ -52,7 +52,7 @@ class Description(NamedTuple):
 
 
 def of(constructor: Callable[..., Any]) -> Description:
-    """Returns what an imported class, function or preset says of itself."""
+    """Returns the docstrings of an imported class, function or preset."""
     while isinstance(constructor, functools.partial):
         constructor = constructor.func
     module = _text(getattr(sys.modules.get(constructor.__module__), "__doc__", None))
@@ -66,7 +66,7 @@ def _text(value: object) -> str:
 
 
 def read(target: str) -> Description:
-    """Returns what the file of a target `linvit.module:Class` says; for a preset, of the class behind it."""
+    """Returns the docstrings in the file of a target `linvit.module:Class`; for a preset, those of its class."""
     module, _, name = target.partition(":")
     path = PACKAGE.joinpath(*module.split(".")[1:])
     tree = _parse(str(path / "__init__.py" if path.is_dir() else path.with_suffix(".py")))

@@ -104,7 +104,7 @@ def verbs() -> dict[str, list[Entry]]:
 
 
 def help_text() -> str:
-    """Returns the text of `linvit --help`, with verbs of other packages and what these say of themselves."""
+    """Returns the text of `linvit --help`, with verbs of other packages and the summaries of these packages."""
     others = [entry for name, owners in verbs().items() if name not in OWN for entry in owners]
     if not others:
         return HELP

@@ -133,7 +133,7 @@ def main(argv: list[str]) -> int:
 def with_teacher(teacher: str | None, options: Sequence[str]) -> "Config":
     """The configuration of `linvit fit` options with a teacher, which wins over what configurations say.
 
-    The teacher is a run, or the backbone itself. What stages have of their own gives way to the command line.
+    The teacher is a run, or the backbone itself. Options of the command line replace those of stages.
     """
     from linvit.cli.options import arguments, configs, read_options
     from linvit.runs.folder import RunFolder, run_config, run_of_checkpoint

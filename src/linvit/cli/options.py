@@ -21,7 +21,7 @@ def read_options(verb: str, argv: Sequence[str], base: Mapping[str, Any] | None 
         verb: fit, validate, test or predict.
         argv: Its arguments, without the verb.
         base: A complete configuration, which the arguments change.
-        see: What an error names as a help.
+        see: Sentence that is added to errors, such as the command of the help.
     """
     from linvit.runs.parser import parse  # which takes seconds to import
 

@@ -22,9 +22,10 @@ from linvit.experiments.page import Page
 from linvit.experiments.plots import Axis, Series, line_plot
 from linvit.linearization.distillation import first_tensor, last_features
 from linvit.linearization.student import Conversions, greedy_order
-from linvit.plain_text import read_csv
+from linvit.plain_text import read_csv, shown
 from linvit.registry import Spec
 from linvit.runs.folder import run_name
+from linvit.runs.resolve import root_of
 from linvit.runs.run import Run
 from linvit.tasks import Task
 from linvit.tasks.teacher import fingerprint, given_options, teacher_network
@@ -115,11 +116,11 @@ def find_kept(run: Run, count: int) -> tuple[list[Spec | None], Path]:
 
     key = [fingerprint(teacher), attention, img_size, seed, run.config["data"], BATCHES]
     name = hashlib.sha256(json.dumps(key, default=str).encode()).hexdigest()[:12]
-    root = Path(run.config["trainer"]["default_root_dir"] or "checkpoints", run_name(run.config["config"]))
-    table = Measurements(root / f"keep-{name}.csv", measure)
+    table = Measurements(root_of(run.config) / run_name(run.config["config"]) / f"keep-{name}.csv", measure)
     say = rank_zero_only(partial(print, flush=True))
     total = len(blocks) * (len(blocks) + 1) // 2 + 1
-    say(f"which blocks to keep: {total} networks are measured, {len(table.rows)} of them are in {table.path} already")
+    done = f"{len(table.rows)} of them are in {shown(table.path)} already"
+    say(f"which blocks to keep: {total} networks are measured, {done}")
     say(f"nothing converted: {table([])}")
     for block in blocks:
         say(f"{conversions.layers[block]} alone: {table([block])}")

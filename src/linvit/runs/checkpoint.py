@@ -1,4 +1,4 @@
-"""A checkpoint is read safely, decides the model, and is checked first; and which one `--resume=auto` resumes."""
+"""Checkpoints: read safely, checked, and found for `--resume=auto`. A checkpoint decides the model."""
 
 import pkgutil
 import shlex
@@ -136,7 +136,7 @@ class Checkpoint:
 
     @contextmanager
     def building(self, named: object) -> Iterator[None]:
-        """Where the model of the checkpoint is built, without other weights."""
+        """Context in which the model of the checkpoint is built, without other weights."""
         try:
             with skip_pretrained(), restrict_imports_to(named):
                 yield
@@ -225,7 +225,7 @@ def run_to_resume(config: Config, root: Path) -> Path | None:
 
 
 def differs(run: Path, config: Config) -> list[str]:
-    """In which options of the model, and in which seed, a run differs from a configuration; options of both count."""
+    """Returns options of the model, and the seed, that differ between a run and a configuration, if both have them."""
     try:
         saved = yaml_text.load(yaml_text.read(run / "config.yaml"), "config.yaml")
         model, seed = saved["model"], saved["seed_everything"]
@@ -245,7 +245,7 @@ def differs(run: Path, config: Config) -> list[str]:
 
 
 def other_data(run: Path, config: Config) -> list[str]:
-    """In which options of the data a run differs from a configuration, but for how fast they are loaded."""
+    """Returns options of the data that differ between a run and a configuration, without those of loading speed."""
     try:
         theirs, own = (flat({"data": given["data"]["init_args"]}) for given in (RunFolder(run).config, config))
     except (UserError, KeyError, TypeError, AttributeError):
@@ -256,7 +256,7 @@ def other_data(run: Path, config: Config) -> list[str]:
 
 
 def whole_checkpoints(run: Path) -> Iterator[Checkpoint]:
-    """Those of a run that can be resumed: the last, then from the newest on. It says which it passes over, and why."""
+    """Yields the checkpoints of a run that can be resumed: last.ckpt, then the newest; warns of those it skips."""
     folder = run / CHECKPOINTS
     if (last := _whole(folder / LAST)) is not None:
         yield last
@@ -265,11 +265,11 @@ def whole_checkpoints(run: Path) -> Iterator[Checkpoint]:
 
 
 Found = tuple[Path | None, Checkpoint | None, bool]
-"""The run to resume and its checkpoint, either of which may be None, and whether it is finished already."""
+"""The run to resume or None, its checkpoint or None, and True if the run is finished."""
 
 
 def find(config: Config, root: Path) -> Found:
-    """The run that a configuration resumes, which is said."""
+    """Finds the run that a configuration resumes, and prints which one."""
     run, trainer = run_to_resume(config, root), config["trainer"]
     if run is None:
         rank_zero_info(
@@ -285,7 +285,7 @@ def find(config: Config, root: Path) -> Found:
         return None if damaged else run, None, False
     if others := other_data(run, config):
         rank_zero_warn(
-            f"--resume=auto goes by the name of the configuration, the model and the seed, and {shown(run)} has "
+            f"--resume=auto compares the name of the configuration, the model and the seed, and {shown(run)} has "
             f"{'; '.join(others)}. If it is another experiment, start this one without --resume"
         )
     epochs = trainer["max_epochs"] is not None and 0 <= trainer["max_epochs"] <= checkpoint.epochs

@@ -17,7 +17,7 @@ from linvit.removed import without_removed
 
 DEVICES = 8  # of the published runs of recipes
 EPOCHS: dict[str, dict[str, Any]] = {"3x": {"trainer.max_epochs": 36, "model.decay_epochs": [27, 33]}}
-"""What a schedule changes in the bases, which train for 12 epochs."""
+"""Options of a schedule that differ from those of the bases, which train for 12 epochs."""
 FIELD = re.compile(r"^# (\w+):\s+(.*)$", re.MULTILINE)
 
 

@@ -1,4 +1,4 @@
-"""How the processes of a run end: its scores, or the last words of one that a signal or an error ends; exit codes.
+"""End of a run: its scores, or the message and the exit code of a process that a signal or an error ends.
 
 Launchers do most of it: torchrun and `srun --kill-on-bad-exit` end all ranks when one has failed. Lightning's own is
 the first rank, which watches those that it has started here, and they watch it.
@@ -112,7 +112,7 @@ class Ranks(Callback):
 
 
 def meet_after_a_restart() -> None:
-    """Connects ranks that torchrun has restarted by a part of their own of the store that it keeps over restarts.
+    """Gives ranks that torchrun has restarted a fresh prefix in the store that it keeps over restarts.
 
     Otherwise the rank that comes first finds the addresses of processes that were ended, and fails by "connection
     refused" (torch 2.15). Ranks of several machines may have been restarted unequally often, so they are left alone.
@@ -125,7 +125,7 @@ def meet_after_a_restart() -> None:
 
 
 def lost_contact(error: Exception) -> bool:
-    """Whether an error says that another rank is gone."""
+    """True if an error means that another rank is gone."""
     lost = isinstance(error, torch.distributed.DistError) or any(text in str(error) for text in LOST)
     return isinstance(error, RuntimeError) and lost
 
@@ -135,8 +135,8 @@ LOADER = re.compile(r"DataLoader worker \(pid(?:\(s\))? [\d, ]+\) (is killed by 
 
 
 @contextmanager
-def in_words(trainer: Trainer, ranks: Ranks) -> Iterator[None]:
-    """Runs a verb; says in a line, on one rank, what ends it. An error of a single process keeps its traceback."""
+def report_exit(trainer: Trainer, ranks: Ranks) -> Iterator[None]:
+    """Runs a verb; one rank prints in a line what ends it. An error of a single process keeps its traceback."""
     before = signal.getsignal(signal.SIGINT)
     try:
         yield
@@ -187,7 +187,7 @@ def in_words(trainer: Trainer, ranks: Ranks) -> Iterator[None]:
 
 
 def moved(trainer: Trainer) -> UserError | None:
-    """Returns what says that the folder of the run was renamed or deleted; None if not, or on other ranks than 0."""
+    """Returns an error if the folder of the run was renamed or deleted; None if not, or on other ranks than 0."""
     for callback in trainer.checkpoint_callbacks:
         if isinstance(callback, SaveCheckpoints) and trainer.is_global_zero and trainer.state.fn == "fit":
             try:

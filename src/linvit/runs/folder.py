@@ -1,4 +1,4 @@
-"""The folder of a run, `checkpoints/CONFIG_NAME/version_N`: its files by name, and what they say of the run."""
+"""The folder of a run, `checkpoints/CONFIG_NAME/version_N`: its files, its configuration and its curves."""
 
 import json
 import math
@@ -141,7 +141,7 @@ class RunFolder:
 
     @property
     def progress(self) -> str:
-        """How far it was evaluated, as a sentence."""
+        """Last evaluation, as a sentence."""
         score = self.score(EVALUATED)
         if score is None:
             return f"there is no evaluation in its {CURVES}"
@@ -152,7 +152,7 @@ class RunFolder:
 
     @property
     def command(self) -> str:
-        """The command that continues it."""
+        """Command that resumes it."""
         return resume_command(run_config(self.folder))
 
     def check_complete(self, way: str = "") -> None:
@@ -167,7 +167,7 @@ class RunFolder:
         return best_checkpoints(self.model.get("predict_with", "raw"))
 
     def is_best(self, source: str | Path) -> bool:
-        """Whether its folder is named, or its best checkpoint, whose scores are the run's."""
+        """True if a source is its folder or its best checkpoint, whose scores are those of the run."""
         return Path(source).is_dir() or Path(source).name == self.best[0]
 
     def score_tag(self, given: str | None = None) -> str:

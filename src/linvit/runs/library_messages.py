@@ -1,4 +1,4 @@
-"""Warnings and log messages of libraries that say nothing to the user of a run, which are hidden."""
+"""Hides warnings and log messages of libraries that do not concern the user of a run."""
 
 import logging
 import threading
@@ -29,12 +29,12 @@ WARNINGS = (
 ADVERTISEMENT = "Tip: For seamless cloud"
 LOGGER, OF_SEED = "lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.seed"
 ONCE = ("Seed set to", " is a run: its ")
-"""What is said each time that a configuration is read, and of which only the first is shown."""
+"""Messages that are repeated for each configuration that is read; only the first is shown."""
 _said: set[str] = set()
 
 
 def hide_library_messages() -> None:
-    """Hides warnings about libraries' own affairs, advertisements, and what was said already of this command."""
+    """Hides warnings about internals of libraries, advertisements and repeated messages."""
     _said.clear()
     for warning in WARNINGS:
         warnings.filterwarnings("ignore", warning)

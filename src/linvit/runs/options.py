@@ -15,20 +15,20 @@ from linvit.runs.saved_config import saved_config
 Source = str | Path | Mapping[str, Any]
 """The name of a configuration, its file, the folder of a run, or a configuration."""
 UNNAMED = {"model": "class_path", "data": "class_path", "teacher": "source", "pretrained": "source"}
-"""What the value of an option is that may be given as a mapping; of the others, such as a backbone, its `name`."""
+"""Keys for the value of an option that becomes a mapping; other options, such as a backbone, have `name`."""
 
 
 def read_config(source: Source | Sequence[Source], options: Mapping[str, Any] | None = None) -> Config:
-    """Reads a configuration, with all that it starts from and all defaults.
+    """Reads a configuration with its bases and all defaults.
 
     Args:
         source: Its name (`linvit list configs`), its file, or the folder of a run, whose configuration is read as data:
-            nothing that it names is imported. Of several, later ones win, option by option.
-        options: What differs from it, as in `replace_options`.
+            nothing that it names is imported. Of several sources, later ones win, option by option.
+        options: Options with other values, as in `replace_options`.
 
     Returns:
-        The complete configuration, as `linvit fit --print_config` prints it, and as `config` the names of its files, of
-        which the last names the folder of the run.
+        The complete configuration, as `linvit fit --print_config` prints it, and as `config` the names of its files;
+        the last one names the folder of the run.
 
     Raises:
         UserError: If there is no such configuration, or an option does not exist or does not take its value.
@@ -57,9 +57,9 @@ def read_config(source: Source | Sequence[Source], options: Mapping[str, Any] | 
 def replace_options(config: Mapping[str, Any], options: Mapping[str, Any]) -> Config:
     """Returns a configuration with other values of some options; the one way to vary a run.
 
-    A value replaces what is there. The options of a part that is given by its name alone make it a mapping: with
-    `backbone: deit_nano`, `{"model.backbone.depth": 4}` is `backbone: {name: deit_nano, depth: 4}`. A `+` behind the
-    name adds to a list. A stage of the configuration (`stages`) has none of these options of its own any longer.
+    A value replaces the one before. An option of a part that is given by its name makes it a mapping: with
+    `backbone: deit_nano`, `{"model.backbone.depth": 4}` is `backbone: {name: deit_nano, depth: 4}`. A `+` after the
+    name adds to a list. The options are removed from the stages of the configuration (`stages`).
 
     Args:
         config: A configuration, which stays as it is.
@@ -99,12 +99,12 @@ def whole_names(config: Config, named: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def stage_config(config: Mapping[str, Any], stage: Mapping[str, Any]) -> Config:
-    """Returns the configuration of one of several `stages`, which is a run."""
+    """Returns the configuration of one of the `stages`."""
     return replace_options({**config, "stages": None}, stage)
 
 
 def without_stage_options(config: Config, names: Iterable[str]) -> Config:
-    """Returns a configuration of which no stage sets these options, or parts of them, for itself."""
+    """Returns a configuration whose stages set none of these options, nor parts of them."""
     taken = tuple(f"{name.removesuffix('+')}." for name in names)
     stages = config.get("stages")
     kept = [{name: stage[name] for name in stage if not f"{name}.".startswith(taken)} for stage in stages or []]

@@ -1,4 +1,4 @@
-"""Reads and checks configurations, by LightningCLI; says what is wrong, out of jsonargparse's messages."""
+"""Reads and checks configurations with the parser of LightningCLI; rewords messages of jsonargparse."""
 
 import argparse
 import copy
@@ -37,7 +37,7 @@ NO_CONFIG = (
     "linvit list configs names those that come with linvit"
 )
 Config = dict[str, Any]
-"""A configuration: plain nested values, as `--print_config` prints them. `config` names the files that it is of."""
+"""A configuration: plain nested values, as `--print_config` prints them. `config` names its files."""
 
 
 class Parser(LightningArgumentParser):
@@ -162,7 +162,7 @@ def parse(
             stands before files alone, without bases.
         base: A configuration that the arguments change.
         names: The configurations that the arguments are of.
-        see: What an error names as a help.
+        see: Sentence that is added to errors, such as the command of the help.
 
     Returns:
         The complete configuration, all of its values plain. Its entry `config` is that of `given` or `base`, and names.
@@ -286,7 +286,7 @@ CLASS_PATH = re.compile(r"Problem with given class_path '([\w.]+)'")
 
 
 def readable(message: str) -> str:
-    """What is wrong with a configuration, out of jsonargparse's message, with the nearest option that exists."""
+    """Returns what is wrong with a configuration, from jsonargparse's message, and the nearest option that exists."""
     lines = [re.sub(r"^\s*- ", "  ", line) for line in message.splitlines()]
     text = "\n".join(TYPE.sub(r"\1\2", line) for line in lines if line.strip() and not NOISE.match(line.strip()))
     unknown = UNKNOWN.search(message)

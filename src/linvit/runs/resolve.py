@@ -1,4 +1,4 @@
-"""Finds what a configuration leaves open: the teacher, pretrained weights, the run to resume, the checkpoint.
+"""Finds the teacher, pretrained weights, the run to resume and the checkpoint of a configuration.
 
 Each function takes a complete configuration and returns one, and changes none.
 """
@@ -16,7 +16,7 @@ from linvit.tasks.teacher import Teacher, kept_attention
 
 
 def root_of(config: Config) -> Path:
-    """The folder in which runs of a configuration get folders."""
+    """Returns the folder for the runs of a configuration."""
     return Path(config["trainer"]["default_root_dir"] or "checkpoints").absolute()
 
 

@@ -43,7 +43,7 @@ PLACES = (
     "requeue_exit_code.",
     "attention_rank.",
 )
-"""How options begin that say where something lies or how a run is started, and do not make another configuration."""
+"""Prefixes of options for paths and for starting a run, which do not make another configuration."""
 DIAGNOSTICS = ("rank", "effective_rank", "entropy", "start", "teacher", "distance")
 SAMPLE = 16  # rows of each split that the fingerprint of the data is made of
 LARGEST = 10 * 2**20  # bytes of a file that is read
@@ -153,7 +153,7 @@ def write(path: Path, record: Mapping[str, Any]) -> None:
 
 
 def check_best(path: Path, record: Mapping[str, Any], state: Any) -> str:
-    """Returns why scores of a best checkpoint, with the state of its `SaveCheckpoints`, do not belong to a record."""
+    """Returns why scores of a best checkpoint, whose `SaveCheckpoints` had a state, are not of the run of a record."""
     score, saved = record["score"], kept_scores(state)
     named = score["best"], score["best_epoch"]
     monitor = _monitored(saved, score["tag"])
@@ -216,7 +216,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def _is(value: Any, kind: Any) -> bool:
-    """Whether a value has a type; an integer is a float, too, and neither a bool nor what is not finite is a number."""
+    """True if a value has a type; an integer is also a float, and neither a bool nor NaN or infinity is a number."""
     if get_origin(kind) is dict:
         return isinstance(value, dict) and all(_is(one, get_args(kind)[1]) for one in value.values())
     if type(value) in (int, float):

@@ -1,4 +1,4 @@
-"""A run: of a configuration, a folder or a checkpoint, built when it is asked for."""
+"""A run of a configuration, whose data, task and trainer are built on first use."""
 
 import pkgutil
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ from linvit.plain_text import in_shell, shown
 from linvit.runs import result
 from linvit.runs.checkpoint import Checkpoint, Found, SameCheckpoint, read_checkpoint
 from linvit.runs.conditions import conditions
-from linvit.runs.endings import Ranks, in_words, run_summary, score_table
+from linvit.runs.endings import Ranks, report_exit, run_summary, score_table
 from linvit.runs.folder import (
     CONFIG,
     RESULT,
@@ -74,11 +74,11 @@ def fit(source: Source | Sequence[Source], options: Mapping[str, Any] | None = N
 
     Args:
         source: The configuration, as in `read_config`.
-        options: What differs from it, as in `replace_options`.
-        **named: The same by the last parts of names: `attention` for `model.attention`.
+        options: Options with other values, as in `replace_options`.
+        **named: The same by the last parts of their names: `attention` for `model.attention`.
 
     Raises:
-        UserError: If an option does not exist, if several have a name, or if the run cannot be trained.
+        UserError: If an option does not exist, if several options have a name, or if the run cannot be trained.
 
     Example:
         >>> import linvit
@@ -102,7 +102,7 @@ class Run:
 
     Attributes:
         config: The complete configuration; a checkpoint has decided the model.
-        folder: That of the run, if it was there before or is trained.
+        folder: Folder of the run, if it existed before or is trained.
         finished: True if `resume: auto` has found a run that has nothing left to do.
     """
 
@@ -150,7 +150,7 @@ class Run:
         return cls(parse(verb, config), verb, **settings)
 
     def fit(self) -> "Run":
-        """Trains, as `linvit fit` does, and returns the run, whose `folder` has what it has left."""
+        """Trains, as `linvit fit` does, and returns the run; its files are in `folder`."""
         self._of("fit")._start()
         return self
 
@@ -159,7 +159,7 @@ class Run:
         return self._of("validate")._start()
 
     def test(self) -> dict[str, float]:
-        """Prints and returns scores of the test split, as `linvit test` does; after `fit` of its best checkpoint."""
+        """Prints and returns scores of the test split, as `linvit test` does; after `fit`, of the best checkpoint."""
         return self._of("test")._start()
 
     def predict(self) -> None:
@@ -167,7 +167,7 @@ class Run:
         self._of("predict")._start()
 
     def _of(self, verb: str) -> "Run":
-        """This run, or one with another verb of the weights that this one has left, or was to start from."""
+        """Returns this run, or a run with another verb that starts from the weights of this one."""
         if verb == self.verb:
             return self
         config = {name: value for name, value in self._given.items() if name not in ("verbose", "return_predictions")}
@@ -183,7 +183,7 @@ class Run:
 
     @cached_property
     def facts(self) -> dict[str, Any]:
-        """The arguments of the task that the data sets; a checkpoint has its own, which must agree with the data."""
+        """Arguments of the task that the data sets; those of a checkpoint, which must agree with the data."""
         known = parameters_of(pkgutil.resolve_name(self.config["model"]["class_path"]))
         data, names = self.data, [name for name in SET_BY_DATA if name in known]
         if self.checkpoint is not None:
@@ -200,7 +200,7 @@ class Run:
 
     @cached_property
     def task(self) -> Task:
-        """The task, with what the data says of itself; refuses a checkpoint whose weights, loaded later, do not fit."""
+        """The task, with the facts of the data; refuses a checkpoint whose weights, loaded later, do not fit."""
         facts = self.facts
         with nullcontext() if self.checkpoint is None else self.checkpoint.building(self._named):
             task = build_task(self.config["model"], **facts)
@@ -229,7 +229,7 @@ class Run:
             raise UserError(f"these options do not go together or do not exist: {error}") from error
 
     def _start(self) -> dict[str, float]:
-        """Does what its verb says, unless `resume: auto` has found nothing left to do; returns the scores."""
+        """Runs the verb, unless `resume: auto` has found nothing left to do; returns the scores."""
         if self.finished:
             if self.folder is not None and not RunFolder(self.folder).complete:  # a kill came before it was written
                 self._record(self.folder)
@@ -237,7 +237,7 @@ class Run:
         names = ("ckpt_path", "weights_only", "verbose", "return_predictions")
         trainer, given = self.trainer, {name: self.config[name] for name in names if name in self.config}
         scores: dict[str, float] = {}
-        with in_words(trainer, self._ranks):
+        with report_exit(trainer, self._ranks):
             getattr(trainer, self.verb)(self.task, datamodule=self.data, **given)
             if self._fits:
                 self._say_how_it_went()
@@ -280,7 +280,7 @@ class Run:
         self._record(run)
 
     def _record(self, folder: Path) -> None:
-        """Writes the record of a run that has ended. What cannot be found out is left empty: the run has not failed."""
+        """Writes the record of a run that has ended; entries that cannot be computed are left empty."""
         if not self.trainer.is_global_zero:
             return
         if not folder.is_dir():
@@ -339,7 +339,7 @@ class Run:
                 raise UserError(NO_WEIGHTS.format(self.verb, shown(run) if run is not None else "RUN"))
 
     def _trainer(self, data: ImageData, task: Task) -> Trainer:
-        """Training logs to the folder of the run; the other verbs make no folder of their own."""
+        """Builds the trainer: training logs to the folder of the run, and the other verbs make no folder."""
         built = instantiate(self.config, trainer=TrainerOptions, checkpoint=SaveCheckpoints, non_finite=NonFiniteGuard)
         options = dict(built.trainer)
         for name in ("accumulate_grad_batches", "log_every_n_steps", "check_val_every_n_epoch"):  # Lightning divides by
@@ -391,7 +391,7 @@ class Run:
         return trainer
 
     def _version(self, step: int) -> tuple[Path, str | None, int | None]:
-        """Where versions lie, the one that is resumed, and the step from which its curves continue."""
+        """Returns the folder of the versions, the version that is resumed, and the first step of its new curves."""
         if self.folder is None:
             return root_of(self.config) / run_name(self.config["config"]), None, None
         return self.folder.parent, self.folder.name, self.checkpoint.purge_step if self.checkpoint and step else step

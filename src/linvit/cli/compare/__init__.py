@@ -51,8 +51,8 @@ configuration, its log and its run. The same command again runs what is
 missing; a run that was interrupted resumes from its checkpoint. Tables
 (Markdown, CSV), plots and report.html are written beside the runs.
 
-The score of a run is that of its last epoch, and not of its best. A run whose
-last evaluation is not on disk has no score, and the exit code is 1. A star
+The score of a run is that of its last epoch, and not of its best. A run that
+is not finished has no score, and the exit code is 1. A star
 marks a difference that is significant at 5 % by Holm's correction. A teacher
 (linvit linearize) that is not there yet is trained first. The machines of a Ray
 cluster (pip install 'linvit[ray]') or of SLURM ('linvit[slurm]') must share the

@@ -31,6 +31,7 @@ from linvit.runs import result
 from linvit.runs.folder import TUNING, check_writable, find
 from linvit.runs.options import read_config, replace_options, stage_config
 from linvit.runs.parser import Config, build_task
+from linvit.runs.resolve import root_of
 from linvit.runs.run import Run
 from linvit.runs.train_teacher import train_teacher
 from linvit.signals import STOP
@@ -52,10 +53,9 @@ def run(spec: Sweep, title: str, args: argparse.Namespace, command: str) -> int:
             "several seeds, such as --seeds=3. linvit fit trains a single run"
         )
     configs = resolve(grid)
-    parent = Path(next(iter(configs.values()))["trainer"].get("default_root_dir") or "checkpoints")
-    root = (None if args.name else _own_folder(args.grid)) or parent / "compare" / title
+    own = None if args.name else _own_folder(args.grid)
+    root = (own or root_of(next(iter(configs.values()))) / "compare" / title).absolute()
     check_writable(root)
-    root = root.absolute()
     if args.dry_run:
         parts = [grid.all_trials(), grid] if grid.tune else [grid]
         runs = [(run, part.variants[run.variant]) for part in parts for run in Experiment(root, part).runs]

@@ -18,7 +18,7 @@ TASK, DATA = "linvit.tasks.ClassificationTask", "linvit.data.ClassificationData"
 
 
 def train(argv: list[str]) -> None:
-    """Does what a command line says; with --help explains the classes that it names instead."""
+    """Runs a command line; with --help prints the options of the classes that it names."""
     keep_memory()
     hide_library_messages()
     verb, *options = ["--help" if argument == "--help=all" else argument for argument in argv if argument not in HELP]

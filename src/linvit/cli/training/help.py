@@ -1,4 +1,4 @@
-"""What `linvit fit --help` prints, without an import of what it explains: that takes seconds."""
+"""Text of `linvit fit --help`, without an import of the classes that it explains: that takes seconds."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -7,7 +7,7 @@ from linvit.terminal import entry, reflow
 
 HELP = ("-h", "--help")
 OPTIONS = Path(__file__).with_name("options.tsv")
-"""What `option_rows` returns; tests/cli/test_help.py holds the file to it, and says how to write it again."""
+"""File with the result of `option_rows`; tests/cli/test_help.py compares them and writes it again."""
 Row = tuple[str, str]
 """An option, `--name=default`, and a sentence about it."""
 TRAINER = {

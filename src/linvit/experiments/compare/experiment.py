@@ -49,7 +49,7 @@ class SweepRun:
 
     @property
     def state(self) -> State:
-        """How its last process ended; "waiting" if none has, "stopped" if the last evaluation is not on disk."""
+        """Outcome of its last process: "waiting" if none has ended, "stopped" if the run is not finished."""
         state: State = self._outcome().get("state", "waiting")
         if state == "finished" and (begun := self.newest) is not None and not begun.complete:
             return "stopped"
