@@ -2,13 +2,12 @@
 
 import pkgutil
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
@@ -227,21 +226,13 @@ def run_to_resume(config: Config, root: Path) -> Path | None:
 def differs(run: Path, config: Config) -> list[str]:
     """Returns options of the model, and the seed, that differ between a run and a configuration, if both have them."""
     try:
-        saved = yaml_text.load(yaml_text.read(run / "config.yaml"), "config.yaml")
-        model, seed = saved["model"], saved["seed_everything"]
-        theirs = {"seed_everything": seed, "model": model["class_path"]} | {
-            f"model.{name}": value for name, value in model["init_args"].items()
-        }
-    except (OSError, UserError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError):
+        theirs, own = _model_options(yaml_text.mapping(run / CONFIG)), _model_options(config)
+    except (UserError, KeyError, TypeError, AttributeError):
         return []  # it was killed before it had saved its configuration
-    own = {"seed_everything": config["seed_everything"], "model": config["model"]["class_path"]} | {
-        f"model.{name}": value for name, value in config["model"]["init_args"].items()
-    }
     free = {f"model.{name}" for name in SET_BY_RUN}
     if not own.get("model.teacher") or not theirs.get("model.teacher"):
         free.remove("model.teacher")  # a student may lie beside its teacher, and have its name and model
-    both = [name for name in own if name in theirs and name not in free and not equal_options(own[name], theirs[name])]
-    return [f"{name}={theirs[name]} and not {own[name]}" for name in both]
+    return _differing(theirs, own, free)
 
 
 def other_data(run: Path, config: Config) -> list[str]:
@@ -250,9 +241,18 @@ def other_data(run: Path, config: Config) -> list[str]:
         theirs, own = (flat({"data": given["data"]["init_args"]}) for given in (RunFolder(run).config, config))
     except (UserError, KeyError, TypeError, AttributeError):
         return []  # of an unreadable configuration nothing is known
-    both = (own.keys() & theirs.keys()) - {"data.batch_size", "data.num_workers", "data.predict_path"}
-    differing = [name for name in sorted(both) if not equal_options(own[name], theirs[name])]
-    return [f"{name}={theirs[name]} and not {own[name]}" for name in differing]
+    return _differing(theirs, own, {"data.batch_size", "data.num_workers", "data.predict_path"})
+
+
+def _model_options(config: Config) -> dict[str, Any]:
+    model = config["model"]
+    options = {f"model.{name}": value for name, value in model["init_args"].items()}
+    return {"seed_everything": config["seed_everything"], "model": model["class_path"], **options}
+
+
+def _differing(theirs: Config, own: Config, free: Set[str]) -> list[str]:
+    both = [name for name in own if name in theirs and name not in free]
+    return [f"{name}={theirs[name]} and not {own[name]}" for name in both if not equal_options(own[name], theirs[name])]
 
 
 def whole_checkpoints(run: Path) -> Iterator[Checkpoint]:
