@@ -83,9 +83,8 @@ def whole_names(config: Config, named: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         UserError: If a configuration has no option, or several, of a name.
     """
-    every = [*config]
-    for section in ("model", "data", "trainer", "checkpoint", "non_finite"):
-        every += [f"{section}.{name}" for name in _inside(config[section])]
+    sections = ("model", "data", "trainer", "checkpoint", "non_finite")
+    every = [*config, *(f"{section}.{name}" for section in sections for name in _inside(config[section]))]
     found = dict[str, Any]()
     for name, value in named.items():
         fitting = [option for option in every if option.rpartition(".")[2] == name]
