@@ -1,4 +1,4 @@
-"""What a run keeps of itself, its last state and its best ones, in files that are whole."""
+"""Writes the checkpoints of a run, its last state and its best ones; each file appears whole or not at all."""
 
 import io
 import math
@@ -21,6 +21,7 @@ from linvit.errors import UserError, check_choice
 from linvit.files import (
     BEST,
     BEST_AVERAGE,
+    CHECKPOINTS,
     LAST,
     check_reserved,
     link,
@@ -34,11 +35,11 @@ from linvit.files import (
 from linvit.weights import torch_file
 
 EPOCHS = "epochs"
-"""Of the state of `SaveCheckpoints`: the epochs of the best values, which are there by the names of their metrics."""
+"""Key of the epochs of the best values in the state of `SaveCheckpoints`; the values have the names of metrics."""
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint to a temporary file beside its place, which it takes once the disk has all of it.
+    """Writes a checkpoint to a temporary file and renames it when the disk has all of it.
 
     So a kill, a full disk or a power cut at any moment leaves the old file or the new one, and never a part.
 
@@ -53,7 +54,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         path = Path(path)
         try:
             make_folder(path.parent)
-            # In memory, as Lightning does: what torch.save meets in a file it words without the system's reason.
+            # In memory, as Lightning does: errors of torch.save on a file lack the system's reason.
             archive = io.BytesIO()
             torch.save(on_cpu(checkpoint), archive)
             with replacing(path) as file:
@@ -100,13 +101,14 @@ class Best:
     name: str
     value: float | None = None
     epoch: int | None = None  # in which it was scored, from 1
+    compared: bool = False  # with its file; no need to if this process has scored it
 
     def take(self, value: float, epoch: int) -> bool:
-        """Whether a value is the best, which it then is. Of equal ones it is the last: it has learnt for longer."""
+        """Takes a value if it is the best; returns True if so. Of equal ones the last wins: it was trained longer."""
         sign = 1 if self.mode == "max" else -1
         if not math.isfinite(value) or (self.value is not None and sign * value < sign * self.value):
             return False
-        self.value, self.epoch = value, epoch
+        self.value, self.epoch, self.compared = value, epoch, True
         return True
 
 
@@ -150,6 +152,7 @@ class SaveCheckpoints(Checkpoint):
             given, epoch = state_dict.get(best.monitor), epochs.get(best.monitor) if isinstance(epochs, dict) else None
             best.value = given if isinstance(given, float) else None
             best.epoch = epoch if isinstance(epoch, int) else None
+            best.compared = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Reserves the folder and tidies it up, before training starts."""
@@ -211,7 +214,7 @@ class SaveCheckpoints(Checkpoint):
 
     def _save_and_choose(self, trainer: Trainer) -> None:
         """Saves, also under the names of the best if this state is one of them."""
-        self._compare_with_files(trainer.current_epoch)
+        self._compare_with_files()
         values = {name: float(value) for name, value in trainer.callback_metrics.items()}
         # Without a new validation the score is that of other weights, as where max_steps ends an epoch early.
         due = [best for best in self.best if self._scored or not best.monitor.startswith("val/")]
@@ -222,18 +225,18 @@ class SaveCheckpoints(Checkpoint):
         names = [best.name for best in due if best.monitor in values and best.take(values[best.monitor], epoch)]
         self._save(trainer, trainer.strategy.broadcast(names))
 
-    def _compare_with_files(self, epochs: int) -> None:
-        """Takes the best of the epochs that were trained from its file; forgets one whose file is gone or of others.
+    def _compare_with_files(self) -> None:
+        """Forgets each best whose file is missing, damaged, or of another state, and warns.
 
-        It is of others if the run was resumed from an earlier checkpoint: the files of later ones are still there.
+        After a resume from an earlier checkpoint, files of later ones are still there. Files are read once.
         """
         there = self._reserved is not None and self._reserved.is_dir()
         for best in self.best if there else []:
             path = Path(str(self.dirpath), best.name)
-            if best.value is None or (kept := self._kept(path, best)) == (best.value, best.epoch):
+            if best.value is None or (best.compared and path.is_file()):
                 continue
-            if kept is not None and isinstance(kept[0], float) and isinstance(kept[1], int) and kept[1] <= epochs:
-                best.value, best.epoch = kept
+            kept, best.compared = self._kept(path, best), True
+            if kept == (best.value, best.epoch):
                 continue
             found = "is missing or damaged" if kept is None else f"is that of epoch {kept[1]}, {kept[0]}"
             rank_zero_warn(
@@ -299,23 +302,23 @@ class SaveCheckpoints(Checkpoint):
             check_reserved(self._reserved, self.config)
 
     def _writes(self, trainer: Trainer) -> bool:
-        """Whether the run saves to a folder of this machine's file systems."""
+        """True if the run saves to a folder of this machine's file systems."""
         return not trainer.fast_dev_run and "://" not in str(self.dirpath)  # type: ignore[attr-defined]
 
 
 def checkpoint_folder(trainer: Trainer) -> str:
-    """Where the checkpoints of a run lie: that of Lightning's own callback."""
+    """Returns the folder of the checkpoints of a run, the same as that of Lightning's `ModelCheckpoint`."""
     if not trainer.loggers:
-        return os.path.join(trainer.default_root_dir, "checkpoints")
+        return os.path.join(trainer.default_root_dir, CHECKPOINTS)
     logger = trainer.loggers[0]
     version = logger.version if isinstance(logger.version, str) else f"version_{logger.version}"
-    return os.path.join(logger.save_dir or trainer.default_root_dir, str(logger.name), version, "checkpoints")
+    return os.path.join(logger.save_dir or trainer.default_root_dir, str(logger.name), version, CHECKPOINTS)
 
 
 def log_now(trainer: Trainer) -> None:
-    """Logs what a step or an epoch of training has logged, which Lightning does only after the hooks at its end.
+    """Writes the metrics of a step or an epoch of training, as Lightning does only after the hooks at its end.
 
-    No public name does that. Without it, what is written between a row and its checkpoint would be lost by a kill.
+    No public name does that. Without it, a kill between a checkpoint and its rows would lose the rows.
     """
     connector = trainer._logger_connector
     batch: Any = trainer.fit_loop.epoch_loop.batch_progress.current
@@ -333,7 +336,7 @@ def reserve(folder: Path) -> None:
 
 
 def on_rank_zero(trainer: Trainer, work: Callable[..., None], *args: Any) -> str | None:
-    """Does something on rank 0; why it failed, on all ranks, or None."""
+    """Does something on rank 0; returns on all ranks why it failed, or None."""
     reason = None
     if trainer.is_global_zero:
         try:
