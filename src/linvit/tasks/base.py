@@ -344,9 +344,10 @@ class Task(SavedTask):
         }
 
     def backward(self, loss: Tensor, *args: Any, **options: Any) -> None:
-        """Adds the gradient of a batch; that of a step is the mean over its batches, which may be few.
+        """Adds the gradient of a batch, so that the gradient of a step is the mean over its batches.
 
-        Lightning divides by `accumulate_grad_batches` also what is left at the end of an epoch, or after a resume.
+        The last step of an epoch and the first after a resume may have fewer batches than `accumulate_grad_batches`,
+        by which Lightning divides.
         """
         super().backward(loss, *args, **options)
         self._accumulated += 1

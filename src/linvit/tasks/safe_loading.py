@@ -1,6 +1,6 @@
-"""How every door opens a checkpoint: by the one reader of pickled files, which runs nothing that is in them.
+"""Opens checkpoints by the one reader of pickled files, which runs nothing that is in them.
 
-Lightning reads a file on this machine so, too, unless it is told otherwise; one at an address it unpickles freely.
+Lightning does so with files on this machine unless it is told otherwise, and unpickles one at an address freely.
 """
 
 import re
@@ -37,8 +37,8 @@ YAML = re.compile(r"[{\[]|:(\s|$)")  # text that a parser of configurations may 
 
 
 @contextmanager
-def opened(source: Any, resumed: bool = False) -> Iterator[Path]:
-    """A checkpoint as a file here, which holds tensors and plain values alone, and all that a run is `resumed` from."""
+def opened(source: Any, resumed: bool = False) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yields a checked checkpoint as a file on this machine, and its options; see `check_content`."""
     with ExitStack() as stack:  # no folder is made if none is needed: a kill would leave it
         if isinstance(source, Path) or (isinstance(source, str) and "://" not in source):
             path = Path(source)
@@ -55,12 +55,15 @@ def opened(source: Any, resumed: bool = False) -> Iterator[Path]:
                 raise UserError(f"cannot get the checkpoint '{source}': {type(error).__name__}: {error}") from error
         if not path.is_file():
             raise UserError(f"there is no checkpoint at '{source}'")
-        check_content(torch_file.load(path, objects=False), source, resumed)
-        yield path
+        yield path, check_content(torch_file.load(path, objects=False), source, resumed)["hyper_parameters"]
 
 
 def check_content(content: Any, source: Any, resumed: bool = False) -> dict[str, Any]:
-    """The content of a file with a task's options and weights (`resumed`: states) that names nothing to be called."""
+    """Returns the content of a file with a task's options and weights, without removed options.
+
+    Raises:
+        UserError: It names something to be called, or lacks what a task (`resumed`: a run) needs.
+    """
     if not isinstance(content, dict) or not {"hyper_parameters", "state_dict"} <= content.keys():
         holds = ", ".join(map(str, content)) if isinstance(content, dict) else type(content).__name__
         raise UserError(
@@ -117,7 +120,7 @@ def _kinds(content: Mapping[str, Any], resumed: bool) -> dict[str, bool]:
 
 
 def not_plain(value: Any, text: bool = False) -> str | None:
-    """What an option holds that is no plain value, or that a parser might take for a class (with `text` in text)."""
+    """Returns what an option holds that is not plain, or that a parser may take for a class (`text`: also in text)."""
     if isinstance(value, Mapping | list | tuple):
         if isinstance(value, Mapping) and not value.keys().isdisjoint(("class_path", "init_args")):
             return "a class_path or init_args, which name what is to be called"
@@ -152,7 +155,7 @@ def guard(strategy: Strategy, task: LightningModule) -> None:
                 f"'{checkpoint_path}' first, to a folder that they share"
             )
         resumed = task.trainer.state.fn == TrainerFn.FITTING
-        with opened(checkpoint_path, resumed) as file:
+        with opened(checkpoint_path, resumed) as (file, _):
             content: dict[str, Any] = load(file, True)  # FSDP hands the weights to its model, and leaves them out here
         if not resumed:
             return {name: part for name, part in content.items() if name not in OF_TRAINING}
@@ -284,5 +287,5 @@ class SavedTask(LightningModule):
             UserError: If it cannot be read, or names a class that `options` do not; or for `weights_only=False`.
         """
         only_weights(weights_only, checkpoint_path)
-        with skip_pretrained(), restrict_imports_to(options), opened(checkpoint_path) as file:
+        with skip_pretrained(), restrict_imports_to(options), opened(checkpoint_path) as (file, _):
             return super().load_from_checkpoint(file, map_location, hparams_file, strict, True, **options)

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -13,13 +12,13 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
 from linvit.errors import UserError, check_choice, check_number, quote_first
+from linvit.files import resume_command
 from linvit.linearization.distillation import Distillation, Matching, kind_of
 from linvit.linearization.student import linearize
 from linvit.signatures import check_choices
 from linvit.tasks.execution import freeze_parameters
 from linvit.tasks.pretrained import checkpoint_follows
 from linvit.tasks.safe_loading import opened
-from linvit.weights import torch_file
 
 if TYPE_CHECKING:
     from linvit.tasks.base import Task
@@ -141,9 +140,9 @@ class TaskDistillation(Distillation):
             task.log(f"{TEACHER}score", metrics[task.score_metric], batch_size=len(batch["image"]))
 
     def log_start(self) -> None:
-        """Writes into the row of step 0 what the teacher and, before any step, the student score, and its distances.
+        """Logs at step 0 the teacher's score and, before any step, the student's score and its distances.
 
-        A run that is resumed has that row; its student has been trained since.
+        A resumed run keeps those of its student, which has been trained since.
         """
         found, names = self.task.trainer.callback_metrics, {f"{TEACHER}score": f"{TEACHER}score"}
         if self.task.trainer.global_step == 0:
@@ -183,7 +182,7 @@ def teacher_network(task: "Task", teacher: Teacher) -> nn.Module:
     if teacher.untrained:
         raise UserError(
             f"the teacher '{teacher.source}' has not been trained to its end. linvit linearize does that first, and so "
-            f"does\n  linvit fit --config {shlex.quote(Path(str(teacher.config)).as_posix())} --resume=auto"
+            f"does\n  {resume_command(Path(str(teacher.config)))}"
         )
     from linvit.weights.load import load_pretrained  # knows the layouts of all official checkpoints
 
@@ -212,12 +211,11 @@ def teacher_network(task: "Task", teacher: Teacher) -> nn.Module:
 
 
 def given_options(teacher: Teacher) -> dict[str, Any]:
-    """The options of the task that has trained a teacher, if its source is a checkpoint of linvit."""
+    """Returns the options of the task that has trained a teacher; none unless its source is a linvit checkpoint."""
     if teacher.source is None or not teacher.source.endswith(".ckpt"):
         return {}
-    with opened(teacher.source) as file:
-        options: dict[str, Any] = torch_file.load(file, objects=False)["hyper_parameters"]
-    return options
+    with opened(teacher.source) as (_, options):
+        return options
 
 
 def fingerprint(network: nn.Module) -> str:
