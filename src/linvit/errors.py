@@ -26,7 +26,7 @@ WAYS: dict[int | None, str] = {
 }
 """What to do where the system refuses a file, by the number of its error."""
 TOO_MANY = ("Too many open files", "items of ancdata")
-"""What errors of torch and Python say of that limit which have no number."""
+"""Texts of errors of torch and Python about open files that have no number (`errno`)."""
 
 
 class UserError(Exception):

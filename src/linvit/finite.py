@@ -1,4 +1,4 @@
-"""Checks of numbers: whether weights are finite, and how far results are from what they should be."""
+"""Checks of numbers: finite weights, and errors of results."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -44,7 +44,7 @@ def not_finite(model: nn.Module, checkpoint: Mapping[str, Any]) -> list[str]:
 
 
 def relative_error(got: Tensor, want: Tensor) -> float:
-    """Returns the largest absolute difference over the largest entry; NaN if there is one anywhere."""
+    """Returns the largest absolute difference over the largest entry; NaN if one is NaN or shapes differ."""
     got, want = got.detach().double(), want.detach().double()
     if got.shape != want.shape:
         return math.nan
@@ -54,7 +54,7 @@ def relative_error(got: Tensor, want: Tensor) -> float:
 
 
 def sortable(error: float) -> float:
-    """Returns what `max` compares, so that NaN is larger than any number."""
+    """Returns an error as a key for `max`, to which NaN is larger than any number."""
     return math.inf if math.isnan(error) else error
 
 

@@ -90,13 +90,13 @@ def _read(path: Path) -> str:
         return ""
 
 
-MOST_OPEN = 2**16  # files: what a process starts may close one by one as many as it may open
+MOST_OPEN = 2**16  # files; more would be slow, since programs that this process starts may close each number
 
 
 def let_open(files: int, what: str, way_out: str) -> None:
-    """Raises this process's limit of open files as far as it may, up to `MOST_OPEN`.
+    """Raises this process's limit of open files as far as the system allows, up to `MOST_OPEN`.
 
-    How many a loader needs depends on its batches: each tensor of a list, as in detection, is an open file.
+    The number that a loader needs depends on its batches: each tensor of a list, as in detection, is an open file.
 
     Raises:
         UserError: The limit cannot be raised to `files`, which are needed in any case.
