@@ -219,9 +219,9 @@ def test_what_was_trained_is_kept_when_a_validation_fails(tmp_path):
     assert step_of(tmp_path / "checkpoints" / "best.ckpt") == 2
 
 
-def scored(folder, scores, last=None):
+def scored(folder, scores, last=None, *callbacks):
     """State of the last checkpoint, and of best.ckpt, after epochs that score as given."""
-    options = {"callbacks": [SaveCheckpoints(), ExactResume()], "enable_checkpointing": True}
+    options = {"callbacks": [SaveCheckpoints(), ExactResume(), *callbacks], "enable_checkpointing": True}
     trainer(folder, max_epochs=len(scores), **options).fit(Scores(scores), ckpt_path=last)
     states = [
         read(folder / "checkpoints" / name)["callbacks"]["SaveCheckpoints"] for name in ("last.ckpt", "best.ckpt")
@@ -237,6 +237,27 @@ def test_a_best_whose_file_is_lost_is_not_the_best(tmp_path, damage):
         found = scored(tmp_path, [None, None, 0.25, 0.125], tmp_path / "checkpoints/last.ckpt")
     assert found == [(0.25, 3), (0.25, 3)]
     assert step_of(tmp_path / "checkpoints/best.ckpt") == 3
+
+
+class Deletes(Callback):
+    """Deletes best.ckpt before the second epoch."""
+
+    def on_train_epoch_start(self, trainer, *args):
+        if trainer.current_epoch == 1:
+            os.remove(f"{trainer.checkpoint_callback.dirpath}/best.ckpt")
+
+
+def test_a_best_whose_file_is_deleted_while_the_run_trains_is_not_the_best(tmp_path):
+    with pytest.warns(UserWarning, match=r"the best val/score was 0\.875 of epoch 1, but .* is missing or damaged"):
+        assert scored(tmp_path, [0.875, 0.5, 0.25], None, Deletes()) == [(0.5, 2), (0.5, 2)]
+
+
+def test_the_file_of_the_best_is_read_once(tmp_path, monkeypatch):
+    scored(tmp_path, [0.875, 0.5])
+    files, load = [], module.torch_file.load
+    monkeypatch.setattr(module.torch_file, "load", lambda path: files.append(path.name) or load(path))
+    assert scored(tmp_path, [None, None, 0.25, 1.0, 0.5], tmp_path / "checkpoints/last.ckpt") == [(1.0, 4), (1.0, 4)]
+    assert files == ["best.ckpt"]
 
 
 def test_a_best_of_epochs_that_a_resumed_run_does_not_have_is_not_its_best(tmp_path):
