@@ -20,7 +20,6 @@ GROUPS = Path("/sys/fs/cgroup")
 OWN_GROUPS = Path("/proc/self/cgroup")
 MEMORY = Path("/proc/meminfo")
 STATUS = Path("/proc/self/status")
-COMPILERS = ("g++", "clang++", "cl")
 
 
 def cpus() -> float:
@@ -32,7 +31,7 @@ def cpus() -> float:
 
 def has_compiler() -> bool:
     """Returns whether there is a C++ compiler, which `torch.compile` needs on a CPU."""
-    return "CXX" in os.environ or any(map(shutil.which, COMPILERS))
+    return "CXX" in os.environ or any(map(shutil.which, ("g++", "clang++", "cl")))
 
 
 def memory() -> tuple[int, int] | None:

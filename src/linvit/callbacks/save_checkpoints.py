@@ -4,7 +4,7 @@ import io
 import math
 import os
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -208,10 +208,6 @@ class SaveCheckpoints(Checkpoint):
             unlock(Path(self.dirpath))
             self._reserved = None
 
-    def save(self, trainer: Trainer) -> None:
-        """Writes last.ckpt now, on all ranks, between two optimiser steps."""
-        self._save(trainer, [])
-
     def _save_and_choose(self, trainer: Trainer) -> None:
         """Saves, also under the names of the best if this state is one of them."""
         self._compare_with_files()
@@ -223,7 +219,7 @@ class SaveCheckpoints(Checkpoint):
             check_choice("checkpoint.monitor", self.best[0].monitor, sorted(values))
         epoch = trainer.current_epoch + 1
         names = [best.name for best in due if best.monitor in values and best.take(values[best.monitor], epoch)]
-        self._save(trainer, trainer.strategy.broadcast(names))
+        self.save(trainer, trainer.strategy.broadcast(names))
 
     def _compare_with_files(self) -> None:
         """Forgets each best whose file is missing, damaged, or of another state, and warns.
@@ -257,8 +253,11 @@ class SaveCheckpoints(Checkpoint):
         except Exception:  # of another way to write
             return best.value, best.epoch
 
-    def _save(self, trainer: Trainer, names: list[str]) -> None:
-        """Writes last.ckpt, under other names, too; raises a `UserError` on all ranks if that fails."""
+    def save(self, trainer: Trainer, names: Sequence[str] = ()) -> None:
+        """Writes last.ckpt, also under other names, on all ranks, between two optimiser steps.
+
+        Raises a `UserError` on all ranks if that fails.
+        """
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         self._check_folder(trainer)
