@@ -8,18 +8,22 @@ MOST = 2**33
 """Bytes that are read if nothing else is said: more than the annotations of any published dataset have."""
 
 
-def read_regular(path: str | os.PathLike[str], most: int = MOST) -> bytes:
-    """Reads a file of at most `most` bytes.
+def read_regular(path: str | os.PathLike[str], most: int | None = MOST, size: int = -1) -> bytes:
+    """Reads a file of at most `most` bytes, or its first `size` bytes.
 
     Raises:
         OSError: As `check_regular` does, or if the file cannot be read.
     """
-    return _read(path, most, -1)
+    check_regular(path, most)
+    with open(path, "rb", opener=_not_waiting) as file:
+        check_regular(file.fileno(), most)  # another file may have been put there
+        content = file.read(size)
+    return content
 
 
 def read_start(path: str | os.PathLike[str], size: int) -> bytes:
     """Reads the first `size` bytes of a regular file of any size; raises an `OSError` as `read_regular` does."""
-    return _read(path, None, size)
+    return read_regular(path, None, size)
 
 
 def read_text(path: str | os.PathLike[str], most: int = MOST, errors: str = "strict") -> str:
@@ -39,14 +43,6 @@ def check_regular(path: str | os.PathLike[str] | int, most: int | None = None) -
         raise OSError(errno.EINVAL, "not a regular file", name)
     if most is not None and found.st_size > most:
         raise OSError(errno.EFBIG, f"{found.st_size:,} bytes are more than {most:,}", name)
-
-
-def _read(path: str | os.PathLike[str], most: int | None, size: int) -> bytes:
-    check_regular(path, most)
-    with open(path, "rb", opener=_not_waiting) as file:
-        check_regular(file.fileno(), most)  # another file may have been put there
-        content = file.read(size)
-    return content
 
 
 def _not_waiting(path: str, flags: int) -> int:

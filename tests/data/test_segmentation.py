@@ -168,7 +168,7 @@ class TestLayouts:
         shutil.rmtree(masks)
         save(picture(), masks / "maps" / "0.png")
         save(picture(), masks / "maps" / "1.png")
-        assert "Masks lie in other folders below theirs" in refused(tmp_path)
+        assert "Masks and images of the same name are in different subfolders" in refused(tmp_path)
         shutil.rmtree(masks)
         masks.mkdir()
         assert f"there are no masks in '{masks}'" in refused(tmp_path)

@@ -19,7 +19,7 @@ from linvit.data.sources.folder import ignored_files
 from linvit.data.sources.labels import read_names
 from linvit.data.sources.other_annotations import other_annotations
 from linvit.data.sources.scan import ScanResult, describe_bands, scan
-from linvit.data.sources.splits import HUB, source_kind
+from linvit.data.sources.splits import folder_of_images
 from linvit.data.sources.tiles import SETS, cut, find_areas, isprs_areas, read_classes, read_mask
 from linvit.data.transforms.decode import Bands
 from linvit.errors import UserError, check_number
@@ -45,9 +45,9 @@ EPILOG = """examples:
   linvit data check path/to/set --data SegmentationData --num_classes 2
                                         the task, if the set does not say it
 
-Every option of the data that linvit fit takes is taken, too, as it is there or
-in short: --data.num_classes=6, or --num_classes 6. Every image is decoded as
-training decodes it. The exit code is 1 if an image or a label is bad or if
+It takes the --data options of linvit fit, in full or in short:
+--data.num_classes=6, or --num_classes 6. Every image is decoded as training
+decodes it. The exit code is 1 if an image or a label is bad or if
 linvit fit would refuse the set, else 0; images that are there twice, classes
 without images and files that are not read are warnings.
 """
@@ -161,7 +161,7 @@ def _collected() -> Iterator[list[str]]:
 
 
 def _task(source: str, asked: str | None, given: Set[str]) -> type[ImageData]:
-    """The data module of the task that is asked for, or that the data are for; the given options may decide, too."""
+    """Returns the data module that was asked for, or else the one that recognises the source and has the options."""
     likely = [task for task in TASKS if (task.__name__ == asked if asked else task.recognises(source))]
     missing = {task: sorted(given - _options(task)) for task in likely or UNRECOGNISED}
     task = min(missing, key=lambda task: len(missing[task]))
@@ -211,17 +211,17 @@ def _bad(found: ScanResult, output: Path | None) -> list[str]:
 
 def _ignored(source: str, data: ImageData) -> list[str]:
     """A line for each kind of file in a folder of images that is not read, and for annotations of objects."""
-    path = Path(source).expanduser()
-    if source.startswith(HUB) or not path.is_dir() or source_kind(path) is not None:
+    folder = folder_of_images(source)
+    if folder is None:
         return []
-    files = ignored_files(path)
+    files = ignored_files(folder)
     endings = [os.path.splitext(file)[1].lower() for file in files]
     first = dict(zip(reversed(endings), reversed(files), strict=True))
     lines = [f"  WARNING: files that are not read: {len(files):,}"] * bool(files) + [
         f"    {count:,} {ending or 'without an ending'}, such as {first[ending]}"
         for ending, count in Counter(endings).most_common(SHOWN)
     ]
-    objects = "" if isinstance(data, linvit.data.DetectionData) else other_annotations(path)
+    objects = "" if isinstance(data, linvit.data.DetectionData) else other_annotations(folder)
     return lines + [f"  WARNING: annotations of objects are not used: {objects}"] * bool(objects)
 
 

@@ -219,7 +219,7 @@ class ImageData(LightningDataModule):
 
     @classmethod
     def recognises(cls, source: str) -> bool:
-        """Whether `linvit data check` takes a data source for one of this module's task."""
+        """True if `linvit data check` takes a data source for one of this module's task."""
         return False
 
     def check_targets(self, found: ScanResult, workers: int) -> TargetReport:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
 import datasets
@@ -27,7 +26,7 @@ from linvit.data.sources.labels import (
 from linvit.data.sources.mask_folders import find_masks
 from linvit.data.sources.pairs import has_masks
 from linvit.data.sources.scan import ScanResult
-from linvit.data.sources.splits import HUB, load_splits, source_kind
+from linvit.data.sources.splits import folder_of_images, load_splits
 from linvit.data.transforms.classification import Augmentation, EvalTransform, TrainTransform
 from linvit.data.transforms.geometry import CropMode
 from linvit.errors import UserError, check_choice, check_number, quote_first
@@ -146,30 +145,24 @@ class ClassificationData(ImageData):
         """The labels of a split, checked beforehand unless it is streamed."""
         if not self.labels:
             return {}
-        if has_masks(self.source) and self.expected_classes is None:
-            raise UserError(
-                f"'{self.source}' holds images and masks, a class for each pixel, and not folders of classes: train a "
-                f"segmentation task on it, such as --config segmentation_quickstart. If these folders are classes, say "
-                f"so by --data.num_classes=N"
-            )
         label = self.label_column
-        if found := self.masks_among_images():
-            classes = "" if label is None else f". If they are classes, say so by --data.num_classes={self.num_classes}"
+        if self.masks_found:
+            classes = "" if label is None else f". If they are classes, set --data.num_classes={self.num_classes}"
             raise UserError(
-                f"'{self.source}' looks like a segmentation set, of images and masks: '{found[1]}' is a mask of "
-                f"'{found[0]}'. Put them into folders called images and masks, as in train/images and train/masks, and "
-                f"check them with linvit data check {self.source} --data=SegmentationData --data.num_classes=N{classes}"
+                f"'{self.source}' looks like a segmentation dataset: {self.masks_found}. Check them with linvit data "
+                f"check {self.source} --data=SegmentationData --data.num_classes=N{classes}"
             )
         if label is None or (split in self.splits and split not in self.labelled):
             whose = "" if label is None else f"the {split} split of "
             others = ", ".join(name for name in features_of(self.splits) if name != self.image_column)
-            tables = f". Tables that are not read name the images: {quote_first(self.tables)}" if self.tables else ""
+            tables = self.unread_tables
+            named = f". Tables that are not read name the images: {quote_first(tables)}" if tables else ""
             raise UserError(
                 f"{whose}data source '{self.source}' has no labels, so it can only be predicted (linvit predict). Name "
                 f"their column with --data.label_column (it has: {others or 'none but that of images'}), or sort the "
                 f"images into one folder per class, at least two, such as {split}/CLASS/*.jpg: images directly in "
                 f"{split}/ have no class, unless {split}/metadata.csv, with the columns file_name and label, gives it. "
-                f"Folders in archives are no classes; unpack them{tables}"
+                f"Folders in archives are no classes; unpack them{named}"
             )
         table = self.data_source.table_of(split)
         if table in self.splits and not self.data_source.streaming:
@@ -178,19 +171,23 @@ class ClassificationData(ImageData):
         reader = partial(check_label, num_classes=self.num_classes, source=self.source, places=self.places)
         return {"label": Target(label, reader)}
 
-    def masks_among_images(self) -> tuple[str, str] | None:
-        """An image and its mask, if masks are taken for classes or for images; None if there are none."""
-        rows = self.splits.get("train")
-        if rows is None or self.data_source.streaming or self.expected_classes is not None:
-            return None
-        return find_masks(rows, self.image_column, self.images)
+    @cached_property
+    def masks_found(self) -> str:
+        """Says which masks are taken for classes or images; "" for none, or if `num_classes` is given."""
+        if self.expected_classes is not None:
+            return ""
+        if has_masks(self.source):
+            return "it has folders of images and masks"
+        rows = self.splits.get("train") if folder_of_images(self.source) else None
+        found = None if rows is None else find_masks(rows, self.image_column, self.images)
+        move = "Put them into folders called images and masks, as in train/images and train/masks"
+        return f"'{found[1]}' is a mask of '{found[0]}'. {move}" if found else ""
 
     @cached_property
-    def tables(self) -> list[str]:
-        """Tables of a folder that name its images and are not read."""
-        path = Path(self.source).expanduser()
-        folder = not self.source.startswith(HUB) and path.is_dir() and source_kind(path) is None
-        return naming_tables(path) if folder else []
+    def unread_tables(self) -> list[str]:
+        """Paths of the tables in a folder of images that name these and are not read."""
+        folder = folder_of_images(self.source)
+        return [] if folder is None else naming_tables(folder)
 
     def restrict_to(self, classes: Sequence[str]) -> None:
         """Looks the classes up by name; see `ImageData.restrict_to`."""
@@ -227,9 +224,9 @@ class ClassificationData(ImageData):
         first = next(iter(self.splits.values()))
         packed = "__key__" in first.features and "/" in first[0]["__key__"]  # of a tar file
         said = features_of(self.splits).keys() - {self.image_column, "__key__", "__url__"}  # of the images
-        asked = said or len(self.splits) > 1 or self.expected_classes is not None
-        if self.tables and self.labelled:
-            lines.append(f"  WARNING: tables that name images are not read: {quote_first(self.tables)}")
-        labelled = in_folders(self.source) or self.tables or self.masks_among_images()
-        trainable = bool(asked or packed or labelled)  # others are only to be predicted
-        return TargetReport([*lines, *found.lines()], refused=refused, trainable=trainable)
+        asked = said or len(self.splits) > 1 or self.expected_classes is not None or self.unread_tables
+        if self.labelled and self.unread_tables:
+            lines.append(f"  WARNING: tables that name images are not read: {quote_first(self.unread_tables)}")
+        folder = folder_of_images(self.source)
+        trainable = asked or packed or (folder and in_folders(folder)) or self.masks_found  # others are to be predicted
+        return TargetReport([*lines, *found.lines()], refused=refused, trainable=bool(trainable))

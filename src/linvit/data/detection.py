@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -28,11 +27,11 @@ from linvit.data.sources.object_audit import (
 from linvit.data.sources.object_column import OBJECT_COLUMNS, BoxFormat
 from linvit.data.sources.objects import ObjectSource
 from linvit.data.sources.other_annotations import holds_coco, other_annotations
-from linvit.data.sources.pairs import holds_masks
+from linvit.data.sources.pairs import has_masks
 from linvit.data.sources.scan import ImageFinding, ScanResult
 from linvit.data.sources.scenes import Scenes, SceneSource
-from linvit.data.sources.splits import HUB, has_labels, table_features
 from linvit.data.sources.splits import SCENES as DIGIT_SCENES
+from linvit.data.sources.splits import has_labels, local_folder, table_features
 from linvit.data.transforms.detection import DetectionAugmentation, EvalTransform, TrainTransform
 from linvit.data.transforms.segmentation import check_resize_limits
 from linvit.errors import UserError, quote_first
@@ -223,7 +222,7 @@ class DetectionData(ImageData):
             rank_zero_warn(warning)
         if "val" in counts and _leaves_out_many(scored := source.used("val")):
             said = say_left_out(scored, partial(source.name_of, source.table_of("val")))
-            rank_zero_warn(f"validation on '{self.source}' scores, although training would leave out, {said}")
+            rank_zero_warn(f"validation on '{self.source}' scores objects that training would leave out, {said}")
         if "val" in counts and source.used("val").annotated.any() and not counts["val"].any():
             rank_zero_warn(f"all objects of the validation split of '{self.source}' are crowds, which are not scored")
 
@@ -240,13 +239,14 @@ class DetectionData(ImageData):
     @classmethod
     def recognises(cls, source: str) -> bool:
         """True of COCO's files, of a table with a column of objects, and of any annotations of unlabelled images."""
-        path = Path(source).expanduser()
-        folder = not source.startswith(HUB) and path.is_dir()
-        if folder and find_coco(path):
-            return not has_labels(source) or holds_coco(path)
+        folder = local_folder(source)
+        if folder and find_coco(folder):
+            return not has_labels(source) or holds_coco(folder)
         if not table_features(source).keys().isdisjoint(OBJECT_COLUMNS):
             return True
-        return folder and bool(other_annotations(path)) and not holds_masks(path) and not has_labels(source)
+        if folder is None or has_masks(source):
+            return False
+        return bool(other_annotations(folder)) and not has_labels(source)
 
     def check_targets(self, found: ScanResult, workers: int) -> TargetReport:
         """Looks at all objects; see `ImageData.check_targets`."""

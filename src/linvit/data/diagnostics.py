@@ -1,4 +1,4 @@
-"""Diagnostic tasks, which are generated: what a mechanism can recall, and whether it can follow a path."""
+"""Generated diagnostic tasks: associative recall and Pathfinder."""
 
 from collections.abc import Collection, Mapping
 from functools import partial
@@ -31,11 +31,11 @@ class GeneratedData(ImageData):
 
     @classmethod
     def recognises(cls, source: str) -> bool:
-        """Whether it is a name of the data."""
+        """True for the names in `sources`."""
         return source in cls.sources
 
     def facts(self) -> list[str]:
-        """What there is to say of the images, for `linvit data check`, which finds none that is bad."""
+        """Returns the report of `linvit data check`: size of the answers, chance level and ceiling."""
         answers = torch.cat([batch[self.answer] for batch in self.evaluation_dataloader("val")])
         counts = answers.flatten().bincount(minlength=IGNORE_INDEX)[:IGNORE_INDEX]
         tokens, asked = " x ".join(map(str, answers.shape[1:])) or "1", counts.sum() / len(answers)

@@ -81,7 +81,7 @@ class TrainOrder:
 
     @property
     def identity(self) -> dict[str, int | str]:
-        """What the order follows from, besides the epoch. Another one cannot continue the epoch."""
+        """Values that determine the order besides the epoch; an epoch is resumed only if they are equal."""
         raise NotImplementedError
 
     def set_epoch(self, epoch: int) -> None:
@@ -170,7 +170,7 @@ class TrainSampler(TrainOrder, DistributedSampler[SeededIndex]):
 
     @property
     def identity(self) -> dict[str, int | str]:
-        """What the order follows from, besides the epoch; with groups also who shares it."""
+        """Values that determine the order besides the epoch; with groups also the ranks and the batch size."""
         own: dict[str, int | str] = {"samples": self.total, "seed": self.seed, "repeated_aug": self.repeated_aug}
         if self.groups is None:
             return own

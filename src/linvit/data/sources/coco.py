@@ -1,4 +1,4 @@
-"""Folders of images with COCO's annotation files: where these lie, and what they say, as tables."""
+"""Folders of images with COCO's annotation files: finds the files, and reads them as tables."""
 
 import json
 import os
@@ -6,7 +6,7 @@ import re
 import reprlib
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote
@@ -30,6 +30,11 @@ OBJECT = {
 LARGEST = 1e300  # what a number may be below, of any kind: JSON's integers have no end
 UNSPLIT_NAMES = ("instances", "instances_default", "annotations", "_annotations.coco", "coco", "result")
 """Names of a file without splits; CVAT, Roboflow and Label Studio write the second, fourth and last."""
+SPLIT_NAMES = {
+    split: re.compile(rf"(instances_)?({'|'.join(aliases)})(\d{{4}})?", re.IGNORECASE)
+    for split, aliases in SPLITS.items()
+}
+"""Names of the files and folders of each split, such as instances_train2017, Train and val2017."""
 
 
 class AnnotationFinding(NamedTuple):
@@ -46,12 +51,12 @@ class Malformed(Exception):  # noqa: N818 (it never leaves this file)
 
 
 def is_whole(value: Any) -> bool:
-    """Whether a value is a whole number that a table can hold."""
+    """True if a value is a whole number that a table can hold."""
     return (isinstance(value, int) or (isinstance(value, float) and value.is_integer())) and abs(value) < 2**63
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a finite number."""
+    """True if a value is a finite number."""
     return isinstance(value, (int, float)) and -LARGEST < value < LARGEST
 
 
@@ -83,7 +88,7 @@ def check_fields(entry: Any, fields: Mapping[str, Field]) -> None:
 
 
 class AnnotationFile:
-    """What a JSON file of COCO says, with or without `masks`; annotations that are `malformed` are in no row."""
+    """Content of a JSON file of COCO, with or without `masks`; annotations that are `malformed` are in no row."""
 
     def __init__(self, path: Path, masks: bool) -> None:
         self.path, self.masks = path, masks
@@ -111,8 +116,8 @@ class AnnotationFile:
             coco_masks.area([coco_masks.compress([1], (1, 1))])  # or the library is missing
         self.objects = self._annotations(lists[2]) if lists[2] else None  # files of test images have none
 
-    def table(self, folder: Path) -> datasets.Dataset:
-        """A row per image, in the order of the file: `image`, `image_id`, `height`, `width`, `objects`."""
+    def table(self, paths: Sequence[str]) -> datasets.Dataset:
+        """A row per image, in the order of the paths: `image`, `image_id`, `height`, `width`, `objects`."""
         columns: dict[str, tuple[Any, pa.Array]] = {
             name: (Value("int64"), pa.array([int(image[field]) for image in self.images]))
             for name, field in (("image_id", "id"), ("height", "height"), ("width", "width"))
@@ -121,10 +126,10 @@ class AnnotationFile:
             kind = datasets.List(OBJECT | ({"segmentation": Value("large_string")} if self.masks else {}))
             arrow = datasets.Features({"objects": kind}).arrow_schema.field("objects").type
             columns["objects"] = kind, pa.array(self.objects, arrow)
-        return path_table({"image": self.paths(folder)}, columns)
+        return path_table({"image": paths}, columns)
 
     def paths(self, folder: Path) -> list[str]:
-        """The files of the images, in their order; raises a `UserError` if one is two images."""
+        """Paths of the images, in the order of the file; raises a `UserError` if two images are one file."""
         paths = [os.path.normpath(os.path.join(folder.absolute(), image["file_name"])) for image in self.images]
         first: dict[str, Any] = {}
         twice = []
@@ -224,8 +229,11 @@ class CocoTables(NamedTuple):
     malformed: dict[str, list[AnnotationFinding]]
 
 
-def load_coco(path: Path, files: Mapping[str, Path], masks: bool) -> CocoTables:
-    """The splits of a folder, of which `find_coco` found the annotation files, as tables."""
+def load_coco(path: Path, masks: bool) -> CocoTables | None:
+    """The splits of a folder with COCO's annotation files, as tables; None if it has no such files."""
+    files = find_coco(path)
+    if not files:
+        return None
     tables, malformed, used = {}, {}, set[str]()
     categories: dict[int, str] = {}
     for split, file in files.items():
@@ -238,9 +246,9 @@ def load_coco(path: Path, files: Mapping[str, Path], masks: bool) -> CocoTables:
                     f"Give all files the same categories"
                 )
         categories = categories or read.categories
-        folder = _image_folder(path, split, read)
-        tables[split], malformed[split] = read.table(folder), read.malformed
-        used.update(read.paths(folder))
+        images = read.paths(_image_folder(path, split, read))
+        tables[split], malformed[split] = read.table(images), read.malformed
+        used.update(images)
         rank_zero_info(f"read '{file}' in {time.time() - started:.0f} s: {len(read.images)} images")
     _tell_left_out(path, files, used)
     return CocoTables(tables, categories, malformed)
@@ -260,13 +268,12 @@ def find_coco(path: Path) -> dict[str, Path]:
 
 
 def _split_files(path: Path) -> dict[str, list[Path]]:
-    """All annotation files of each split that has some, that which is read first."""
-    folders = by_alias(sorted(each.name for each in path.glob("*")))
+    """All annotation files of each split that has any; the first is the one that is read."""
+    folders = by_alias(sorted(os.listdir(path)))
+    places = [file for place in (path / "annotations", path) for file in sorted(place.glob("*.json"))]
     found = {}
-    for split, aliases in SPLITS.items():
-        name = re.compile(rf"(instances_)?({'|'.join(aliases)})(\d{{4}})?", re.IGNORECASE)
-        places = [*(path / "annotations").glob("*.json"), *path.glob("*.json")]
-        files = sorted((file for file in places if name.fullmatch(file.stem)), key=lambda file: file.parent == path)
+    for split in SPLITS:
+        files = [file for file in places if SPLIT_NAMES[split].fullmatch(file.stem)]
         within = [path / folder / f"{whole}.json" for folder in folders.get(split, ()) for whole in UNSPLIT_NAMES]
         if files := [file for file in [*files, *within] if file.is_file()]:
             found[split] = files
@@ -282,10 +289,9 @@ def _tell_left_out(path: Path, files: Mapping[str, Path], used: Set[str]) -> Non
                 f"are {quote_first([*map(str, others[1:])])}"
             )
     folders = {os.path.dirname(image) for image in used}
-    name = re.compile(rf"({'|'.join(SPLITS['val'])})(\d{{4}})?", re.IGNORECASE)
-    for folder in () if "val" in files else sorted([*path.glob("*"), *(path / "images").glob("*")]):
-        within = any(Path(one).is_relative_to(folder.absolute()) for one in folders)
-        if name.fullmatch(folder.name) and not within and holds_images(folder):
+    beside = (each for place in (path, path / "images") for each in place.glob("*"))
+    for folder in [] if "val" in files else [each for each in beside if SPLIT_NAMES["val"].fullmatch(each.name)]:
+        if holds_images(folder) and not any(Path(one).is_relative_to(folder.absolute()) for one in folders):
             raise UserError(
                 f"the images in '{folder}' have no annotation file, such as "
                 f"'{path / 'annotations' / f'instances_{folder.name}.json'}'. Put it there, or move the folder away: "
@@ -300,7 +306,7 @@ def _tell_left_out(path: Path, files: Mapping[str, Path], used: Set[str]) -> Non
 
 
 def _alike(name: str) -> str:
-    """What a name has in common with that of the same file in another case, or with %20 for a space."""
+    """Returns a name without its case and with a space for %20, to find the file that is meant."""
     return unquote(name).casefold()
 
 

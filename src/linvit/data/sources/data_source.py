@@ -106,7 +106,7 @@ class DataSource:
         return None
 
     def reader(self, targets: Mapping[str, Target], transform: Transform) -> SampleReader:
-        """What makes samples of rows, with some entries besides the image, by a transform."""
+        """Returns the reader that makes samples of rows, with the targets as entries besides the image."""
         return SampleReader(transform, self.image_column, targets, self.images)
 
     def evaluated(self, available: Collection[str]) -> str:

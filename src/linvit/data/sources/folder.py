@@ -55,7 +55,7 @@ def image_folder(path: Path, splits: Mapping[str, Path], classes: bool = True) -
     number = {name: index for index, name in enumerate(names)}
     kind, tables = datasets.ClassLabel(names=names), {}
     for split in [split for split, own in inner.items() if any(own)][: len(names) == 1]:
-        below = _children(trees[split], f"{next(iter(trees[split]))}/{names[0]}")
+        below = folders_in(trees[split], f"{next(iter(trees[split]))}/{names[0]}")
         move = f"; if its folders {quote_first(below)} are the classes, move them into '{splits[split]}'"
         rank_zero_warn(
             f"the images of '{path}' have no classes, of which a classifier needs two: the only class folder is "
@@ -82,7 +82,7 @@ def _first_folders(folder: Path, files: Sequence[str]) -> list[str]:
 def _tell_left_out(folder: Path, tree: Mapping[str, list[str]], classes: Set[str], loose: Sequence[str]) -> None:
     """Warns of what lies in the folder of a split and is none of the images of its classes."""
     root = next(iter(tree))
-    if empty := [f"{root}/{name}" for name in _children(tree, root) if name not in classes]:
+    if empty := [f"{root}/{name}" for name in folders_in(tree, root) if name not in classes]:
         rank_zero_warn(f"no images lie in {quote_first(empty)}: fill or remove these folders")
     others = _unread(tree)
     hidden = [
@@ -101,7 +101,7 @@ def _tell_left_out(folder: Path, tree: Mapping[str, list[str]], classes: Set[str
         rank_zero_warn(f"left out of '{folder}': {'; '.join(left)}")
 
 
-def _children(tree: Mapping[str, list[str]], folder: str) -> list[str]:
+def folders_in(tree: Mapping[str, list[str]], folder: str) -> list[str]:
     """Names of the folders in a folder of a tree, sorted."""
     return sorted(name for path in tree for parent, _, name in [path.rpartition("/")] if parent == folder)
 
@@ -111,12 +111,12 @@ def holds_images(folder: Path) -> bool:
     return any(name.lower().endswith(EXTENSIONS) for _, names in _visit(folder, None) for name in names)
 
 
-def in_folders(source: str) -> bool:
-    """True if images of a source lie in folders, as those of classes do, or in one for training."""
-    path = Path(source).expanduser()
-    return path.is_dir() and any(
-        _images({inside: names}) and inside.rpartition("/")[2].lower() not in (*SPLITS["val"], *SPLITS["test"])
-        for inside, names in [*walk(path).items()][1:]
+def in_folders(folder: Path) -> bool:
+    """True if a folder has images in folders, other than those for validation and test."""
+    others = (*SPLITS["val"], *SPLITS["test"])
+    return any(
+        inside.rpartition("/")[2].lower() not in others and any(name.lower().endswith(EXTENSIONS) for name in names)
+        for inside, names in [*walk(folder).items()][1:]
     )
 
 

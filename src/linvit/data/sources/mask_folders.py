@@ -14,26 +14,22 @@ from linvit.data.sources.read import ImageReader
 from linvit.data.transforms.decode import header, stored_values
 
 MOST_KINDS = 8  # of files in a set that is looked at
-BATCH = 1000  # rows that are read at once
 LOOKED_AT = 3  # images and masks
 COLOURS = 32  # masks have fewer, photos have more
 NAME = re.compile(r"mask|annot|segm", re.IGNORECASE)  # in names of folders of masks
-ENDING = re.compile(r"([_-]?(mask|annot|segm|label|gt|leftImg8bit)[a-z]*)+$", re.IGNORECASE)  # of names of masks
+ENDING = re.compile(r"([_-]?(mask|annot|segm|label|gt|leftImg8bit)[a-z]*+)+$", re.IGNORECASE)  # of names of masks
 
 
 def find_masks(rows: datasets.Dataset, image: str, reader: ImageReader) -> tuple[str, str] | None:
-    """An image and its mask, if files of one kind are masks of those of another kind.
+    """An image and its mask, if the images of a folder are files of which one kind are masks of another kind.
 
-    Files of a kind have one folder, one ending of their names, such as `_mask`, and one format. The folders lie beside
-    each other and are called images and masks; or the files are called alike, and masks lie in a folder that is called
-    so, or have few colours where images have many.
+    Files of a kind share their folder, the suffix of their names, such as `_mask`, and their format. Either two folders
+    in one folder are called images and masks; or both files have the same stem, and the folder is called so, or the
+    mask has few colours and the image many.
     """
-    batches = undecoded(rows, image).with_format("arrow").iter(BATCH)
-    paths = (path for batch in batches for path in batch[image].combine_chunks().field("path").to_pylist())
+    stored = undecoded(rows, image).with_format("arrow")[:][image].combine_chunks()
     files: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)  # path of each stem, for each kind
-    for path in paths:
-        if path is None:
-            return None
+    for path in stored.field("path").to_pylist():
         if len(files) > MOST_KINDS:
             break
         folder, name = os.path.split(path)

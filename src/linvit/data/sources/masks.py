@@ -128,7 +128,7 @@ class MaskReader:
             red, green, blue = np.asarray(picture.convert("RGB")).transpose(2, 0, 1)
             if np.array_equal(red, green) and np.array_equal(red, blue):
                 return np.ascontiguousarray(red)
-            found = found_colours(picture)
+            found = _plain(np.unique(np.stack([red, green, blue], -1).reshape(-1, 3), axis=0)[:SHOWN_BY_CHECK].tolist())
             raise OSError(f"its pixels are colours; say the colour of each class, as in --data.mask_values={found}")
         raise OSError(f"its pixels are of the kind {picture.mode}, which are not classes")
 
@@ -169,12 +169,6 @@ def changed(picture: Image.Image, data: bytes) -> str:
 def _plain(values: Iterable[Any]) -> str:
     """A list as the command line takes it."""
     return json.dumps([*values], separators=(",", ":"))
-
-
-def found_colours(picture: Image.Image) -> str:
-    """The colours of an opened mask, as the command line takes them."""
-    found = np.unique(np.asarray(picture.convert("RGB")).reshape(-1, 3), axis=0)
-    return _plain(found[:SHOWN_BY_CHECK].tolist())
 
 
 def propose_classes(rows: datasets.Dataset, mask: str, images: ImageReader) -> str:

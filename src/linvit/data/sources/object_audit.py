@@ -1,4 +1,4 @@
-"""The objects of a set: how many are trained on and scored, which training leaves out and why, and how that is told."""
+"""Audit of the objects of a dataset: those that are trained on, scored, left out or malformed, and messages on them."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -25,8 +25,8 @@ class ObjectAudit(NamedTuple):
     `annotated` counts those of each image that are sound and of a class, int (rows,). `trained` and `scored` have the
     row and the label of each of them that training uses, and that evaluation scores: all but crowds; `training` says
     which of both the split is for. `left_out` names those of them that training leaves out, `malformed` those that
-    cannot be read, `repeated` those that are there before; `total` counts all, of other categories, too. `wrong_format`
-    says if the boxes seem to be stored in another format.
+    cannot be read, `repeated` those that have the image, class and box of another one; `total` counts all, also those
+    of other categories. `wrong_format` says if the boxes seem to be stored in another format.
     """
 
     annotated: np.ndarray

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ import pyarrow.compute
 from lightning.pytorch.utilities import rank_zero_info
 from tqdm import tqdm
 
-from linvit.data.sources.coco import CocoTables, find_coco, load_coco
+from linvit.data.sources.coco import CocoTables, load_coco
 from linvit.data.sources.data_source import DataSource, Splits
 from linvit.data.sources.images import SampleReader, Target, Transform
 from linvit.data.sources.labels import Classes, features_of, undecoded
@@ -20,7 +19,7 @@ from linvit.data.sources.object_audit import MIN_SIDE, ObjectAudit, audit_object
 from linvit.data.sources.object_column import ObjectColumn, ObjectReader, object_column
 from linvit.data.sources.other_annotations import other_annotations
 from linvit.data.sources.read import name_of
-from linvit.data.sources.splits import HUB, load_splits
+from linvit.data.sources.splits import load_splits, local_folder
 from linvit.errors import UserError, did_you_mean
 
 THREADS = 16
@@ -38,9 +37,8 @@ class ObjectSource(DataSource):
     @cached_property
     def coco(self) -> CocoTables | None:
         """The tables of COCO's files, if it has such."""
-        path = Path(self.name).expanduser()
-        files = find_coco(path) if not self.name.startswith(HUB) and path.is_dir() else {}
-        return load_coco(path, files, self.masks) if files else None
+        folder = local_folder(self.name)
+        return load_coco(folder, self.masks) if folder else None
 
     @property
     def has_masks(self) -> bool:
@@ -54,7 +52,7 @@ class ObjectSource(DataSource):
 
     @cache  # noqa: B019 (a source lives as long as its run)
     def audit(self, split: str) -> ObjectAudit:
-        """What there is to say about all objects of a split."""
+        """Audit of all objects of a split."""
         assert self.column is not None
         unread = [] if self.coco is None else self.coco.malformed[split]
         subset, labels = self.given_names is not None, self.classes.labels
@@ -62,7 +60,7 @@ class ObjectSource(DataSource):
         return audit_objects(self.splits[split], self.column, sizes, labels, subset, self.masks, training, unread)
 
     def used(self, split: str) -> ObjectAudit:
-        """What there is to say about the objects that a split trains on or scores, of its part of a table."""
+        """Audit of the objects that a split trains on or scores: a split may be a part of a table."""
         table, chosen = self.held_out(split)
         found = self.audit(table)._replace(training=split == "train")
         return found if chosen is None else found.of_rows(chosen)
@@ -73,7 +71,7 @@ class ObjectSource(DataSource):
 
     @cached_property
     def column(self) -> ObjectColumn | None:
-        """Where the objects are."""
+        """The column of the objects; None if there is none."""
         column = object_column(features_of(self.tables), self.given_column, self.box_format, self.name)
         if column is not None and self.masks and "segmentation" not in column.fields:
             raise UserError(
@@ -87,8 +85,8 @@ class ObjectSource(DataSource):
         """The classes, in the order of their ids."""
         column, given = self.column, self.given_names
         if column is None:
-            path = Path(self.name).expanduser()
-            other = other_annotations(path) if not self.name.startswith(HUB) and path.is_dir() else ""
+            folder = local_folder(self.name)
+            other = other_annotations(folder) if folder else ""
             why = f" that can be read: {other}" if other else ""
             raise UserError(
                 f"data source '{self.name}' has no objects{why}; it has: {', '.join(features_of(self.tables))}"
@@ -145,16 +143,16 @@ class ObjectSource(DataSource):
         return used
 
     def groups(self, chosen: np.ndarray) -> np.ndarray:
-        """Whether images are wider than high, which batches tell apart."""
+        """Returns 1 for images that are wider than high, else 0, int (n,): a batch has images of one group."""
         height, width = self.sizes("train")[chosen].T
         wide: np.ndarray = (width > height).astype(int)
         return wide
 
     def name_of(self, split: str, row: int) -> str:
-        """What messages call the image of a row."""
+        """Returns the name of the image of a row in messages."""
         return name_of(undecoded(self.splits[split], self.image_column)[row][self.image_column], f"row {row}")
 
     def reader(self, targets: Mapping[str, Target], transform: Transform) -> SampleReader:
-        """What makes samples of rows; see `DataSource.reader`."""
+        """Returns the reader that makes samples of rows; see `DataSource.reader`."""
         found = (self.column, self.classes.labels, self.masks) if "objects" in targets else ()
         return ObjectReader(transform, self.image_column, targets, self.images, *found)

@@ -2,68 +2,45 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator
-from itertools import islice
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from linvit.data.sources.coco import find_coco
-from linvit.data.sources.folder import HIDDEN, walk
+from linvit.data.sources.folder import ALIASES, folders_in, walk
 from linvit.reading import read_regular, read_start
 
 START = 4096  # bytes of a text that are looked at
 LOOKED_AT = {".json": 20, ".xml": 3, ".txt": 8, ".csv": 8}
 """Endings of files of annotations, and how many files with each are looked at in a folder."""
-FRACTION, NUMBER = r"(?:[01]|[01]?\.\d+(?:e-?\d+)?|1\.0*|\de-\d+)", r"-?\d+(?:\.\d+)?"
-WORD = re.compile(r"(train(?:ing)?|val(?:id(?:ation)?)?|dev|test(?:ing)?)(\d{4})?(?![a-z])", re.IGNORECASE)
+WORD = re.compile(rf"({'|'.join(ALIASES)})(\d{{4}})?(?![a-z])", re.IGNORECASE)
 COCO = "COCO"
-
-
-def _keys(entry: Any) -> set[str]:
-    return {*entry} if isinstance(entry, dict) else set()
-
-
-def _first(entries: Any) -> set[str]:
-    return _keys(next(iter(entries), None)) if isinstance(entries, list) else set()
-
-
-def _starts(pattern: str) -> Callable[[Any], Any]:
-    return re.compile(pattern, re.DOTALL).match
-
-
-FORMATS: dict[str, tuple[str, Callable[[Any], Any]]] = {
-    "COCO's panoptic segmentation": (
-        ".json",
-        lambda content: "segments_info" in _first(content.get("annotations") if isinstance(content, dict) else None),
-    ),
-    COCO: (".json", lambda content: {"images", "annotations", "categories"} <= _keys(content)),
-    "LabelMe": (".json", lambda content: {"shapes", "imagePath"} <= _keys(content)),
-    "VGG Image Annotator": (
-        ".json",
-        lambda content: (
-            "_via_img_metadata" in _keys(content)
-            or (_keys(content) and all({"filename", "regions"} <= _keys(one) for one in content.values()))
-        ),
-    ),
-    "BDD100K": (".json", lambda content: {"name", "labels"} <= _first(content)),
-    "Supervisely": (".json", lambda content: {"size", "objects"} <= _keys(content)),
-    "CreateML": (".json", lambda content: {"image", "annotations"} <= _first(content)),
-    "Label Studio JSON": (
-        ".json",
-        lambda content: (
-            {"data", "annotations"} <= _first(content) or {"image", "label", "annotation_id"} <= _first(content)
-        ),
-    ),
-    "Pascal VOC": (".xml", _starts(r"[^<]*(?:<[?!].*?>\s*)*<annotation[\s>]")),
-    "CVAT for images": (".xml", _starts(r"[^<]*(?:<[?!].*?>\s*)*<annotations[\s>]")),
-    "YOLO": (".txt", _starts(rf"\s*\d+(?:[ \t]+{FRACTION}){{4,}}[ \t]*(?:\r?\n|$)")),
-    "DOTA": (".txt", _starts(rf"(?:\w+:\S*\s+)*(?:{NUMBER}[ \t]+){{8}}\S+[ \t]+\d[ \t]*(?:\r?\n|$)")),
-    "KITTI": (".txt", _starts(rf"[A-Za-z]\w+(?:[ \t]+{NUMBER}){{14,15}}[ \t]*(?:\r?\n|$)")),
-    "WIDER FACE": (".txt", _starts(r"\S+\.[A-Za-z]+\s+\d+\s+(?:\d+ ){4,}")),
-    "MOT or VisDrone": (".txt", _starts(rf"\d+,{NUMBER}(?:,{NUMBER}){{5,8}}\s*(?:\r?\n|$)")),
-    "CSV": (".csv", _starts(r'(?i)[^\n]*(?:^|[,;\t"])(?:bbox|x_?min|x1)(?:["\r\n,;\t]|$)')),
+JSON_FORMATS = (
+    ("COCO's panoptic segmentation", "annotations", {"segments_info"}),
+    (COCO, "file", {"images", "annotations", "categories"}),
+    ("LabelMe", "file", {"shapes", "imagePath"}),
+    ("Supervisely", "file", {"size", "objects"}),
+    ("VGG Image Annotator", "file", {"_via_img_metadata"}),
+    ("VGG Image Annotator", "entries", {"filename", "regions"}),
+    ("BDD100K", "entries", {"name", "labels"}),
+    ("CreateML", "entries", {"image", "annotations"}),
+    ("Label Studio JSON", "entries", {"data", "annotations"}),
+    ("Label Studio JSON", "entries", {"image", "label", "annotation_id"}),
+)
+"""Keys of a format: of the file, or of the first of its entries or annotations."""
+FRACTION, NUMBER = r"(?:[01]|[01]?\.\d+(?:e-?\d+)?|1\.0*|\de-\d+)", r"-?\d+(?:\.\d+)?"
+XML = r"[^<]*(?:(?><!--.*?-->|<[?!][^>]*>)[^<]*)*+"  # up to the first element, without backtracking
+TEXT_FORMATS = {
+    "Pascal VOC": (".xml", rf"{XML}<annotation[\s>]"),
+    "CVAT for images": (".xml", rf"{XML}<annotations[\s>]"),
+    "YOLO": (".txt", rf"\s*\d+(?:[ \t]+{FRACTION}){{4,}}[ \t]*(?:\r?\n|$)"),
+    "DOTA": (".txt", rf"(?:\w+:\S*\s+)*(?:{NUMBER}[ \t]+){{8}}\S+[ \t]+\d[ \t]*(?:\r?\n|$)"),
+    "KITTI": (".txt", rf"[A-Za-z]\w+(?:[ \t]+{NUMBER}){{14,15}}[ \t]*(?:\r?\n|$)"),
+    "WIDER FACE": (".txt", r"\S+\.[A-Za-z]+\s+\d+\s+(?:\d+ ){4,}"),
+    "MOT or VisDrone": (".txt", rf"\d+,{NUMBER}(?:,{NUMBER}){{5,8}}\s*(?:\r?\n|$)"),
+    "CSV": (".csv", r'(?i)[^\n]*(?:^|[,;\t"])(?:bbox|x_?min|x1)(?:["\r\n,;\t]|$)'),
 }
-"""Ending of the files of a format, and whether their content, JSON's value or the start of a text, is of it."""
+"""Ending of the files of a format, and a pattern of their first lines."""
 
 
 def holds_coco(path: Path) -> bool:
@@ -73,38 +50,51 @@ def holds_coco(path: Path) -> bool:
 
 def other_annotations(path: Path) -> str:
     """Says which annotations in a folder are not read, and what to do; "" if none are found."""
-    lower = [folder for folder in sorted(path.glob("*")) if folder.is_dir() and not folder.name.startswith(HIDDEN)]
-    if within := next((folder for folder in lower if holds_coco(folder)), None):
-        return f"those of COCO lie one folder below. Give '{within}'"
+    tree = walk(path)
+    if within := next((name for name in folders_in(tree, next(iter(tree))) if holds_coco(path / name)), None):
+        return f"COCO's files are one folder below. Give '{path / within}'"
     first = ""
-    for file in _files(path):
+    for file in _files(tree):
         kind = _format_of(file)
         if kind == COCO:
             split = WORD.search(file.stem) or (WORD.search(file.parent.name) if file.parent != path else None)
             alone = "instances_default" if file.stem.endswith("default") else "annotations"
             whole = alone if split is None or split.string != file.stem else split[0].lower()
-            return f"'{file}' is COCO's, but its name says no split. Call it '{file.with_name(f'{whole}.json')}'"
+            return f"'{file}' is COCO's, but linvit does not know its name. Call it '{file.with_name(f'{whole}.json')}'"
         first = first or (f"'{file}' has the format {kind}" if kind else "")
     way = "Convert the annotations to COCO's JSON of instances, which Roboflow, CVAT and Label Studio export"
     return f"{first}. {way}" if first else ""
 
 
-def _files(path: Path) -> Iterator[Path]:
+def _files(tree: Mapping[str, list[str]]) -> Iterator[Path]:
     """The first files of each folder that may hold annotations."""
-    for folder, names in sorted(walk(path).items()):
+    for folder, names in sorted(tree.items()):
         for ending, most in LOOKED_AT.items():
-            own = (name for name in sorted(names) if name.lower().endswith(ending))
-            yield from (Path(folder, name) for name in islice(own, most))
+            own = sorted(name for name in names if name.lower().endswith(ending))
+            yield from (Path(folder, name) for name in own[:most])
 
 
 def _format_of(file: Path) -> str | None:
     """The format of a file of annotations; None if it is no such file."""
-    own = {kind: is_of for kind, (ending, is_of) in FORMATS.items() if ending == file.suffix.lower()}
+    ending = file.suffix.lower()
     try:
-        if file.suffix.lower() == ".json":
-            content = json.loads(read_regular(file))
-        else:
-            content = read_start(file, START).decode(errors="replace").removeprefix("\ufeff")
+        if ending == ".json":
+            return _json_format(json.loads(read_regular(file)))
+        text = read_start(file, START).decode(errors="replace").removeprefix("\ufeff")
     except (OSError, ValueError, RecursionError):
         return None
-    return next((kind for kind, is_of in own.items() if is_of(content)), None)
+    kinds = (kind for kind, (own, start) in TEXT_FORMATS.items() if own == ending and re.match(start, text, re.DOTALL))
+    return next(kinds, None)
+
+
+def _json_format(content: Any) -> str | None:
+    """The format of a value of JSON; None if it is of none."""
+    annotations = content.get("annotations") if isinstance(content, dict) else None
+    places = {"file": content, "entries": _first(content), "annotations": _first(annotations)}
+    keys = {place: value.keys() for place, value in places.items() if isinstance(value, dict)}
+    return next((kind for kind, place, wanted in JSON_FORMATS if wanted <= keys.get(place, set())), None)
+
+
+def _first(entries: Any) -> Any:
+    values = entries.values() if isinstance(entries, dict) else entries if isinstance(entries, list) else ()
+    return next(iter(values), None)

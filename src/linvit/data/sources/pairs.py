@@ -10,7 +10,7 @@ import datasets
 from lightning.pytorch.utilities import rank_zero_warn
 
 from linvit.data.sources.folder import files_below, holds_images, path_table
-from linvit.data.sources.splits import HUB, SPLITS, load_splits, source_kind
+from linvit.data.sources.splits import SPLITS, load_splits, local_folder, source_kind
 from linvit.errors import UserError, quote_first
 from linvit.reading import read_text
 
@@ -35,26 +35,22 @@ class Folders(NamedTuple):
 
 def load_pairs(source: str, mask_suffix: str = "") -> dict[str, datasets.Dataset]:
     """The splits of a folder of images and masks, or of anything that `load_splits` knows."""
-    path = Path(source).expanduser()
-    found = {} if source.startswith(HUB) or not path.is_dir() else split_folders(path)
-    if not any(folders.masks for folders in found.values()) and (not found or source_kind(path) is not None):
+    path = local_folder(source)
+    found = split_folders(path) if path else {}
+    if path is None or not found or (source_kind(path) and not any(folders.masks for folders in found.values())):
         return load_splits(source, classes=False)
     return {name: pairs(folders, mask_suffix, name) for name, folders in found.items()}
 
 
 def has_masks(source: str) -> bool:
-    """Whether a data source is a folder of images and masks."""
-    path = Path(source).expanduser()
-    return path.is_dir() and any(folders.masks for folders in split_folders(path).values())
-
-
-def holds_masks(path: Path) -> bool:
-    """True if a folder of masks in a folder holds images."""
-    return any(folders.masks and holds_images(folders.masks) for folders in split_folders(path).values())
+    """True if a data source is a folder of images and masks: labels/ may hold annotations of objects instead."""
+    path = local_folder(source)
+    found = {} if path is None else split_folders(path)
+    return any(folders.masks and holds_images(folders.masks) for folders in found.values())
 
 
 def split_folders(path: Path) -> dict[str, Folders]:
-    """Where the images and masks of each split lie, by the names of the folders; nothing if they have other names.
+    """Folders of the images and masks of each split, found by their names; none if they have other names.
 
     Known are `images/SPLIT` with `masks/SPLIT`, `SPLIT/images` with `SPLIT/masks`, and without splits, which is train;
     `SPLIT` with `SPLITannot` or `SPLIT_labels`, as of CamVid; and Pascal VOC's `JPEGImages` and `SegmentationClass`
@@ -135,7 +131,7 @@ def pairs(folders: Folders, suffix: str, split: str) -> datasets.Dataset:
 
 
 def _ending(images: Mapping[str, str], masks: Mapping[str, str]) -> str:
-    """Says what to do about names: what those of masks have after those of their images, if all have the same."""
+    """Says what to do about names that differ, such as the suffix to set if names of all masks have one."""
     first = min(images)
     endings = sorted({mask.removeprefix(first) for mask in masks if mask.startswith(first)} - {""})
     if found := [ending for ending in endings if all(f"{stem}{ending}" in masks for stem in images)]:
@@ -144,8 +140,8 @@ def _ending(images: Mapping[str, str], masks: Mapping[str, str]) -> str:
     if images.keys() <= masks.keys():
         return "Remove the masks without an image, or add their images"
     if {os.path.basename(stem) for stem in images} <= {os.path.basename(stem) for stem in masks}:
-        return "Masks lie in other folders below theirs than the images below theirs: move them"
-    return "If names of masks have an ending more than those of images, set it, as in --data.mask_suffix=_mask"
+        return "Masks and images of the same name are in different subfolders: give both folders the same subfolders"
+    return "If names of masks have a suffix that those of images lack, set it, as in --data.mask_suffix=_mask"
 
 
 def by_stem(folder: Path, suffix: str = "", pattern: str = "(.*)") -> dict[str, str]:

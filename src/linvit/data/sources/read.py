@@ -154,10 +154,10 @@ Policy = Literal["raise", "skip"]
 
 
 class BadImages:
-    """Refuses or replaces images that cannot be decoded, at most a fraction of the set's.
+    """Refuses or replaces images that cannot be decoded, at most a fraction of the dataset.
 
-    The report names each once, whichever loader process, rank or resumed run reads it, and is what counts. Without a
-    report, outside of a run, each process counts its own.
+    The report has a line per image, written by all loader processes, ranks and resumed runs; the lines are counted.
+    Without a report, outside of a run, each process counts alone.
     """
 
     def __init__(self, policy: Policy, max_fraction: float = 0.0) -> None:

@@ -6,7 +6,7 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -61,7 +61,7 @@ def load_splits(source: str, classes: bool = True) -> dict[str, datasets.Dataset
         if not path.is_dir():
             way = ". Unpack it, and give the folder" if path.name.endswith(PACKED) else ""
             way = ". Put it beside its images as metadata.csv" if path.suffix in (".csv", ".tsv", ".jsonl") else way
-            way = ". Give the folder that it lies in" if path.suffix in (".json", ".xml", ".yaml") else way
+            way = ". Give its folder" if path.suffix in (".json", ".xml", ".yaml") else way
             raise UserError(f"cannot read '{path}' as data: expected a folder, a .parquet file or an .arrow file{way}")
         splits = image_splits(path, classes)
         images = image_folder(path, splits, classes)
@@ -130,8 +130,8 @@ def _look_like_splits(path: Path, folders: Iterable[Path]) -> str:
     return f"the folders {names} in '{path}' look like splits; rename them to train, val and test"
 
 
-def by_alias(names: Iterable[str]) -> dict[str, list[str]]:
-    """Those of the names that are called like a split, by its name, the most usual one first."""
+def by_alias(names: Collection[str]) -> dict[str, list[str]]:
+    """The names that are aliases of a split, by the name of the split, the most usual one first."""
     found = {
         name: sorted(
             (one for one in names if one.lower() in aliases),
@@ -150,21 +150,33 @@ def _is_split(folder: Path) -> bool:
     return find_table(folder) is not None or any(holds_images(each) for each in inside)
 
 
+def local_folder(source: str) -> Path | None:
+    """Path of a data source that is a folder of this machine; None for others."""
+    path = Path(source).expanduser()
+    return path if not source.startswith(HUB) and path.is_dir() else None
+
+
+def folder_of_images(source: str) -> Path | None:
+    """Path of a data source that is a folder of images of this machine; None for tables and others."""
+    path = local_folder(source)
+    return path if path and source_kind(path) is None else None
+
+
 def table_features(source: str) -> dict[str, Any]:
-    """The columns of a data source that is stored as tables, and their kinds; none of others and embedded sets."""
+    """Columns of a data source that is stored as tables, and their kinds; none of others and embedded sets."""
     path = Path(source).expanduser()
     stored = source.startswith(HUB) or (path.exists() and source_kind(path) in ("saved", "parquet", "arrow"))
     return features_of(load_splits(source)) if stored or _described(path) else {}
 
 
 def _described(path: Path) -> bool:
-    """True if a table in a folder, or in that of a split in it, says what its images are."""
-    splits = by_alias(each.name for each in path.glob("*")).values()
+    """True if a folder, or that of a split in it, has a table of its images."""
+    splits = by_alias(os.listdir(path)).values() if path.is_dir() else ()
     return any(map(find_table, [path, *(path / name for names in splits for name in names)]))
 
 
 def has_labels(source: str) -> bool:
-    """True if folders or tables of a data source say more of its images than their names."""
+    """True if a data source has columns besides the images, such as the classes of folders."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # which are shown when it is read
         try:
@@ -174,7 +186,7 @@ def has_labels(source: str) -> bool:
 
 
 def find_source(source: str) -> tuple[str | None, dict[str, str]]:
-    """What a source is: "saved", the builder of `datasets` that loads it, or None for images; and where it lies."""
+    """Kind of a source ("saved", the builder of `datasets` that loads it, or None for images) and its place."""
     if source.startswith(HUB):
         name = source.removeprefix(HUB)
         if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name):
@@ -233,7 +245,7 @@ def existing(source: str) -> Path:
 
 
 def source_kind(path: Path) -> str | None:
-    """What local data is, by what lies there: saved, parquet, arrow, tar; None for others, as images in folders."""
+    """Kind of local data: saved, parquet, arrow or tar; None for others, such as images in folders."""
     if path.is_dir() and any((path / mark).exists() for mark in ("dataset_dict.json", "state.json")):
         return "saved"
     for kind in ("parquet", "arrow", "tar"):
@@ -293,7 +305,7 @@ def _validated(file: Path) -> dict[bytes, bytes]:
 
 
 def arrow_batches(stream: Any) -> tuple[pyarrow.Schema, Iterator[pyarrow.RecordBatch]]:
-    """The schema and the parts of an arrow file, of either of its two formats."""
+    """Schema and record batches of an arrow file, a stream or a random access file."""
     try:
         reader = pyarrow.ipc.open_stream(stream)
         return reader.schema, iter(reader)

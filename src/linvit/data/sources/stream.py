@@ -3,8 +3,8 @@
 Nodes read whole shards, or every n-th row where shards are fewer than nodes. In training every rank does
 floor(total / (ranks x batch)) batches, and a node whose rows run out early begins them again. The n-th sample of a
 node has its n-th row after shuffling, or the next one with a usable image. So an epoch is resumed exactly in the same
-numbers of ranks, loader processes and samples per batch, by the same version of `datasets`; else it starts again. The
-rows before are read again, but not decoded: `IterableDataset.state_dict` would not keep those of the shuffle buffer.
+numbers of ranks, loader processes and samples per batch, by the same version of `datasets`; else it starts again. To
+resume, earlier rows are read but not decoded: `IterableDataset.state_dict` does not keep those of the shuffle buffer.
 """
 
 import math
@@ -122,7 +122,7 @@ class Stream(TrainOrder, IterableDataset[Sample]):
 
     @property
     def identity(self) -> dict[str, int | str]:
-        """What the order of training follows from, besides the epoch."""
+        """Values that determine the order of training besides the epoch."""
         order = {"samples": self.total, "shards": self.rows.num_shards, "shuffle_buffer": self.buffer}
         return {**order, "seed": self.seed or 0, "datasets": datasets.__version__, **self.topology._asdict()}
 

@@ -7,7 +7,7 @@ so no network can know them by heart, and none is there twice.
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,17 +23,9 @@ BITS = 2 * PATCH**2
 Size = tuple[int, int]
 
 
-class Board(NamedTuple):
-    """Tokens of a grid, each entry int (H, W): the number of a key, a value, and the answer; -1 is for none."""
-
-    key: np.ndarray
-    value: np.ndarray
-    answer: np.ndarray
-
-
 @dataclass(frozen=True)
 class Recall(Generated):
-    """How hard the task is; for the attributes see `linvit.data.DiagnosticData`."""
+    """Difficulty of the task; for the attributes see `linvit.data.DiagnosticData`."""
 
     pairs: int = 32
     grid: int | Size | None = None
@@ -58,31 +50,34 @@ class Recall(Generated):
         return (given, given) if isinstance(given, int) else given
 
 
-def recall(rng: np.random.Generator, pairs: int, size: Size) -> Board:
-    """Places pairs (key, value), and for each a query (key), whose answer is the value, on a grid of a size (H, W)."""
+def recall(rng: np.random.Generator, pairs: int, size: Size) -> np.ndarray:
+    """Places pairs (key, value), and for each a query (key) whose answer is the value, on a grid of a size (H, W).
+
+    Returns the number of the key, the value and the answer of each token, int (3, H, W); -1 is for none.
+    """
     values, none = rng.integers(VALUES, size=pairs), np.full(pairs, -1)
     tokens = np.stack([np.r_[:pairs, :pairs], np.r_[values, none], np.r_[none, values]])  # (3, 2 pairs)
     board = np.full((3, size[0] * size[1]), -1)
     board[:, rng.permutation(size[0] * size[1])[: 2 * pairs]] = tokens
-    return Board(*board.reshape(3, *size))
+    return board.reshape(3, *size)
 
 
 def sample(split: str, seed: int, given: Recall) -> dict[str, Any]:
     """`image`, 8-bit (3, 4 H, 4 W), and `mask`, the answers, 8-bit (H, W); 255 is for tokens that are not asked."""
     rng = generator(seed)
-    board = recall(rng, given.pairs, given.size(split))
-    mask = np.where(board.answer < 0, IGNORE_INDEX, board.answer).astype(np.uint8)
-    return {"image": torch.from_numpy(painted(rng, board)), "mask": torch.from_numpy(mask)}
+    key, value, answer = recall(rng, given.pairs, given.size(split))
+    mask = np.where(answer < 0, IGNORE_INDEX, answer).astype(np.uint8)
+    return {"image": torch.from_numpy(painted(rng, key, value)), "mask": torch.from_numpy(mask)}
 
 
-def painted(rng: np.random.Generator, board: Board) -> np.ndarray:
-    """The image of a board, 8-bit (3, 4 H, 4 W)."""
-    height, width = board.key.shape
-    codes = rng.choice(2**BITS, board.key.max() + 2, replace=False, shuffle=False)
+def painted(rng: np.random.Generator, key: np.ndarray, value: np.ndarray) -> np.ndarray:
+    """Image of tokens by their keys and values (H, W), 8-bit (3, 4 H, 4 W)."""
+    height, width = key.shape
+    codes = rng.choice(2**BITS, key.max() + 2, replace=False, shuffle=False)
     codes[-1] = 0  # which the number -1 finds
-    bits = codes[board.key][..., None] >> np.arange(BITS) & 1
+    bits = codes[key][..., None] >> np.arange(BITS) & 1
     tokens = np.zeros((height, width, PATCH**2, 3), np.uint8)
     tokens[..., 0], tokens[..., 2] = bits[..., : PATCH**2], bits[..., PATCH**2 :]
-    tokens[..., 1] = board.value[..., None] == np.arange(VALUES)
+    tokens[..., 1] = value[..., None] == np.arange(VALUES)
     patches = 255 * tokens.reshape(height, width, PATCH, PATCH, 3)
     return np.ascontiguousarray(patches.transpose(4, 0, 2, 1, 3).reshape(3, height * PATCH, width * PATCH))
