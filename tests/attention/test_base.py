@@ -119,6 +119,7 @@ def test_a_module_under_the_name_of_a_declaration_is_a_module() -> None:
         ({"gate": "tanh"}, "gate must be one of none, linear, silu; got 'tanh'"),
         ({"accepts_bias": "no"}, "accepts_bias must be True or False; got 'no'"),
         ({"state_size": 1.5}, "state_size must be a whole number at least 1; got 1.5"),
+        ({"max_rnk": 8}, "a declared field must be one of project, .*; got 'max_rnk'. Did you mean 'max_rank'?"),
         ({"no_matrix": "weights"}, "no_matrix says 'weights', so linear_in_values must be False; got True"),
     ],
 )
@@ -160,7 +161,8 @@ def test_the_formula_runs_once_more_in_backward_if_declared(recompute: bool) -> 
 
 
 def test_declarations_of_linvit_0_2_work_and_warn() -> None:
-    with pytest.warns(DeprecationWarning, match=r"Write host = linvit.Host\(project=\'qv\', accepts_bias=True\) and "):
+    words = r"Write host = linvit.Host\(project='qv', accepts_bias=True\) and "
+    with pytest.warns(DeprecationWarning, match=words) as of_class:
 
         class Before(Attention):
             projections = "qv"
@@ -178,8 +180,10 @@ def test_declarations_of_linvit_0_2_work_and_warn() -> None:
             def forward(self, q, k, v, grid):  # type: ignore[no-untyped-def]
                 return q @ (k.mT @ v)
 
-    with pytest.warns(DeprecationWarning, match=r"facts = linvit.Facts\(max_rank=4\) in the class, or self.declare"):
+    words = r"facts = linvit.Facts\(max_rank=4\) in the class, or self.declare"
+    with pytest.warns(DeprecationWarning, match=words) as of_instance:
         module = Before(8, 2, Grid((2, 2)))
+    assert {warning.filename for warning in (*of_class, *of_instance)} == {__file__}
     assert module.host == linvit.Host(project="qv", accepts_bias=True, norm="ln")
     assert module.facts == linvit.Facts(complexity="O(N)", same_grid=True, max_rank=4)
     assert module.max_rank == 4

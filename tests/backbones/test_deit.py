@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import linvit
-from linvit import UserError
+from linvit import Grid, UserError
 from linvit.attention.focused import FocusedAttention
 from linvit.attention.linear import LinearAttention
 from linvit.attention.softmax import SoftmaxAttention
@@ -348,13 +348,14 @@ def test_initial_values() -> None:
 
 
 @pytest.mark.parametrize(
-    ("attention", "most", "most_in_training"), [("softmax", 15, 15), ("linear", 25, 65), ("focused", 30, 75)]
+    ("attention", "most", "most_in_training"), [("softmax", 15, 15), ("linear", 25, 65), ("focused", 35, 80)]
 )
 @pytest.mark.parametrize("batch", [1, 2])
 def test_a_block_makes_few_calls_of_its_own(attention: str, most: int, most_in_training: int, batch: int) -> None:
     """Small inputs are slow by what Python calls around torch; a wrapper per layer would show here."""
     model = deit(attention=attention)
     x = randn(batch, model.grid.num_queries, model.embed_dim, dtype=torch.float32)
+    grid = Grid(*model.grid)  # another object, as in a call of the model
     package = str(Path(linvit.__file__).parent)
 
     def calls(run: Callable[[], object]) -> list[str]:
@@ -372,8 +373,8 @@ def test_a_block_makes_few_calls_of_its_own(attention: str, most: int, most_in_t
         return found
 
     with torch.no_grad():
-        found = calls(lambda: model.blocks[0](x, model.grid))
+        found = calls(lambda: model.blocks[0](x, grid))
     assert len(found) <= most, found
     model.train()
-    trained = calls(lambda: model.blocks[0](x.requires_grad_(), model.grid).sum().backward())
+    trained = calls(lambda: model.blocks[0](x.requires_grad_(), grid).sum().backward())
     assert len(trained) <= most_in_training, trained

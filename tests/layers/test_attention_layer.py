@@ -47,20 +47,17 @@ class Wider(Seen):
 class Surrounded(Seen):
     """All that a mechanism may ask of its host before and after it."""
 
-    host = Host(project="qk")
-    stem = "conv_silu"
-    out_norm = "ln"
-    gate = "silu"
+    host = Host(project="qk", stem="conv_silu", norm="ln", gate="silu")
 
 
 class GatedTwiceAsWide(Wider):
-    gate = "linear"
+    host = Host(gate="linear")
 
 
 class OwnHeads(Seen):
     """Two heads of 5 channels, with keys of 3, whatever the host has; BatchNorm behind the projection."""
 
-    proj_norm = "bn2d"
+    host = Host(norm="bn2d")
 
     def __init__(self, dim: int, num_heads: int, grid: Grid) -> None:
         super().__init__(10, 2, grid, key_dim=3)

@@ -1,14 +1,38 @@
-"""Running single clauses of the contracts, and reading a report."""
+"""Running single clauses of the contracts, reading a report, and making wrong subjects."""
 
 from collections.abc import Callable
 from typing import Any
 
+from linvit import UserError
 from linvit.testing import Line, Report, Verdict
 from linvit.testing.attention import check as attention
 from linvit.testing.attention.inputs import AttentionSubject
 from linvit.testing.backbone import check as backbone
 from linvit.testing.backbone.images import BackboneSubject
 from linvit.testing.report import Contract
+
+
+def changed(base: type, **members: Any) -> Any:
+    """A subclass with other members, which `name_classes` names."""
+    return type("", (base,), members)
+
+
+def name_classes(module: dict[str, Any]) -> None:
+    """Gives the classes of `changed` the names of their variables, `vars()` of a module, so that pickle finds them."""
+    for name, found in module.items():
+        if isinstance(found, type) and not found.__name__:
+            found.__name__ = found.__qualname__ = name
+            found.__module__ = module["__name__"]
+
+
+def refuse(words: str) -> Any:
+    raise UserError(words)
+
+
+def assert_fail(lines: list[Line], words: str) -> None:
+    """All lines are failures, and the first says these words."""
+    assert all(line.verdict is Verdict.FAIL for line in lines), lines
+    assert words in lines[0].note
 
 
 def verdicts(report: Report, verdict: Verdict) -> set[str]:

@@ -4,7 +4,7 @@ import pytest
 
 from linvit.registry import attentions
 from linvit.testing.backbone.images import BackboneSubject
-from linvit.testing.compile import exports
+from linvit.testing.compile import compiles, exports, onnx
 from linvit.testing.report import ClauseError, Verdict
 from tests.families import families, small
 from tests.helpers import own_names
@@ -24,6 +24,17 @@ def test_a_mechanism_whose_program_is_for_one_size_fails_unless_it_declares_that
     with pytest.raises(ClauseError, match="exports_any_size is False; exported and eager differ by") as declared:
         exports(plain("tests.testing.wrong:BakesDeclared"))
     assert declared.value.verdict is Verdict.UNSUPPORTED
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_mechanism_with_another_output_in_compiled_code_fails() -> None:
+    subject = plain("tests.testing.wrong:DiffersCompiled")
+    subject.compilations = (("aot_eager", ((32, 32),), False),)
+    with pytest.raises(ClauseError, match="compiled and eager differ by") as compiled:
+        compiles(subject)
+    with pytest.raises(ClauseError, match="exported and eager differ by") as exported:
+        onnx(subject)
+    assert {compiled.value.verdict, exported.value.verdict} == {Verdict.FAIL}
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from linvit import Attention, Facts, Grid, Host, UserError
-from linvit.attention.ops.decorators import full_precision
+from linvit import Attention, Facts, Grid, Host
 from linvit.attention.ops.functional import SizeOf, resize_table, resize_tokens
+from tests.testing.helpers import changed, name_classes, refuse
 
 LARGE = 1000  # tokens
 
@@ -39,18 +39,12 @@ class Sound(Attention):
         q, k = F.elu(q * self.scale.to(q.dtype)) + 1, F.elu(k) + 1
         return q / (q @ k.sum(-2).unsqueeze(-1) + 1e-6), k
 
-    @full_precision
-    def formula(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+    def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         left, right = Sound.factors(self, q, k, grid)
         return left @ (right.mT @ self.given(q, k, v, grid)[2])
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
-        return self.result(self.formula(q, k, v, grid), grid)
-
-
-def changed(base: type = Sound, **members: Any) -> Any:
-    """A class with other members; its name is that of the variable of this module."""
-    return type("", (base,), {"__module__": __name__, **members})
+        return self.result(self.core(q, k, v, grid), grid)
 
 
 def with_keys(change: Callable[[Any, Tensor], Tensor], base: type = Sound, **members: Any) -> Any:
@@ -59,15 +53,11 @@ def with_keys(change: Callable[[Any, Tensor], Tensor], base: type = Sound, **mem
 
 
 def with_values(change: Callable[[Tensor], Tensor], **members: Any) -> Any:
-    return changed(given=lambda self, q, k, v, grid: (q, k, change(v)), **members)
+    return changed(Sound, given=lambda self, q, k, v, grid: (q, k, change(v)), **members)
 
 
 def with_result(change: Callable[[Tensor, Grid], Any], base: type = Sound) -> Any:
     return changed(base, result=lambda self, out, grid: change(out, grid))
-
-
-def refuse(words: str) -> None:
-    raise UserError(words)
 
 
 # What cannot be read
@@ -100,7 +90,7 @@ class FractionalWidth(Sound):
         self.out_dim = 1.5 * dim
 
 
-OneFactor = changed(factors=lambda self, q, k, grid: q)
+OneFactor = changed(Sound, factors=lambda self, q, k, grid: q)
 ReturnsItsState = with_result(lambda out, grid: (out, grid))
 ExitsInForward = with_result(lambda out, grid: sys.exit("no licence"))
 
@@ -168,15 +158,18 @@ class HidesItsBias(Sound):
 
 IgnoresItsBias = changed(HidesItsBias, host=Host(accepts_bias=True))
 IgnoresPrefix = changed(
+    Sound,
     forward=lambda self, q, k, v, grid: F.pad(
         Sound.forward(self, *(x[:, :, grid.num_prefix :] for x in (q, k, v)), grid), (0, 0, grid.num_prefix, 0)
-    )
+    ),
 )
 RefusesPrefix = with_result(lambda out, grid: refuse("no place for prefix tokens") if grid.num_prefix else out)
-NeedsAllKeys = changed(given=lambda self, q, k, v, grid: (q, k + q, v))
+NeedsAllKeys = changed(Sound, given=lambda self, q, k, v, grid: (q, k + q, v))
 DeclaresAllKeys = changed(NeedsAllKeys, facts=Facts(same_grid=True))
 NeedsContiguous = with_keys(lambda self, k: k.view(-1).view(k.shape))
-CountsMaskedKeys = changed(facts=Facts(equivariant=True, mask_value=0.0))  # whose features are ones, and not nothing
+CountsMaskedKeys = changed(
+    Sound, facts=Facts(equivariant=True, mask_value=0.0)
+)  # whose features are ones, and not nothing
 
 # Calls, samples, training and copies
 
@@ -228,7 +221,7 @@ class KeepsALambda(Sound):
 
 BatchCoupled = with_keys(lambda self, k: k / k.abs().amax())
 BatchCoupledInTraining = with_keys(lambda self, k: k / k.abs().amax() if self.training else k)
-DropsInTraining = changed(result=lambda self, out, grid: F.dropout(out, 0.1, self.training))  # as it should be
+DropsInTraining = changed(Sound, result=lambda self, out, grid: F.dropout(out, 0.1, self.training))  # as it should be
 DropsAndCouplesInTraining = changed(BatchCoupledInTraining, result=DropsInTraining.result)
 Random = with_result(lambda out, grid: out + 1e-13 * torch.randn_like(out))  # too small for any tolerance
 
@@ -238,7 +231,7 @@ Random = with_result(lambda out, grid: out + 1e-13 * torch.randn_like(out))  # t
 class Quadratic(Sound):
     """Torch's fused kernel writes no N x M matrix, but takes its time; still declared O(N)."""
 
-    def formula(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+    def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         return F.scaled_dot_product_attention(q * self.scale.to(q.dtype), k, v).to(v.dtype)
 
 
@@ -253,8 +246,12 @@ WithAnotherMatrix = with_values(  # that of `v`, and not of the values it mixes
     facts=Facts(linear_in_values=False),
     attention_matrix=lambda self, q, k, v, grid: (x := self.factors(q, k, grid))[0] @ x[1].mT,
 )
-WrongFactors = changed(factors=lambda self, q, k, grid: (1.001 * (x := Sound.factors(self, q, k, grid))[0], x[1]))
-DeclaredSlowerThanItIs = changed(facts=Facts(complexity="O(N^2)"))
+WrongFactors = changed(
+    Sound, factors=lambda self, q, k, grid: (1.001 * (x := Sound.factors(self, q, k, grid))[0], x[1])
+)
+OfHigherRank = changed(Sound, facts=Facts(max_rank=4))
+OfOneMatrix = changed(Sound, facts=Facts(channelwise=True))
+DeclaredSlowerThanItIs = changed(Sound, facts=Facts(complexity="O(N^2)"))
 
 # Precision
 
@@ -275,9 +272,8 @@ CoarseInBfloat16 = with_result(lambda out, grid: (out * 8).round() / 8 if out.dt
 
 # Export
 
-Bakes = changed(result=lambda self, out, grid: out if grid.size == self.grid.size else 2 * out)
+Bakes = changed(Sound, result=lambda self, out, grid: out if grid.size == self.grid.size else 2 * out)
+DiffersCompiled = with_result(lambda out, grid: 2 * out if torch.compiler.is_compiling() else out)
 BakesDeclared = changed(Bakes, exports_any_size=False)
 
-for name, found in list(vars().items()):
-    if isinstance(found, type) and not found.__name__:
-        found.__name__ = found.__qualname__ = name
+name_classes(vars())

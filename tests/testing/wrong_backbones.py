@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from linvit import AttentionLayer, Grid, UserError
+from linvit import AttentionLayer, Grid
 from linvit.backbones.base import Backbone
 from linvit.backbones.initialise import classifier, init_vit
 from linvit.backbones.stage import Stage, run_blocks, specs_and_rates, stage_grids
@@ -15,6 +15,7 @@ from linvit.layers.block import Block
 from linvit.layers.mlp import Mlp
 from linvit.layers.patch_embed import PatchEmbed
 from linvit.registry import Spec
+from tests.testing.helpers import changed, name_classes, refuse
 
 DIMS, DEPTHS = (16, 24), (1, 1)
 
@@ -56,24 +57,23 @@ class Sound(Backbone):
         return {"stages.0.pos_embed", "stages.1.pos_embed"}
 
 
-def changed(**members: Any) -> Any:
-    """A class with other members; its name is that of the variable of this module."""
-    return type("", (Sound,), {"__module__": __name__, **members})
-
-
 def with_images(change: Callable[[Tensor], Tensor]) -> Any:
     """One that does something to its images first."""
-    return changed(forward_levels=lambda self, x, *args, **own: Sound.forward_levels(self, change(x), *args, **own))
+    return changed(
+        Sound, forward_levels=lambda self, x, *args, **own: Sound.forward_levels(self, change(x), *args, **own)
+    )
 
 
 def with_stages(change: Callable[[Tensor, Grid], tuple[Tensor, Grid]]) -> Any:
     """One with other tokens, or another grid, behind each stage."""
-    return changed(stage=type("", (Stage,), {"forward": lambda self, x: change(*Stage.forward(self, x))}))
+    return changed(Sound, stage=changed(Stage, forward=lambda self, x: change(*Stage.forward(self, x))))
 
 
 def with_head(change: Callable[[Tensor], Tensor]) -> Any:
     """One that does something to its logits or pooled features."""
-    return changed(forward_head=lambda self, x, pre_logits=False: change(Sound.forward_head(self, x, pre_logits)))
+    return changed(
+        Sound, forward_head=lambda self, x, pre_logits=False: change(Sound.forward_head(self, x, pre_logits))
+    )
 
 
 class Plain(nn.Module):
@@ -175,43 +175,42 @@ def divided_by_8(x: Tensor) -> Tensor:
     return x
 
 
-def refuse(words: str) -> Any:
-    raise UserError(words)
-
-
-ForwardIsAnother = changed(forward=lambda self, x: 1.001 * Sound.forward(self, x))
+ForwardIsAnother = changed(Sound, forward=lambda self, x: 1.001 * Sound.forward(self, x))
 CountsFromTheEnd = changed(
+    Sound,
     forward_intermediates=lambda self, x, indices=None, **own: Sound.forward_intermediates(
         self, x, [0] if indices == [-1] else indices, **own
-    )
+    ),
 )
-PrunesNothing = changed(prune_intermediate_layers=lambda self, indices, *args, **own: indices)
-FixedSize = changed(stage=FixedSizeStage)
+PrunesNothing = changed(Sound, prune_intermediate_layers=lambda self, indices, *args, **own: indices)
+FixedSize = changed(Sound, stage=FixedSizeStage)
 RefusesOthers = with_images(divided_by_8)
 RefusesInSilence = with_images(lambda x: x if x.shape[-1] % 8 == 0 else refuse("not this image"))
 Swapped = with_stages(lambda x, grid: (x, grid._replace(size=grid.size[::-1])))
 Misplaces = with_stages(lambda x, grid: (grid.plane(x).mT.flatten(2).mT, grid))  # in the order of columns
 Symmetric = with_images(lambda x: x + x.mT if x.shape[-1] == x.shape[-2] else x)
-CheckpointsNothing = changed(set_grad_checkpointing=lambda self, enable=True: None)
-CheckpointsForever = changed(set_grad_checkpointing=lambda self, enable=True: Sound.set_grad_checkpointing(self))
+CheckpointsNothing = changed(Sound, set_grad_checkpointing=lambda self, enable=True: None)
+CheckpointsForever = changed(Sound, set_grad_checkpointing=lambda self, enable=True: Sound.set_grad_checkpointing(self))
 SkipsWhenCheckpointing = changed(  # the final norm
+    Sound,
     forward_features=lambda self, x: (
         self.forward_levels(x)[0] if self.stages[0].grad_checkpointing else Sound.forward_features(self, x)
-    )
+    ),
 )
-DropsAlways = changed(block=DroppingBlock)
-IgnoresDropPath = changed(__init__=lambda self, *args, drop_path_rate=0.0, **own: Sound.__init__(self, *args, **own))
-SparesWhatIsNotThere = changed(no_weight_decay=lambda self: {"pos_embed"})
+DropsAlways = changed(Sound, block=DroppingBlock)
+IgnoresDropPath = changed(
+    Sound, __init__=lambda self, *args, drop_path_rate=0.0, **own: Sound.__init__(self, *args, **own)
+)
+SparesWhatIsNotThere = changed(Sound, no_weight_decay=lambda self: {"pos_embed"})
 FirstStageUngrouped = changed(
+    Sound,
     group_matcher=lambda self, coarse=False: {
         "stem": r"^stages\.0\.embed",
         "blocks": [(r"^stages\.1\.blocks\.(\d+)", None), (r"^norm", (99999,))],
-    }
+    },
 )
 ReturnsFloat32 = with_head(lambda x: x.float())
 Cancels = with_head(lambda x: x + 3e4 - 3e4)
 BreaksUnderAutocast = with_head(lambda x: x / (0 if torch.is_autocast_enabled("cpu") else 1))
 
-for name, found in list(vars().items()):
-    if isinstance(found, type) and not found.__name__:
-        found.__name__ = found.__qualname__ = name
+name_classes(vars())

@@ -32,7 +32,7 @@ class AdditiveAttention(Attention):
         same_grid=True,
         same_width=True,
         equivariant=True,
-        mask_value=0.0,
+        mask_value=0.0,  # any number will do: keys are not used, and values of 0 have no weight
         channelwise=True,
         linear_in_values=False,
         matrix_is_exact=False,

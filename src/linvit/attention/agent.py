@@ -78,7 +78,6 @@ class AgentAttention(ConvolvedAttention):
             check_number("pool_size", pool_size, at_least=1, whole=True)
         self.agents = agents
         self.side = pool_size or side
-        self.declare(max_rank=self.side**2)
         sizes: dict[str, tuple[int, ...]] = {}
         for names, (rows, columns) in ((KEY_TABLES, grid.keys_size), (QUERY_TABLES, grid.size)):
             shapes = (bias_size, bias_size), (rows, 1), (1, columns), (1,)
@@ -89,7 +88,7 @@ class AgentAttention(ConvolvedAttention):
             else {}
         )
         self.dwc = value_conv("dwc_kernel", dim, dwc_kernel)
-        self.declare(channelwise=self.dwc is not None)
+        self.declare(channelwise=self.dwc is not None, max_rank=self.side**2)
 
     def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """The two attentions, the agents' first."""

@@ -13,7 +13,7 @@ from linvit.attention.kernels.choice import kernel_output
 from linvit.attention.kernels.formula import Formula
 from linvit.attention.ops.decorators import PRECISIONS, in_backward_again
 from linvit.attention.ops.functional import SizeOf
-from linvit.errors import UserError, check_number
+from linvit.errors import UserError, check_choice, check_number
 from linvit.registry import Spec, attentions
 from linvit.signatures import parameters_of
 
@@ -83,15 +83,15 @@ class Attention(nn.Module):
         key_dim: Channels of q and k per head; None means C / h.
 
     Attributes:
-        host: What the layer around the mechanism does for it.
-        facts: What hosts, analysis and `linvit check` may rely on.
-        precision: How `core` runs. "float32": in at least float32 with autocast off (`linvit.full_precision`); "mixed":
-            so, but on a GPU bfloat16 stays bfloat16 (`mixed_precision`); "inherit": in the precision around it.
-        recompute: Whether `core` runs once more in backward, so that training keeps its tensors alone
+        host: Tasks of the layer around the mechanism.
+        facts: Properties that hosts, analysis and `linvit check` rely on.
+        precision: Precision of `core`. "float32": at least float32 with autocast off (`linvit.full_precision`);
+            "mixed": the same, but on a GPU bfloat16 stays bfloat16 (`mixed_precision`); "inherit": that of its inputs.
+        recompute: True if `core` runs once more in backward, so that training keeps its inputs alone
             (`linvit.recomputed`). False where it draws random numbers or keeps little else. It may be set to False at
             any time: a layer is then 10 to 35 % faster in training and keeps two to six times as much.
-        attention_kernel: What computes a `core` that has a `formula`: "torch", a kernel such as "triton", or "auto";
-            see `linvit.attention.kernels`.
+        attention_kernel: Implementation of a `core` that has a `formula`: "torch", a kernel such as "triton", or
+            "auto"; see `linvit.attention.kernels`.
         dim: Channels of the values over all heads, which a mechanism may widen; `input_dim` are the layer's.
         key_heads: Heads of q and k, in a number that divides h; as many as of v unless heads share them.
         out_dim: Channels of the output over all heads, whose number is `out_heads`: h, or h and some of its own.
@@ -106,6 +106,7 @@ class Attention(nn.Module):
     def __init_subclass__(cls, **options: Any) -> None:
         """Makes `core` run as declared."""
         super().__init_subclass__(**options)
+        check_choice("precision", cls.precision, PRECISIONS)
         cls.host, cls.facts = declared(cls.host, cls.facts, declared_before(cls.__name__, vars(cls)))
         if "core" in vars(cls):
             cls.core = as_declared(vars(cls)["core"])  # type: ignore[method-assign]
@@ -157,11 +158,11 @@ class Attention(nn.Module):
 
     @property
     def takes_mask(self) -> bool:
-        """Whether a call may leave out keys by `mask`."""
+        """True if a call may leave out keys by `mask`."""
         return self.host.accepts_bias or self.facts.mask_value is not None or self.takes("mask")
 
     def takes(self, argument: str) -> bool:
-        """Whether `forward`, or `core` where `forward` is the base class's, has such an argument of its own."""
+        """Returns True if `forward`, or `core` where `forward` is not overridden, has an argument of this name."""
         own = type(self)
         return argument in parameters_of(own.core if own.forward is Attention.forward else own.forward)
 
@@ -175,13 +176,13 @@ class Attention(nn.Module):
             k: Keys (B, h, M, dk), as the queries.
             v: Values (B, h, M, d).
             grid: Where the tokens lie.
-            mask: Which keys and values take part, (B, M) of bool, as in a batch of images of several sizes; at least
-                one of each image. None is all. What has a `mask` itself gets it as it is.
-            extra: What else `forward` takes.
+            mask: True for the keys and values that take part, (B, M), for example in a batch of images of several
+                sizes; at least one of each image. None means all. A mechanism with an argument `mask` gets it as it is.
+            extra: Further arguments of `forward`.
 
         Raises:
-            UserError: If the tokens are not those of the grid, keys are fewer than queries and may not be, or some are
-                masked and cannot be.
+            UserError: If the numbers of tokens are not those of the grid, if the keys are of another grid than the
+                queries under `same_grid`, or if the mechanism cannot mask keys.
         """
         tokens = q.shape[2], k.shape[2], v.shape[2]
         queries = grid.num_prefix + grid.size[0] * grid.size[1]
@@ -218,7 +219,7 @@ class Attention(nn.Module):
         return self.core(q, k, v, grid, *more, **extra)
 
     def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, *more: Any, **extra: Any) -> Tensor:
-        """The formula, with the shapes of `forward`; it runs in `precision`, recomputed, or as a kernel."""
+        """Computes the formula, with the shapes of `forward`; runs in `precision`, recomputed, or as a kernel."""
         raise NotImplementedError(f"{type(self).__name__} has no core(self, q, k, v, grid)")
 
     def resize_tables(self, state: dict[str, Tensor], size_of: SizeOf) -> dict[str, Tensor]:
@@ -259,13 +260,13 @@ class Attention(nn.Module):
         return None
 
     def formula(self, q: Tensor, k: Tensor, grid: Grid) -> Formula | None:
-        """What `core` computes, for `linvit.attention.kernels`; None if there is no kernel for its options."""
+        """Describes `core` for `linvit.attention.kernels`; None if no kernel computes it with these options."""
         return None
 
     def channel_matrix(self, q: Tensor, k: Tensor, grid: Grid) -> Tensor | None:
         """The matrix A (B, h, d, d) of a mechanism that mixes channels and not tokens, `o = v A^T`; None for others.
 
-        Such a mechanism declares `linear_in_values = False` and has no `attention_matrix`.
+        Such a mechanism declares `linear_in_values=False` and has no `attention_matrix`.
         """
         return None
 
@@ -283,19 +284,22 @@ class Attention(nn.Module):
 
 
 def as_declared(core: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Makes a `core` run by a kernel, or in the declared `precision`, and once more in backward if it is to."""
-    ways = {name: run(core) for name, run in PRECISIONS.items()}
+    """Makes a `core` run as a kernel, or in the declared `precision` and once more in backward with `recompute`.
+
+    Kernels compute `core` of q, k, v and the grid alone, so calls with further arguments use torch's operators.
+    """
+    cores = {name: in_precision(core) for name, in_precision in PRECISIONS.items()}
 
     @functools.wraps(core)
     def run(self: Attention, q: Tensor, k: Tensor, v: Tensor, grid: Grid, *more: Any, **extra: Any) -> Tensor:
-        if v.is_cuda or self.attention_kernel != "auto":
+        if (v.is_cuda or self.attention_kernel != "auto") and not (more or extra):
             out = kernel_output(self, q, k, v, grid)
             if out is not None:
                 return out
-        formula = ways[self.precision]
+        chosen = cores[self.precision]
         if self.recompute and torch.is_grad_enabled():
-            return in_backward_again(formula, self, q, k, v, grid, *more, **extra)
-        return formula(self, q, k, v, grid, *more, **extra)
+            return in_backward_again(chosen, self, q, k, v, grid, *more, **extra)
+        return chosen(self, q, k, v, grid, *more, **extra)
 
     return run
 

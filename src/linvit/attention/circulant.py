@@ -30,7 +30,7 @@ class CirculantAttention(Attention):
     """Attention by a circulant matrix for each channel, made of Fourier transforms, O(N log N).
 
     Args:
-        gate: What the host multiplies the output by; see `linvit.Attention`.
+        gate: Factor of the output; see `linvit.Host`.
     """
 
     host = Host(bias=False)

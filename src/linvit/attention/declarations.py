@@ -1,4 +1,4 @@
-"""What an attention mechanism declares: what its host does for it (`Host`), and what is known of it (`Facts`)."""
+"""Declarations of an attention mechanism: what the layer around it does (`Host`), what others may rely on (`Facts`)."""
 
 import warnings
 from collections.abc import Mapping
@@ -28,20 +28,20 @@ def _check(declared: "Host | Facts") -> None:
 
 @dataclass(frozen=True)
 class Host:
-    """What the layer around a mechanism does for it.
+    """Tasks of the layer around a mechanism, its host.
 
     Attributes:
-        project: What it projects its input to. "qkv"; "qv": k is q (SOFT); "kv": q is the input itself (Poly-NL);
-            "qk": v is (MLLA).
-        bias: Whether these projections have a bias where the layer's option `qkv_bias` asks for one. The gate's does
-            not depend on it.
-        stem: What it does to its input first: "conv_silu", a linear layer, a depthwise 3 x 3 convolution and SiLU.
+        project: Projections of the layer's input. "qkv"; "qv": k is q (SOFT); "kv": q is the input itself (Poly-NL);
+            "qk": v is the input itself (MLLA).
+        bias: True if these projections have a bias where the layer's option `qkv_bias` asks for one. The bias of the
+            gate does not depend on it.
+        stem: Layers before the projections: "conv_silu", a linear layer, a depthwise 3 x 3 convolution and SiLU.
         norm: Norm of the output: "ln", a LayerNorm over all channels before the gate (NaLaFormer); "bn2d", a BatchNorm
-            over all tokens behind the output projection, in place of its bias (EfficientViT).
-        gate: What it multiplies the output by, entry by entry, before its output projection: "linear", a linear map of
-            its input, without the stem (RALA, PolaFormer); "silu", SiLU of that (MLLA, NaLaFormer).
-        input: Whether it hands `forward` its input (B, N, C) as `x`.
-        accepts_bias: Whether it may hand `forward` a `bias` (B or 1, h, N, M), to be added to the logits.
+            over all tokens after the output projection, in place of its bias (EfficientViT).
+        gate: Factor of the output, entry by entry, before the output projection: "linear", a linear map of the layer's
+            input, without the stem (RALA, PolaFormer); "silu", SiLU of that (MLLA, NaLaFormer).
+        input: True if the layer passes its input (B, N, C) to `forward` as `x`.
+        accepts_bias: True if the layer may pass a `bias` (B or 1, h, N, M) to `forward`, to be added to the logits.
     """
 
     project: Project = "qkv"
@@ -58,26 +58,28 @@ class Host:
 
 @dataclass(frozen=True)
 class Facts:
-    """What hosts, analysis and `linvit check` may rely on.
+    """Properties of a mechanism that hosts, analysis and `linvit check` rely on.
 
     Attributes:
-        complexity: How time and memory grow with the number of tokens N; None if undeclared.
-        same_grid: Whether keys and values must be of the queries' grid: no spatial reduction.
-        same_width: Whether keys must be as wide as values, as where both are multiplied entry by entry: no `key_dim`.
-        equivariant: Whether the output moves with its queries and keys are a set: no token's place in the grid counts.
-            Hosts that drop tokens ask it.
-        rotary: Whether the mechanism turns q and k, or features of them, by their positions. A host that does refuses
-            it then.
-        mask_value: What the entries of a key that a mask leaves out are set to, at which it has no weight, whatever
-            the others are; None where no number does that. What accepts a bias or a `mask` needs none.
-        channelwise: Whether the equivalent matrix differs from channel to channel.
-        linear_in_values: Whether the output is `M v + bias` with M independent of v. If not, the mechanism has its own
+        complexity: Growth of time and memory with the number of tokens N; None if undeclared.
+        same_grid: True if keys and values must be of the queries' grid: no spatial reduction.
+        same_width: True if keys must be as wide as values, such as where both are multiplied entry by entry: no
+            `key_dim`.
+        equivariant: True if tokens in another order give the same outputs in that order, so that positions have no
+            effect. Hosts that drop tokens need it.
+        rotary: True if the mechanism rotates q and k, or features of them, by their positions. Hosts that do so
+            themselves then refuse it.
+        mask_value: Number that the entries of a masked key are set to, so that the key has no weight, whatever the
+            other keys are; None if there is no such number. A mechanism that accepts a bias or a `mask` needs none.
+        channelwise: True if the equivalent matrix differs from channel to channel.
+        linear_in_values: True if the output is `M v + bias` with M independent of v. If not, the mechanism has its own
             `attention_matrix(q, k, v, grid)`.
-        matrix_is_exact: Whether that method's matrix times v is the output. Not where more is done to the values before
-            or to their mixture after (a norm, a linear layer).
-        no_matrix: Why there is no such matrix at all, for a mechanism whose weights depend on the values.
-        max_rank: An upper bound of the matrix's rank (of each channel's, if channelwise) on any grid; None is none.
-        state_size: Numbers per image that all keys and values come down to, where no `factors` tell it.
+        matrix_is_exact: True if that method's matrix times v is the output. False where the values are changed before,
+            or their mixture after (a norm, a linear layer).
+        no_matrix: Reason why there is no such matrix at all, for a mechanism whose weights depend on the values.
+        max_rank: Upper bound of the matrix's rank (of each channel's, if channelwise) on any grid; None if there is
+            none. Of a mechanism that adds a convolution of the values, it is that of `core` alone.
+        state_size: Numbers per image that all keys and values are reduced to, where no `factors` show it.
     """
 
     complexity: Complexity | None = None
@@ -103,9 +105,13 @@ class Facts:
 
 
 def declared(host: Host, facts: Facts, given: Mapping[str, Any]) -> tuple[Host, Facts]:
-    """Returns both with some fields replaced; no field of one is of the other."""
-    of_host = {name: value for name, value in given.items() if hasattr(host, name)}
-    of_facts = {name: value for name, value in given.items() if name not in of_host}
+    """Returns both with some fields replaced; they have no field in common."""
+    known = {field.name: table for table in (host, facts) for field in fields(table)}
+    for name in given:
+        check_choice("a declared field", name, known)
+    of_host, of_facts = (
+        {name: value for name, value in given.items() if known[name] is table} for table in (host, facts)
+    )
     return replace(host, **of_host), replace(facts, **of_facts)
 
 
@@ -113,21 +119,23 @@ SAME = (
     "stem gate complexity equivariant rotary channelwise linear_in_values matrix_is_exact no_matrix max_rank state_size"
 )
 BEFORE = {name: name for name in SAME.split()} | {
-    **{"projections": "project", "out_norm": "norm", "proj_norm": "norm", "qkv_bias": "bias", "takes_input": "input"},
-    **{
-        "takes_bias": "accepts_bias",
-        "masked_key": "mask_value",
-        "fewer_keys": "same_grid",
-        "narrow_keys": "same_width",
-    },
+    "projections": "project",
+    "qkv_bias": "bias",
+    "out_norm": "norm",
+    "proj_norm": "norm",
+    "takes_input": "input",
+    "takes_bias": "accepts_bias",
+    "masked_key": "mask_value",
+    "fewer_keys": "same_grid",
+    "narrow_keys": "same_width",
 }
-"""What linvit 0.2 had as attributes of a mechanism. This, and what reads it, goes with linvit 0.4."""
+"""Fields by the names of attributes that a mechanism had in linvit 0.2. linvit 0.4 removes this and its uses."""
 
 
 def declared_before(owner: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of `Host` and `Facts` that attributes of linvit 0.2 stand for, with a `DeprecationWarning`.
+    """Returns the fields of `Host` and `Facts` for attributes of linvit 0.2, with a `DeprecationWarning`.
 
-    Other attributes of such names, as a module `gate`, are none of these.
+    Other attributes of such names, such as a module `gate`, are ignored.
     """
     old = {
         name: value for name, value in given.items() if name in BEFORE and isinstance(value, str | bool | float | int)
@@ -148,6 +156,6 @@ def declared_before(owner: str, given: Mapping[str, Any]) -> dict[str, Any]:
             f"{owner} declares {', '.join(old)} as linvit 0.2 had it, which linvit 0.4 does not read. Write "
             f"{' and '.join(forms)} in the class, or self.declare(name=value) in its constructor",
             DeprecationWarning,
-            stacklevel=4,
+            stacklevel=3,
         )
     return new

@@ -25,6 +25,7 @@ from linvit.attention.kernels import Formula
 from linvit.attention.ops.activations import focus, focused, of_both, trains_by_hand
 from linvit.attention.ops.functional import (
     SizeOf,
+    join_heads,
     l2_norm,
     resize_table,
     resize_tokens,
@@ -126,15 +127,14 @@ class FocusedAttention(ConvolvedAttention):
         encoding = None if table is None else self._encoding(table, grid).to(wide)  # (1, M, h dk)
         if torch.is_grad_enabled() and self.focusing_factor != 1 and self.stable_power and trains_by_hand(q):
             return self._focused(q, k, encoding, wide, dtype)
-        queries, keys = q.transpose(1, 2).flatten(2), k.transpose(1, 2).flatten(2)
-        keys = keys if encoding is None else keys + encoding  # (B, M, h dk)
+        keys = join_heads(k) if encoding is None else join_heads(k) + encoding  # (B, M, h dk)
         if self.relu_alone:  # for which rounding can come first
             return of_both(F.relu, q.to(dtype), split_heads(keys.to(dtype), self.num_heads))
-        return of_both(partial(self._phi, wide, dtype), queries, keys)
+        return of_both(partial(self._phi, wide, dtype), join_heads(q), keys)
 
     def _encoding(self, table: Tensor, grid: Grid) -> Tensor:
         """The position encoding for a grid, (1, M, h dk)."""
-        encoding = table if grid is self.grid else resize_tokens(table, self.grid.keys_size, grid.keys_size)
+        encoding = resize_tokens(table, self.grid.keys_size, grid.keys_size)
         return F.pad(encoding, (0, 0, grid.num_prefix, 0)) if grid.num_prefix else encoding  # which have no position
 
     def formula(self, q: Tensor, k: Tensor, grid: Grid) -> Formula | None:

@@ -88,11 +88,11 @@ class HydraAttention(Attention):
         check_number("eps", eps, at_least=0)
         self.kernel_q = kernel_q
         self.kernel_k = kernel_k
-        if not {"mean", "softmax_tokens"} & {kernel_q, kernel_k}:  # which depend on the number of tokens
-            self.declare(mask_value=0.0)  # any number will do, since values of 0 weigh nothing
         self.eps = eps
         self.constant = math.sqrt(dim) if constant is None else constant
-        self.declare(norm=post_norm)
+        counts_tokens = {"mean", "softmax_tokens"} & {kernel_q, kernel_k}
+        # Any number will do as the value of a masked key, since values of 0 have no weight.
+        self.declare(norm=post_norm, mask_value=None if counts_tokens else 0.0)
 
     def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, d), (B, h, M, d), (B, h, M, d) -> (B, h, N, d)."""

@@ -52,12 +52,11 @@ class LinearAttention(Attention):
         check_number("eps", eps, at_least=0)
         check_number("relu_eps", relu_eps, at_least=0)
         self.feature_map: Literal["elu", "relu"] = feature_map
-        self.declare(max_rank=self.key_dim)
         self.normalize = normalize
         self.eps = eps
         self.relu_eps = relu_eps
-        if normalize and (feature_map == "elu" or not relu_eps):
-            self.declare(mask_value=-math.inf)
+        maskable = normalize and (feature_map == "elu" or not relu_eps)
+        self.declare(max_rank=self.key_dim, mask_value=-math.inf if maskable else None)
 
     def features(self, x: Tensor) -> Tensor:
         """The feature map phi, element by element."""

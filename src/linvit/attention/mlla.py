@@ -30,7 +30,7 @@ class MLLAAttention(RotaryLinearAttention):
     Args:
         rotary: What the frequencies of rotation run over: "all_heads" is all channels, a multiple of 4 in heads of even
             width; "per_head" those of each head, a multiple of 4, as in RALA; "none" leaves rotation out.
-        stem: What the host does to its input before it projects: "conv_silu" or "none".
+        stem: Layers of the host before its projections: "conv_silu" or "none"; see `linvit.Host`.
     """
 
     host = Host(project="qk")

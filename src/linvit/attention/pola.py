@@ -29,11 +29,10 @@ class PolaAttention(FocusedAttention):
 
     Args:
         alpha: The powers are `p = 1 + alpha sigmoid(power)`, one per channel of a head, `1 + alpha / 2` at first.
-        gate: What the host multiplies the output by: "linear" a projection of the layer's input (the reference),
+        gate: Factor of the output, by the host: "linear" a projection of the layer's input (the reference),
             "silu" SiLU of one, "none" nothing.
     """
 
-    precision = "mixed"
     core_channelwise = True
 
     def __init__(

@@ -28,8 +28,8 @@ class SoftmaxAttention(ConvolvedAttention):
         rotary: Turn queries and keys by their rows and columns (see `linvit.attention.ops.rotary`); key_dim must then
             be a multiple of 4.
         lepe_kernel: Side of the kernels of a depthwise convolution of the values, which is added; 0 is none.
-        gate: What the host multiplies the output by; see `linvit.Attention`.
-        out_norm: The host's norm before it; see `linvit.Attention`.
+        gate: Factor of the output; see `linvit.Host`.
+        out_norm: Norm of the output, before the gate; see `linvit.Host`.
         fused: Use `torch.nn.functional.scaled_dot_product_attention`; False writes the formula out.
     """
 

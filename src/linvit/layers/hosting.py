@@ -1,4 +1,4 @@
-"""What attention layers do around a mechanism: stem, projections, heads, norm, gate, projection back."""
+"""Parts of attention layers around a mechanism: stem, projections, heads, norm, gate, projection back."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
@@ -106,7 +106,7 @@ class OutputGate(Linear):
 
 
 class AttentionHost(nn.Module):
-    """Base of attention layers: what lies around mechanisms of one spec that work side by side."""
+    """Base of attention layers: the parts around mechanisms of one spec that work side by side."""
 
     q: nn.Linear
     kv: nn.Linear

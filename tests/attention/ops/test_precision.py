@@ -98,7 +98,7 @@ def test_autocast_on_float32_inputs(name: str) -> None:
     assert out.dtype == torch.float32
 
 
-BFLOAT16 = {  # mechanisms under `mixed_precision` themselves: with wider heads, too
+WIDE = {  # tried with 96 channels in 3 heads, the others with 32 in 2: the gradient of `mala` is 2.3 times as far off
     *("additive", "aft_simple", "cosformer", "efficient", "focused", "inline", "linear", "linear_angular"),
     *("linformer", "poly_nl", "separable", "slab", "taylor", "xca"),
 }
@@ -121,9 +121,9 @@ def fused_kernel(size: tuple[int, int]) -> tuple[float, float]:
 
 @pytest.mark.parametrize("name", own_names(attentions))
 def test_what_stays_in_bfloat16_is_at_most_twice_as_far_off_as_the_fused_kernel(name: str) -> None:
-    size = (96, 3) if name in BFLOAT16 else (32, 2)
+    size = (96, 3) if name in WIDE else (32, 2)
     found = in_bfloat16(name, size)
-    assert found is not None or name not in BFLOAT16
+    assert (found is not None) == (attentions.get(name).precision == "mixed")
     if found is not None:
         assert all(own <= 2 * fused for own, fused in zip(found, fused_kernel(size), strict=True)), found
 

@@ -12,11 +12,11 @@ import linvit
 from linvit import Attention, Grid
 from linvit.analysis.operations import kept_for_backward
 from linvit.attention.ops.decorators import in_transform
-from tests.helpers import assert_near, mechanism, randn
+from linvit.registry import attentions
+from tests.helpers import assert_near, mechanism, own_names, randn
 
 GRID = Grid((4, 6))
-KEEP_LITTLE = {"softmax", "aft_simple", "efficient", "poly_nl"}  # without recomputing
-every = pytest.mark.parametrize("name", [name for name in linvit.list_attentions() if name not in KEEP_LITTLE])
+every = pytest.mark.parametrize("name", [name for name in own_names(attentions) if attentions.get(name).recompute])
 
 
 def qkv(of: Attention, dtype: torch.dtype = torch.float64) -> list[Tensor]:

@@ -8,6 +8,6 @@ import linvit
 class Cosine(linvit.Attention):
     """Cosine linear attention, O(N d^2)."""
 
-    def forward(self, q, k, v, grid):
+    def core(self, q, k, v, grid):
         q, k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)
         return q @ (k.mT @ v) / k.shape[-2]

@@ -22,30 +22,27 @@ if TYPE_CHECKING:
 Kernel = Callable[[Tensor, Tensor, Tensor, Formula], Tensor | None]
 """A formula of q (B, h, N, dk), k (B, h, M, dk) and v (B, h, M, d), with its gradients: (B, h, N, d) in the dtype of v;
 None where it does not compute that, on such a device, in such a precision."""
-Findings = Mapping[str, Mapping[str, Mapping[str, float]]]
-"""By device, kernel and mechanism: torch's time over the kernel's in bfloat16, at the least favourable size."""
-MEASURED: Findings = {
+MEASURED: Mapping[str, Mapping[str, float]] = {
     "NVIDIA H100 80GB HBM3": {  # benchmarks/2026-11-26-h100.md
-        "triton": {
-            "linvit.attention.linear.LinearAttention": 2.18,
-            "linvit.attention.focused.FocusedAttention": 2.44,
-            "linvit.attention.slab.SimplifiedLinearAttention": 1.87,
-            "linvit.attention.mala.MALAAttention": 2.79,
-            "linvit.attention.mlla.MLLAAttention": 2.45,
-            "linvit.attention.rala.RALAAttention": 1.35,
-            "linvit.attention.efficient.EfficientAttention": 0.68,
-        }
+        "linvit.attention.linear.LinearAttention": 2.18,
+        "linvit.attention.focused.FocusedAttention": 2.44,
+        "linvit.attention.slab.SimplifiedLinearAttention": 1.87,
+        "linvit.attention.mala.MALAAttention": 2.79,
+        "linvit.attention.mlla.MLLAAttention": 2.45,
+        "linvit.attention.rala.RALAAttention": 1.35,
+        "linvit.attention.efficient.EfficientAttention": 0.68,
     }
 }
+"""By device and mechanism: torch's time over Triton's in bfloat16, at the least favourable size."""
 WIDEST_MEASURED = 64  # channels of a head
 
 
 def kernel_output(mechanism: "Attention", q: Tensor, k: Tensor, v: Tensor, grid: "Grid") -> Tensor | None:
-    """The output of a mechanism's `core` by a kernel; None where torch's operators are to compute it.
+    """Returns the output of a mechanism's `core` by a kernel; None where torch's operators are to compute it.
 
-    Its attribute `attention_kernel` names the kernel ("triton"), or chooses torch's operators ("torch") or what was
-    measured to be quickest on such a GPU ("auto"), in the table `MEASURED`. "auto" is torch's
-    where nothing was measured: compiled, for wider heads, and in other precisions than bfloat16.
+    Its attribute `attention_kernel` is the name of a kernel ("triton"), "torch" for torch's operators, or "auto" for
+    the quickest on such a GPU in the table `MEASURED`. "auto" means torch's operators where nothing was measured: in
+    compiled networks, for wider heads, and in other precisions than bfloat16.
     A subclass that computes the same must name its own `formula`: it is not inherited.
     """
     name = _chosen(mechanism, q, v)
@@ -54,7 +51,7 @@ def kernel_output(mechanism: "Attention", q: Tensor, k: Tensor, v: Tensor, grid:
 
 
 def has_kernel(module: nn.Module) -> bool:
-    """Whether a module is a mechanism with a formula of its own."""
+    """True if a module is a mechanism whose class defines `formula`."""
     return "formula" in vars(type(module))
 
 
@@ -115,16 +112,10 @@ def _chosen(mechanism: "Attention", q: Tensor, v: Tensor) -> str | None:
         return None
     if v.dtype != torch.bfloat16 or max(q.shape[-1], v.shape[-1]) > WIDEST_MEASURED:
         return None
-    return _quickest(mechanism_name(type(mechanism)), v.device.index)
+    ratios = MEASURED.get(torch.cuda.get_device_name(v.device.index), {})
+    return "triton" if ratios.get(mechanism_name(type(mechanism)), 0) > 1 else None
 
 
 def mechanism_name(mechanism: Callable[..., Any]) -> str:
     """Returns the class, as `MEASURED` names it."""
     return f"{mechanism.__module__}.{mechanism.__qualname__}"
-
-
-def _quickest(mechanism: str, device: int) -> str | None:
-    """The kernel of a mechanism that was found to be the quickest on such a device; None if that are torch's."""
-    found = MEASURED.get(torch.cuda.get_device_name(device), {})
-    ratio, kernel = max(((own.get(mechanism, 0), kernel) for kernel, own in found.items()), default=(0, ""))
-    return kernel if ratio > 1 else None

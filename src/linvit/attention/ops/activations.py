@@ -1,10 +1,10 @@
 """Feature maps, some with a gradient written by hand, which reads memory less often than that of their operations.
 
-What such a gradient saves of a training step on a CPU (one thread, float32, 224 pixels): that of `elu + 1` 4 to 11 % of
-DeiT-T with linear attention, that of f_p and of what precedes it 3 to 6 % of DeiT-T and FLatten-Swin-T, that of signed
-powers 5 to 10 % of DeiT-T with `pola`. Those of unit vectors and of cosines save nothing there; on a GPU, where bytes
-decide, a layer of 56 x 56 tokens in bfloat16 moves 19 to 24 % fewer with the one (`taylor`, `additive`,
-`linear_angular`) and 31 % fewer with the other (`xca`), as `tests/null_cuda/layers.py` counts them.
+Share of a training step that such a gradient saves on a CPU (one thread, float32, 224 pixels): that of `elu + 1` 4 to
+11 % of DeiT-T with linear attention, that of f_p and of what precedes it 3 to 6 % of DeiT-T and FLatten-Swin-T, that of
+signed powers 5 to 10 % of DeiT-T with `pola`. Those of unit vectors and of cosines save nothing there; on a GPU, where
+bytes decide, a layer of 56 x 56 tokens in bfloat16 moves 19 to 24 % fewer with the former (`taylor`, `additive`,
+`linear_angular`) and 31 % fewer with the latter (`xca`), as `tests/null_cuda/layers.py` counts them.
 """
 
 import math
@@ -58,7 +58,7 @@ def focus(x: Tensor, power: float) -> Tensor:
 
 
 def trains_by_hand(x: Tensor) -> bool:
-    """Whether `focused` is to be called: without a gradient, or compiled, `focus` is quicker."""
+    """True if `focused` is to be called: without a gradient, or compiled, `focus` is quicker."""
     return torch.is_grad_enabled() and not torch.compiler.is_compiling() and takes_function(x)
 
 

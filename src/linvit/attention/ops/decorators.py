@@ -1,4 +1,4 @@
-"""How a method of a mechanism runs: in at least float32, and once more in backward in place of what it would keep.
+"""Decorators that run a method of a mechanism in at least float32, or once more in backward to keep its inputs alone.
 
 The features, sums and normalisers of linear attention take several times the memory of q, k and v, which the host's
 projection keeps anyway, and a small part of a training step's time (`benchmarks/lean.py`).
@@ -55,7 +55,7 @@ def mixed_precision(
 
     Products and sums add up in float32 there, and what they store is rounded, which halves what is read and written.
     For a method whose outputs and gradients are then still about as near to float64 as those of softmax attention's
-    fused kernel. float16, which ends at 65504, is cast up as ever.
+    fused kernel. float16, which ends at 65504, is always cast up.
     """
 
     def cast(x: Tensor) -> Tensor:
@@ -122,7 +122,7 @@ def _ieee_products(*settings: Any) -> Iterator[None]:
 
 
 def recomputed(core: Callable[Concatenate[Module, P], Tensor]) -> Callable[Concatenate[Module, P], Tensor]:
-    """Decorates a method, such as `(self, q, k, v, grid) -> o`, to keep nothing for backward but its tensors.
+    """Decorates a method, such as `(self, q, k, v, grid) -> o`, to keep nothing for backward but its inputs.
 
     The backward pass runs it once more, by `torch.utils.checkpoint`. So the method must compute the same when it is
     called again: no random numbers, no counters. It stands above `@linvit.full_precision`, so that what is kept is in
@@ -146,10 +146,10 @@ def recomputed(core: Callable[Concatenate[Module, P], Tensor]) -> Callable[Conca
 def in_backward_again(
     core: Callable[Concatenate[Module, P], Tensor], module: Module, /, *args: P.args, **kwargs: P.kwargs
 ) -> Tensor:
-    """Calls a module's method once now, and once more in backward, so that its arguments alone are kept.
+    """Calls a module's method now and once more in backward, so that its arguments alone are kept.
 
-    Not where others decide what is kept: in `torch.compile`, `torch.export` and `torch.jit.trace`, in transforms of
-    `torch.func`, and for forward-mode derivatives.
+    It is called once where others decide what is kept: in `torch.compile`, `torch.export` and `torch.jit.trace`, in
+    transforms of `torch.func`, and for forward-mode derivatives.
     """
     tensors = [x for x in args if isinstance(x, Tensor)]
     if is_traced(*tensors):
@@ -178,7 +178,7 @@ class _Call(nn.Module):
 
 
 def is_traced(*tensors: Tensor) -> bool:
-    """Whether something beside autograd's backward pass differentiates or traces a call with these tensors."""
+    """True if something beside autograd's backward pass differentiates or traces a call with these tensors."""
     tracing: bool = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
     if torch.compiler.is_compiling() or tracing or tensors[0].is_meta or in_transform():
         return True
@@ -186,7 +186,7 @@ def is_traced(*tensors: Tensor) -> bool:
 
 
 def in_transform() -> bool:
-    """Whether a transform of `torch.func` runs, in which an autograd function must be written in another way.
+    """True if a transform of `torch.func` runs, in which an autograd function must be written in another way.
 
     torch has no public name for this question; `torch.autograd.Function` itself asks it so.
     """
@@ -194,7 +194,7 @@ def in_transform() -> bool:
 
 
 def takes_function(x: Tensor) -> bool:
-    """Whether a `torch.autograd.Function` may compute with x: compiled, too, but not for export or `torch.func`."""
+    """True if a `torch.autograd.Function` may compute with x: also compiled, but not for export or `torch.func`."""
     if torch.compiler.is_compiling():
         # torch 2.11, which loses gradients where it compiles such a function, says that it exports there.
         return not torch.compiler.is_exporting() and not in_transform()
@@ -206,4 +206,4 @@ PRECISIONS: dict[str, Callable[[Callable[..., Tensor]], Callable[..., Tensor]]] 
     "mixed": mixed_precision,
     "inherit": lambda core: core,
 }
-"""How a mechanism's `core` may run, by its attribute `precision`."""
+"""Decorators of a mechanism's `core`, by its attribute `precision`."""

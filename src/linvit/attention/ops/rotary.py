@@ -229,7 +229,7 @@ class RotaryLinearAttention(ConvolvedAttention):
     Args:
         rotary: Rotate the features in the numerator, alone; `key_dim` must then be a multiple of 4.
         lepe_kernel: Side of the depthwise kernel of the values, odd; 0 leaves the convolution out.
-        gate: What the host multiplies the output by: "linear" a projection of the layer's input, "silu" SiLU of one,
+        gate: Factor of the output, by the host: "linear" a projection of the layer's input, "silu" SiLU of one,
             "none" nothing.
         eps: Added to the denominator.
     """

@@ -113,13 +113,12 @@ def shifts(plane: Tensor, side: int) -> list[Tensor]:
 class ConvolvedAttention(Attention):
     """A mechanism that adds a convolution of the values to its `core`.
 
-    A subclass has the convolution under the name `convolution`, where None leaves it out. Its `max_rank` is that of
-    `core` alone.
+    A subclass has the convolution under the name `convolution`, where None leaves it out.
 
     Attributes:
         convolution: Name of the attribute.
-        depthwise: Whether that is such a convolution as `ConvolvedValues` writes the matrix of.
-        core_channelwise: Whether the core's matrix differs from channel to channel.
+        depthwise: True if it is a convolution whose matrix `ConvolvedValues` writes without probing.
+        core_channelwise: True if the core's matrix differs from channel to channel.
     """
 
     convolution: ClassVar[str]

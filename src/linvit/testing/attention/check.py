@@ -133,7 +133,7 @@ def check_attention(
 ) -> Report:
     """Checks on the CPU that a mechanism keeps the contract of `linvit.Attention`.
 
-    It is compared with its own declarations: see the attributes of `linvit.Attention`. Where a declaration cannot be
+    It is compared with its own declarations: see `linvit.Host` and `linvit.Facts`. Where a declaration cannot be
     read, or `forward` gives nothing to look at, there are no other lines. Parameters are moved away from their initial
     values first. An exception inside a check, `sys.exit` included, is that check's failure, and is quoted where it
     happens first; a size that is refused by a `UserError` is "not supported".

@@ -1,4 +1,4 @@
-"""What hosts ask of a mechanism: prefix tokens, fewer or narrower keys, a position bias, a place in the layer."""
+"""Checks of what hosts need: prefix tokens, fewer keys, a position bias, masked keys, a place in the layer."""
 
 import torch
 from torch import Tensor

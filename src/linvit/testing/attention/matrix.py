@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from linvit.analysis.attention_matrix import attention_matrix
+from linvit.analysis.rank import rank
 from linvit.attention.base import Attention, Grid
 from linvit.layers.spatial_reduction import reducible
 from linvit.testing.attention.inputs import AttentionSubject, Inputs, inputs
@@ -15,6 +16,9 @@ from linvit.testing.report import CRASHES, at, failed, judged, not_declared, not
 from linvit.testing.subject import sized
 
 SMALL = (Grid((6, 8)), Grid((5, 7), num_prefix=1), Grid((6, 8), (3, 4), num_prefix=1))
+NEGLIGIBLE = 1e-10
+"""Singular values below this fraction of the largest are rounding: 1e-15 after products, 1e-12 after an inverse by
+iteration. Those of a mechanism above its bound are at least 1e-3 at these sizes."""
 
 
 def at_small_grids(
@@ -48,6 +52,7 @@ def equivalent_matrix(mechanism: Attention, given: Inputs, grid: Grid) -> float:
         return _own(mechanism, given, grid)
     bias = _with_values(mechanism, given, torch.zeros_like(given["v"]))
     matrix = _matrix(mechanism, given)
+    _check_rank(mechanism, matrix, grid)
     error = relative_error(_mixed(mechanism, matrix, given["v"]) + bias, given(mechanism))
     if not error <= EXACT:
         differs = f"M v + bias differs from the output by {error:.0e} (at most {EXACT:.0e}) at {sized(grid)}"
@@ -94,6 +99,7 @@ def _own(mechanism: Attention, given: Inputs, grid: Grid) -> float:
     require(fits, f"attention_matrix gives {tuple(matrix.shape)}, which does not end in (N, M) or begin with B")
     lost = int((~matrix.isfinite()).sum())
     require(not lost, f"attention_matrix has {lost} entries that are not finite")
+    _check_rank(mechanism, matrix, grid)
     if mechanism.out_dim != mechanism.dim or not mechanism.facts.matrix_is_exact:
         return 0.0
     error = relative_error(_mixed(mechanism, matrix, given["v"]), given(mechanism))
@@ -106,6 +112,11 @@ def _own(mechanism: Attention, given: Inputs, grid: Grid) -> float:
 
 
 @torch.no_grad()
+def _check_rank(mechanism: Attention, matrix: Tensor, grid: Grid) -> None:
+    found, bound = int(rank(matrix, NEGLIGIBLE).max()), mechanism.rank_bound(grid)
+    require(found <= bound, f"the matrix has rank {found} at {sized(grid)}, declared at most {bound}: raise max_rank")
+
+
 def _matrix(mechanism: Attention, given: Inputs) -> Tensor:
     (q, k, v, grid), extra = given.arguments
     return attention_matrix(mechanism, q, k, grid, v=v, channel=None, **extra)
