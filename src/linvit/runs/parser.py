@@ -10,12 +10,12 @@ import warnings
 from argparse import ArgumentError
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
+from importlib.metadata import version
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
 from lightning.pytorch import Trainer
-from lightning.pytorch import __version__ as lightning_version
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 
 from linvit import yaml_text
@@ -211,7 +211,7 @@ def _explain(message: str, verb: str, files: Sequence[str], options: Sequence[st
 def config_text(config: Mapping[str, Any]) -> str:
     """Returns a configuration as a file that `--config` takes."""
     saved = {name: value for name, value in config.items() if name != "config"}
-    return f"# lightning.pytorch=={lightning_version}\n{yaml_text.dump(saved)}"
+    return f"# lightning.pytorch=={version('lightning')}\n{yaml_text.dump(saved)}"
 
 
 def _fact(name: str) -> Callable[[ImageData], Any]:
