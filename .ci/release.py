@@ -28,7 +28,7 @@ SMOKE = (  # commands that an installed linvit must carry out, in an empty folde
     "linvit fit --config quickstart --trainer.fast_dev_run=true --data.num_workers=0",
 )
 SUBSET = (  # tests of every part that leans on a dependency
-    "tests/test_registry.py",
+    "tests/registry/test_registry.py",
     "tests/test_every_attention_in_every_family.py",
     "tests/attention/test_focused.py",
     "tests/attention/ops",

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from linvit import coco_masks
 from linvit.data.sources.scenes import Scenes, scene
+from linvit.io import coco_masks
 
 NAMES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 CATEGORIES = [{"id": 3 * digit + 1, "name": name} for digit, name in enumerate(NAMES)][::-1]

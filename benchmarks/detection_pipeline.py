@@ -21,12 +21,12 @@ from torchvision import tv_tensors
 from torchvision.io import ImageReadMode, decode_image
 from torchvision.transforms import v2
 
-from linvit import coco_masks
 from linvit.data import DetectionData
 from linvit.data.base import IMAGENET_MEAN, IMAGENET_STD
 from linvit.data.loading.sampler import SeededIndex, sample_seed
 from linvit.data.sources.coco import rle_counts
 from linvit.data.transforms.detection import DetectionAugmentation
+from linvit.io import coco_masks
 
 SIDES = (480, 512, 544, 576, 608, 640, 672, 704, 736, 768, 800)
 

@@ -20,10 +20,10 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule, Tr
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
-from linvit.optim import parameter_groups
 from linvit.runs.loggers import run_loggers
 from linvit.runs.trainer import add_displays, default_callbacks
 from linvit.tasks import ClassificationTask
+from linvit.tasks.parameter_groups import parameter_groups
 
 WARM_UP = 3  # steps that are not timed
 

@@ -20,7 +20,7 @@ from linvit.cli import main as linvit
 from linvit.experiments.compare.experiment import Experiment
 from linvit.experiments.compare.results import Results
 from linvit.experiments.compare.tables import notes, rows
-from linvit.plain_text import markdown_table
+from linvit.io.plain_text import markdown_table
 from linvit.runs.conditions import conditions
 
 LINE = 22  # pixels

@@ -33,7 +33,7 @@ import linvit
 from linvit.analysis.operations import kept_for_backward
 from linvit.experiments.bench.costs import PASSES, format_size
 from linvit.experiments.bench.runner import Mode, Runner, Settings
-from linvit.machine import keep_memory
+from linvit.io.machine import keep_memory
 
 SHAPES = [(4, (56, 56), 96, 3), (16, (28, 28), 192, 6), (32, (14, 14), 192, 3)]  # batch, patch grid, channels, heads
 MODES: tuple[Mode, ...] = ("eager", "compiled")

@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 
 from linvit.cli import main as linvit
 from linvit.experiments.plots import COLOURS, STYLE, svg
-from linvit.plain_text import markdown_table
+from linvit.io.plain_text import markdown_table
 from linvit.runs.conditions import conditions
 from linvit.runs.folder import OUTCOME
 

@@ -23,7 +23,7 @@ from linvit.attention.kernels.choice import set_attention_kernel
 from linvit.cli.bench.costs import parse_sizes
 from linvit.experiments.bench import builders
 from linvit.experiments.bench.runner import Build, Mode, Runner, Settings
-from linvit.terminal import table
+from linvit.io.terminal import table
 
 
 class Gpu(NamedTuple):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from linvit.registry import backbones, heads
-from linvit.signatures import parameters_of
+from linvit.registry.signatures import parameters_of
 from tests.helpers import own_names
 
 SUPPLIED = {"model": "test_resnet"}  # values for options without a default

@@ -19,10 +19,10 @@ from torch import Tensor
 from linvit.callbacks import SaveCheckpoints, StopOnSignal
 from linvit.data import ClassificationData, DetectionData, SegmentationData
 from linvit.data.sources.scenes import CLASSES, Scenes
-from linvit.files import LAST, unlock
+from linvit.io.files import LAST, unlock
+from linvit.io.signals import STOP, Stopped
 from linvit.runs.checkpoint import Checkpoint
 from linvit.runs.loggers import run_loggers
-from linvit.signals import STOP, Stopped
 from linvit.tasks import ClassificationTask, DetectionTask, SegmentationTask
 from linvit.weights import torch_file
 from tests.cli.forked import Forked, free_port

@@ -11,7 +11,7 @@ import torch
 
 from linvit import Grid, UserError
 from linvit.registry import attentions, backbones
-from linvit.signatures import parameters_of, takes
+from linvit.registry.signatures import parameters_of, takes
 from linvit.testing import Verdict, check_attention, check_backbone
 from linvit.testing.backbone.images import BackboneSubject
 from tests.families import SIZES, families, kinds, small

@@ -14,9 +14,9 @@ DOORS = {  # what opens something: the files that may call it
     "pickle.loads": {"testing/behaviour.py"},  # what they have just pickled
     "Image.open": {"data/transforms/decode.py"},
     "fsspec.open": {"data/sources/read.py", "data/sources/stream.py", "tasks/safe_loading.py"},
-    "jsonargparse.get_loader": {"yaml_text.py"},
-    "yaml.load": {"yaml_text.py"},
-    "yaml.safe_load": {"model_info.py"},  # tables that come with linvit
+    "jsonargparse.get_loader": {"runs/yaml_text.py"},
+    "yaml.load": {"runs/yaml_text.py"},
+    "yaml.safe_load": {"registry/model_info.py"},  # tables that come with linvit
     "np.load": set(),
     "torch.hub.load_state_dict_from_url": set(),
 }
@@ -41,16 +41,16 @@ def test_nothing_goes_around_the_doors(calls):
     assert found == DOORS
 
 
-READERS = {  # of files by their paths, and what may call them besides `linvit.reading`: the files are checked before
-    "read_bytes": {"source.py"},  # of modules that are installed
-    "read_text": {"machine.py", "runs/conditions.py", "runs/configs.py"}
+READERS = {  # of files by their paths, and what may call them besides `linvit.io.reading`: the files are checked before
+    "read_bytes": {"registry/source.py"},  # of modules that are installed
+    "read_text": {"io/machine.py", "runs/conditions.py", "runs/configs.py"}
     | {"attention/kernels/choice.py", "cli/compare/run.py", "cli/training/help.py"},  # the system's files, and linvit's
-    "open": {"model_info.py", "weights/torch_file.py"},  # linvit's tables; `torch_file.load` checks
+    "open": {"registry/model_info.py", "weights/torch_file.py"},  # linvit's tables; `torch_file.load` checks
     "zipfile.ZipFile": {"weights/torch_file.py"},
     "zipfile.is_zipfile": {"weights/torch_file.py"},
     "safe_open": {"inference/description.py", "weights/read.py"},
     "torch.export.load": {"evaluation/model.py", "inference/export.py"},
-    "rasterio.open": {"rasters.py"},
+    "rasterio.open": {"io/rasters.py"},
     "pyarrow.memory_map": {"data/sources/splits.py", "data/sources/stream.py"},  # `check_tables` looks before
     "pyarrow.parquet.read_metadata": {"data/sources/splits.py", "data/sources/stream.py"},
     "datasets.load_from_disk": {"data/sources/splits.py"},
@@ -67,10 +67,10 @@ def test_files_are_read_by_one_function_which_refuses_pipes_and_devices(calls):
     around = set()
     for file, called, node in calls:
         name = called if called in READERS else called.rpartition(".")[2]  # a method of a path
-        method = called != name or name != "read_text"  # which is also the function of `linvit.reading`
+        method = called != name or name != "read_text"  # which is also the function of `linvit.io.reading`
         if name in READERS and method and called not in (*DOORS, *OTHERS) and not (name == "open" and _writes(node)):
-            around |= {(file, called)} if file not in {*READERS[name], "reading.py"} else set()
-    assert around == set(), "use linvit.reading: read_regular, read_text or check_regular"
+            around |= {(file, called)} if file not in {*READERS[name], "io/reading.py"} else set()
+    assert around == set(), "use linvit.io.reading: read_regular, read_text or check_regular"
 
 
 def _writes(call: ast.Call) -> bool:

@@ -9,7 +9,7 @@ import torch
 import linvit
 from linvit import Attention
 from linvit.registry import attentions, backbones
-from linvit.signatures import parameters_of
+from linvit.registry.signatures import parameters_of
 from tests.families import families, small
 from tests.helpers import leaves, own_names, perturb, randn
 

@@ -10,9 +10,9 @@ from PIL import Image
 from linvit import UserError
 from linvit.callbacks.report import write_picture, write_table
 from linvit.errors import find_user_error
-from linvit.files import new_folder, replacing, rewriting, write_text
 from linvit.inference import export
 from linvit.inference.export import Export
+from linvit.io.files import new_folder, replacing, rewriting, write_text
 from tests.cli.runs import files, linvit
 
 resource = pytest.importorskip("resource", reason="Windows has no limit on the size of files")

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 import linvit
-from linvit.files import lock, make_folder, sweep, unlock
+from linvit.io.files import lock, make_folder, sweep, unlock
 from linvit.runs.trainer import SaveRunConfig
 
 

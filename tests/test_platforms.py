@@ -30,7 +30,7 @@ def opens_text_without_encoding(call):
     """Whether a call opens, reads or writes a text file in the encoding of the machine."""
     name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", None)
     owner = getattr(getattr(call.func, "value", None), "id", None)
-    if isinstance(call.func, ast.Name) and name in ("read_text", "write_text"):  # those of linvit.reading and files
+    if isinstance(call.func, ast.Name) and name in ("read_text", "write_text"):  # those of linvit.io.reading and files
         return False
     if name not in ("open", "read_text", "write_text", "fdopen") or owner in (
         "Image",

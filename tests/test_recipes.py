@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from linvit.model_info import model_info
-from linvit.optim import parameter_groups
+from linvit.registry.model_info import model_info
 from linvit.tasks import ClassificationTask
 from linvit.tasks.optimisation import batch_size_warning, run_schedule, total_batch_size
+from linvit.tasks.parameter_groups import parameter_groups
 from tests.test_configs import IMAGENET, ROOT, heading, printed_by_its_command, slow_if_one_of_many
 
 TRAINING_IMAGES = 1_281_167

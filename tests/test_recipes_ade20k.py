@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import linvit
-from linvit.model_info import dense_info
-from linvit.optim import parameter_groups
 from linvit.registry import backbones
+from linvit.registry.model_info import dense_info
+from linvit.tasks.parameter_groups import parameter_groups
 from linvit.tasks.published import published_miou
 from tests.test_configs import ADE20K, ROOT, printed
 

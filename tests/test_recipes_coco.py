@@ -6,8 +6,8 @@ from typing import NamedTuple
 import pytest
 import yaml
 
-from linvit.model_info import dense_info
 from linvit.registry import backbones
+from linvit.registry.model_info import dense_info
 from linvit.runs.configs import find, text
 from tests.test_configs import COCO, ROOT
 from tests.test_recipes_ade20k import NOT_DECAYED

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import linvit
-from linvit.model_info import dense_info
 from linvit.registry import backbones, heads
+from linvit.registry.model_info import dense_info
 from linvit.tasks.published import published_ap, published_miou
 from tests.test_configs import ROOT
 from tests.test_recipes_coco import SIDES, merged, name_of

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import pytest
 
 from linvit.cli import HELP, OWN
-from linvit.model_info import model_info
 from linvit.registry import attentions, backbones, heads
+from linvit.registry.model_info import model_info
 from linvit.runs import configs
 from tests.helpers import own_names
 from tests.test_public_api import MODULES

@@ -26,11 +26,11 @@ from linvit.cli import OWN, main
 from linvit.cli.list import expected_of
 from linvit.cli.training.help import TRAINER
 from linvit.data import ClassificationData
-from linvit.model_info import dense_info, model_info
 from linvit.registry import Registry, attentions, backbones, heads
+from linvit.registry.model_info import dense_info, model_info
+from linvit.registry.signatures import parameters_of
 from linvit.runs import configs
 from linvit.runs.parser import options_of
-from linvit.signatures import parameters_of
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from linvit import registry  # its `backbones` and `heads` have the names of folders, so they get none here
 from linvit.errors import UserError as UserError
 from linvit.registry import preset as preset
-from linvit.source import deferred
+from linvit.registry.source import deferred
 
 if TYPE_CHECKING:
     from linvit.attention.base import Attention as Attention

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
 
-from linvit.plain_text import printable
+from linvit.io.plain_text import printable
 
 _SPACE = "Free some space there, or choose another folder; what lay there before is as it was"
 _ELSEWHERE = "Choose another file or folder, or have its permissions changed"

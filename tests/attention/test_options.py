@@ -10,7 +10,7 @@ import pytest
 import linvit
 from linvit import Grid, UserError
 from linvit.registry import attentions
-from linvit.signatures import choices, parameters_of, signature
+from linvit.registry.signatures import choices, parameters_of, signature
 from tests.helpers import own_names
 
 NO_NUMBERS = [True, "3", math.nan, math.inf, -math.inf, [1]]

@@ -12,7 +12,7 @@ from linvit.analysis import attention_matrix
 from linvit.attention.vssd import VSSDAttention
 from linvit.layers.block import Block
 from linvit.layers.mlp import Mlp
-from linvit.optim import parameter_groups
+from linvit.tasks.parameter_groups import parameter_groups
 from linvit.weights.layouts.backbones import VSSD as LAYOUT
 from tests.golden_files import Golden, both_precisions, of_case, our_state
 from tests.helpers import assert_near, assert_same_gradients, inputs, mechanism, options_then_grids

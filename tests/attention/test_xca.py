@@ -8,7 +8,7 @@ from linvit import AttentionLayer, Grid, UserError
 from linvit.analysis import attention_matrix, attention_rank, channel_matrix
 from linvit.attention.ops.activations import cosines
 from linvit.attention.xca import XCAttention
-from linvit.optim import parameter_groups
+from linvit.tasks.parameter_groups import parameter_groups
 from tests.golden_files import Golden, both_precisions, of_case
 from tests.helpers import assert_near, assert_same_gradients, inputs, mechanism, randn
 

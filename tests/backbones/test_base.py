@@ -13,9 +13,9 @@ from linvit import Attention, Grid, UserError
 from linvit.backbones.base import feature_indices
 from linvit.backbones.deit import patch_grid
 from linvit.backbones.initialise import init_vit
-from linvit.optim import parameter_groups
 from linvit.registry import backbones
-from linvit.signatures import parameters_of
+from linvit.registry.signatures import parameters_of
+from linvit.tasks.parameter_groups import parameter_groups
 from tests.families import families, small
 from tests.helpers import perturb, randn
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import linvit
 from linvit import UserError
 from linvit.backbones.ravlt import RAVLT
-from linvit.optim import parameter_groups
+from linvit.tasks.parameter_groups import parameter_groups
 from linvit.weights.fit import fit_projections
 from linvit.weights.layouts.backbones import RAVLT as LAYOUT
 from tests.official import fill, images

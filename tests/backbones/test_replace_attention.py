@@ -12,7 +12,7 @@ import linvit
 from linvit import Attention, AttentionLayer, Grid, UserError, replace_attention
 from linvit.layers.attention_layer import AttentionLayer as Layer
 from linvit.registry import backbones
-from linvit.signatures import parameters_of
+from linvit.registry.signatures import parameters_of
 from tests.families import families, small
 from tests.helpers import perturb, randn
 

@@ -15,8 +15,8 @@ from torch import nn
 
 from linvit import UserError
 from linvit.callbacks import NonFiniteGuard
-from linvit.optim import adamw
 from linvit.tasks.base import Task
+from linvit.tasks.parameter_groups import adamw
 from tests.training import CLASSES, Memory, RandomImages, batch, tiny_task, trainer
 
 

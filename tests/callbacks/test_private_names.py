@@ -10,7 +10,7 @@ from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.trainer.connectors.checkpoint_connector import _CheckpointConnector
 from lightning.pytorch.trainer.connectors.logger_connector import _LoggerConnector
 
-from linvit.optim import adamw
+from linvit.tasks.parameter_groups import adamw
 from tests.training import trainer
 
 

@@ -10,11 +10,11 @@ import torch
 from lightning.pytorch import Callback, LightningModule
 
 import linvit
-from linvit import files
 from linvit.callbacks import SaveCheckpoints
 from linvit.callbacks import save_checkpoints as module
 from linvit.callbacks.exact_resume import ExactResume
 from linvit.callbacks.save_checkpoints import AtomicCheckpointIO, Best
+from linvit.io import files
 from tests.training import Memory, fit, tiny_task, trainer
 
 

@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch import Callback, Trainer
 
 from linvit.callbacks.stop_on_signal import StopOnSignal
-from linvit.signals import STOP, Stopped
+from linvit.io.signals import STOP, Stopped
 from tests.cli.forked import Ranks
 from tests.cli.runs import QUICKSTART, Run, events, linvit, tiny
 from tests.tasks.two_ranks import Odd

@@ -14,7 +14,7 @@ import numpy as np
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from linvit.cli import main
-from linvit.signals import STOP
+from linvit.io.signals import STOP
 
 QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
 TINY = {  # the quickstart in about a second

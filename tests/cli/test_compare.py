@@ -12,10 +12,10 @@ from linvit.cli import compare
 from linvit.cli.compare.run import resolve
 from linvit.experiments.compare.experiment import Experiment
 from linvit.experiments.compare.grid import Sweep
-from linvit.plain_text import in_shell
+from linvit.io.plain_text import in_shell
+from linvit.io.signals import STOP
 from linvit.registry import attentions
 from linvit.runs.run import Run
-from linvit.signals import STOP
 from tests.cli.runs import linvit
 from tests.experiments.compare.runs import write_run
 

@@ -10,7 +10,7 @@ import torch
 
 from linvit.errors import UserError
 from linvit.experiments.compare.results import group
-from linvit.files import LAST
+from linvit.io.files import LAST
 from linvit.runs.folder import RunFolder, check_finished, find, how_to_resume
 from tests.cli.runs import QUICKSTART, TINY, linvit
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from linvit import UserError, entries
+from linvit import UserError
 from linvit.cli.check import main
 from linvit.cli.import_check import check_import
-from linvit.registry import attentions
+from linvit.registry import attentions, entries
 from tests.plugin.distributions import write_distribution
 
 

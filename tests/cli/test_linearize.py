@@ -257,7 +257,9 @@ def test_several_stages_or_variants_train_their_teacher_once(tmp_path, monkeypat
 
 def test_two_commands_do_not_train_one_teacher(tmp_path):
     (tmp_path / "teacher").mkdir()
-    script = "import pathlib, linvit.files; linvit.files.lock(pathlib.Path('teacher')); print(1, flush=True); input()"
+    script = (
+        "import pathlib, linvit.io.files; linvit.io.files.lock(pathlib.Path('teacher')); print(1, flush=True); input()"
+    )
     other = [sys.executable, "-c", script]
     with subprocess.Popen(other, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=tmp_path) as process:
         assert process.stdout.readline()

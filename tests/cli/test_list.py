@@ -7,7 +7,7 @@ import pytest
 import linvit
 from linvit.cli.list import main
 from linvit.registry import attentions, backbones, heads
-from linvit.signatures import descriptions, parameters_of
+from linvit.registry.signatures import descriptions, parameters_of
 from tests.plugin.distributions import python, write_distribution
 
 

@@ -5,7 +5,7 @@ import yaml
 
 import linvit
 from linvit.cli.list import main
-from linvit.model_info import CONFIGS
+from linvit.registry.model_info import CONFIGS
 from linvit.runs.configs import names
 from tests.cli.runs import linvit as command_line
 

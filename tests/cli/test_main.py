@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 import linvit
-from linvit import entries
 from linvit.cli import HELP, OWN, WAITING, main
 from linvit.cli.training import command_line as train
+from linvit.registry import entries
 from tests.plugin.distributions import python, write_distribution
 
 

@@ -4,10 +4,10 @@ import re
 
 import pytest
 
-from linvit import removed
 from linvit.cli import OWN, main
 from linvit.errors import UserError
-from linvit.removed import COMMANDS, check_removed
+from linvit.registry import removed
+from linvit.registry.removed import COMMANDS, check_removed
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -12,12 +12,13 @@ import pytest
 import torch
 from torchvision.transforms.v2 import functional as v2
 
-from linvit import UserError, coco_masks
+from linvit import UserError
 from linvit.data import DetectionData
 from linvit.data.loading.sampler import generator
 from linvit.data.sources.coco import AnnotationFile
 from linvit.data.sources.scenes import Scenes
 from linvit.data.transforms.detection import DetectionAugmentation, EvalTransform, TrainTransform, trainable
+from linvit.io import coco_masks
 from tests.data.coco import CATEGORIES, SIZES, annotation, annotations, write_coco, write_json
 from tests.data.images import picture, save
 from tests.golden_files import load

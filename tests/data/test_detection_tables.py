@@ -4,9 +4,10 @@ import datasets
 import numpy as np
 import pytest
 
-from linvit import UserError, coco_masks
+from linvit import UserError
 from linvit.cli.data import main
 from linvit.data import DetectionData
+from linvit.io import coco_masks
 from tests.data.images import picture, png
 
 SIZES = [(40, 60), (60, 40), (50, 50), (44, 44)]  # height and width

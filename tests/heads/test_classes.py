@@ -4,7 +4,7 @@ import pytest
 
 import linvit
 from linvit.registry import heads
-from linvit.signatures import takes
+from linvit.registry.signatures import takes
 from tests.helpers import own_names
 
 

@@ -6,10 +6,10 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from linvit import entries
 from linvit.cli import main
+from linvit.registry import entries
 from tests.plugin.distributions import write_distribution
-from tests.test_yaml_text import BOMBS
+from tests.runs.test_yaml_text import BOMBS
 
 Door = Callable[[Path, str], object]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from linvit import UserError
-from linvit.plain_text import printable
+from linvit.io.plain_text import printable
 
 SECONDS = 10.0  # of a processor that any call may take
 BYTES = 2e9  # of memory that any call may take

@@ -8,7 +8,7 @@ from linvit import UserError
 from linvit.layers.block import Block
 from linvit.layers.mlp import MBConv, Mlp, feed_forward
 from linvit.registry import backbones
-from linvit.signatures import parameters_of
+from linvit.registry.signatures import parameters_of
 from tests.families import families, small
 from tests.helpers import perturb, randn
 

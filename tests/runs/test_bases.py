@@ -6,8 +6,8 @@ import pytest
 
 from linvit import UserError
 from linvit.cli.options import configs, with_bases
-from linvit.model_info import CONFIGS
-from linvit.plain_text import in_shell
+from linvit.io.plain_text import in_shell
+from linvit.registry.model_info import CONFIGS
 from tests.cli.runs import linvit
 
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from linvit import UserError
-from linvit.model_info import CONFIGS
+from linvit.registry.model_info import CONFIGS
 from linvit.runs.configs import config_file, find, heading, names, text
 from tests.cli.runs import linvit
 

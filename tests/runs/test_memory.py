@@ -8,7 +8,7 @@ import pytest
 
 STEPS = """
 import ctypes, sys
-from linvit.machine import keep_memory
+from linvit.io.machine import keep_memory
 
 class Mallinfo(ctypes.Structure):
     names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"

@@ -7,7 +7,7 @@ import pytest
 from lightning.pytorch.callbacks import ModelSummary, RichModelSummary, RichProgressBar
 
 from linvit.callbacks.monitors import ProgressBar
-from linvit.plain_text import PrintableStream
+from linvit.io.plain_text import PrintableStream
 from linvit.runs.trainer import add_displays
 from tests.cli.runs import QUICKSTART, linvit, tiny
 

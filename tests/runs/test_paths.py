@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 
 import linvit
-from linvit.model_info import CONFIGS
+from linvit.registry.model_info import CONFIGS
 from linvit.runs.folder import check_writable, run_config, run_name, run_of_checkpoint
 from linvit.runs.trainer import SaveRunConfig
 

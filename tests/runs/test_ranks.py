@@ -18,8 +18,8 @@ from lightning.pytorch.strategies.launchers import subprocess_script
 from torch.distributed import HashStore
 
 from linvit import create_backbone
+from linvit.io.signals import STOP
 from linvit.runs import endings
-from linvit.signals import STOP
 from tests.cli import forked
 from tests.cli.runs import QUICKSTART, events, flags, tiny
 

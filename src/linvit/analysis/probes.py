@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from linvit.backbones.base import feature_indices
 from linvit.errors import UserError, check_number
-from linvit.signatures import takes
+from linvit.registry.signatures import takes
 
 SIMILARITIES = 2**26  # that nearest neighbours hold at a time
 TEMPERATURE = 0.07  # of the votes: the smaller, the more the nearest count

@@ -15,7 +15,7 @@ from linvit.attention.ops.decorators import PRECISIONS, in_backward_again
 from linvit.attention.ops.functional import SizeOf
 from linvit.errors import UserError, check_choice, check_number
 from linvit.registry import Spec, attentions
-from linvit.signatures import parameters_of
+from linvit.registry.signatures import parameters_of
 
 
 class Grid(NamedTuple):

@@ -10,7 +10,7 @@ from linvit.backbones.replace_attention import replace_attention
 from linvit.backbones.timm.record import record
 from linvit.errors import UserError, check_number
 from linvit.registry import Spec, backbones
-from linvit.signatures import takes
+from linvit.registry.signatures import takes
 
 
 def create_backbone(

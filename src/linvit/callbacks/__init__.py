@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from linvit.source import deferred
+from linvit.registry.source import deferred
 
 if TYPE_CHECKING:
     from linvit.callbacks.attention.maps import AttentionMaps as AttentionMaps

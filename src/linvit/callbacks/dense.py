@@ -10,11 +10,11 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from PIL import Image, ImageDraw, ImageFont
 
-from linvit import coco_masks
 from linvit.callbacks.common import LIGHT, Paper, add_picture, class_names, pixels
 from linvit.callbacks.report import rendered, training_on, write_picture
-from linvit.files import make_folder, rewriting
-from linvit.rasters import georeference, write_tiff
+from linvit.io import coco_masks
+from linvit.io.files import make_folder, rewriting
+from linvit.io.rasters import georeference, write_tiff
 
 OPACITY = 0.6  # of the colours over a picture
 SWATCH, LINE, GAP = 14, 20, 6  # pixels of a legend

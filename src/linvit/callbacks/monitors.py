@@ -13,8 +13,8 @@ from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 from torchvision.utils import make_grid
 
-from linvit import machine
 from linvit.callbacks.common import rgb, writers
+from linvit.io import machine
 
 GIB = 2**30
 

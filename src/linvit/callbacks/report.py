@@ -15,8 +15,8 @@ from PIL import Image
 from torchmetrics.classification import MulticlassConfusionMatrix
 
 from linvit.callbacks.common import add_picture, class_names, gather
-from linvit.files import make_folder, rewriting
-from linvit.plain_text import write_csv
+from linvit.io.files import make_folder, rewriting
+from linvit.io.plain_text import write_csv
 
 MOST = 50  # classes in a picture
 WITH_TEXT = 20  # classes up to which the fractions are written

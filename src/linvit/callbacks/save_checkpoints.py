@@ -18,7 +18,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from linvit.errors import UserError, check_choice
-from linvit.files import (
+from linvit.io.files import (
     BEST,
     BEST_AVERAGE,
     CHECKPOINTS,

@@ -8,7 +8,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import distributed
 
 from linvit.callbacks.save_checkpoints import SaveCheckpoints
-from linvit.signals import STOP, Stopped
+from linvit.io.signals import STOP, Stopped
 
 
 class StopOnSignal(Callback):

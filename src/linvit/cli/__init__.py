@@ -6,11 +6,11 @@ import sys
 from importlib.metadata import metadata, version
 
 from linvit.cli.training import VERBS, names_a_network
-from linvit.entries import Entry, announced
 from linvit.errors import UserError, find_user_error
-from linvit.plain_text import PrintableStream
-from linvit.removed import check_removed
-from linvit.terminal import table
+from linvit.io.plain_text import PrintableStream
+from linvit.io.terminal import table
+from linvit.registry.entries import Entry, announced
+from linvit.registry.removed import check_removed
 
 OWN = {
     **{verb: f"linvit.cli.training:{verb}" for verb in VERBS},

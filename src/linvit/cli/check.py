@@ -5,8 +5,8 @@ from collections.abc import Callable
 from linvit.cli.import_check import TIMEOUT, check_import
 from linvit.cli.spec import read_spec, read_value
 from linvit.errors import UserError, check_number
+from linvit.io.terminal import argument_parser, reflow, table
 from linvit.registry import Registry, attentions, backbones
-from linvit.terminal import argument_parser, reflow, table
 from linvit.testing import check_attention, check_backbone
 from linvit.testing.report import Report
 

@@ -23,9 +23,9 @@ from linvit.data.sources.splits import folder_of_images
 from linvit.data.sources.tiles import SETS, cut, find_areas, isprs_areas, read_classes, read_mask
 from linvit.data.transforms.decode import Bands
 from linvit.errors import UserError, check_number
-from linvit.files import new_folder
+from linvit.io.files import new_folder
+from linvit.io.terminal import RAW
 from linvit.runs.parser import Parser, options_of, readable
-from linvit.terminal import RAW
 
 EPILOG = """examples:
   linvit data check path/to/imagenet    an image folder: train/CLASS/*.jpg,

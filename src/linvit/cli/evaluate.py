@@ -16,15 +16,15 @@ from linvit.evaluation.model import TIMM, EvaluatedModel, read_model
 from linvit.evaluation.report import corruption_tables, table_of, top1_by_set, write
 from linvit.evaluation.scores import Evaluator
 from linvit.evaluation.sets import ImageSet, read_set, real_labels
-from linvit.files import CHECKPOINTS
-from linvit.plain_text import shown
+from linvit.io.files import CHECKPOINTS
+from linvit.io.plain_text import shown
+from linvit.io.terminal import argument_parser, reflow, table
 from linvit.runs import result
 from linvit.runs.checkpoint import Checkpoint
 from linvit.runs.folder import RESULT, RunFolder, check_finished, check_writable, run_of_checkpoint
 from linvit.runs.options import read_config
 from linvit.runs.run import Run
 from linvit.runs.trainer import usable_accelerator
-from linvit.terminal import argument_parser, reflow, table
 
 EPILOG = """sets:
   clean=FOLDER    the images that others are compared with; of a run its own

@@ -9,14 +9,14 @@ import torch
 
 from linvit.errors import UserError
 from linvit.experiments.measure import interleaved
-from linvit.files import check_new_file
 from linvit.finite import worst
 from linvit.inference.description import build_task, read_trained
 from linvit.inference.export import SUFFIXES, TOLERANCE, Export, RunFile
 from linvit.inference.onnx import OPSET, require
-from linvit.machine import has_compiler
+from linvit.io.files import check_new_file
+from linvit.io.machine import has_compiler
+from linvit.io.terminal import argument_parser, reflow, table
 from linvit.runs.folder import check_finished
-from linvit.terminal import argument_parser, reflow, table
 
 EPILOG = """examples:
   linvit export RUN model.onnx                the best weights of a run

@@ -13,10 +13,10 @@ from safetensors.torch import save
 
 from linvit.cli.spec import read_spec
 from linvit.errors import UserError
-from linvit.files import check_new_file, replacing
-from linvit.reading import read_regular
+from linvit.io.files import check_new_file, replacing
+from linvit.io.reading import read_regular
+from linvit.io.terminal import argument_parser
 from linvit.registry import backbones, heads
-from linvit.terminal import argument_parser
 from linvit.weights.load import load_weights, parts
 from linvit.weights.read import WRITTEN_BY, read
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from linvit.cli.options import RESUME_AND_CHECKPOINT
 from linvit.cli.spec import read_value, timm_images
 from linvit.errors import UserError
-from linvit.files import LAST, rewriting
-from linvit.signals import STOP
-from linvit.terminal import argument_parser
+from linvit.io.files import LAST, rewriting
+from linvit.io.signals import STOP
+from linvit.io.terminal import argument_parser
 
 if TYPE_CHECKING:
     from linvit.runs.parser import Config

@@ -11,16 +11,15 @@ from typing import Any
 
 import yaml
 
-from linvit import yaml_text
-from linvit.entries import Entry
 from linvit.errors import UserError, check_choice
-from linvit.files import check_new_file, write_text
-from linvit.model_info import CONFIGS, model_info
+from linvit.io.files import check_new_file, write_text
+from linvit.io.terminal import argument_parser, reflow, table
 from linvit.registry import attentions, backbones, heads
-from linvit.runs import configs
+from linvit.registry.entries import Entry
+from linvit.registry.model_info import CONFIGS, model_info
+from linvit.registry.signatures import descriptions, parameters_of
+from linvit.runs import configs, yaml_text
 from linvit.runs.configs import chain, config_file, heading, names, shipped
-from linvit.signatures import descriptions, parameters_of
-from linvit.terminal import argument_parser, reflow, table
 
 REGISTRIES = {"attentions": attentions, "backbones": backbones, "heads": heads}
 LONGEST = 33  # characters of what is expected: beside it stand names, in 80 columns

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from linvit import yaml_text
 from linvit.errors import UserError
+from linvit.runs import yaml_text
 from linvit.runs.configs import expand
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from pathlib import Path
 from linvit.errors import UserError
 from linvit.inference.description import run_in
 from linvit.inference.hub import check_licence, push, write_folder
-from linvit.terminal import argument_parser
+from linvit.io.terminal import argument_parser
 
 EPILOG = """examples:
   linvit push checkpoints/quickstart/version_0 me/digits --license=apache-2.0

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from linvit import yaml_text
 from linvit.errors import UserError
 from linvit.registry import Registry, Spec
+from linvit.runs import yaml_text
 
 HINT = "Write it like '{option: value}', in quotes"
 

@@ -35,8 +35,8 @@ from linvit.data.sources.splits import has_labels, local_folder, table_features
 from linvit.data.transforms.detection import DetectionAugmentation, EvalTransform, TrainTransform
 from linvit.data.transforms.segmentation import check_resize_limits
 from linvit.errors import UserError, quote_first
-from linvit.files import rewriting
-from linvit.plain_text import write_csv
+from linvit.io.files import rewriting
+from linvit.io.plain_text import write_csv
 
 TABLE = 100  # classes of which the log has the table
 WARN_LEFT_OUT = 0.05  # fraction of the training objects that are left out, from which on a run warns of it

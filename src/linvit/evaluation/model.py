@@ -17,7 +17,7 @@ from linvit.inference.description import ModelDescription, build_task, read_trai
 from linvit.inference.export import DESCRIPTION, SUFFIXES, run_onnx
 from linvit.inference.onnx import require
 from linvit.inference.preprocessing import Preprocessing
-from linvit.reading import check_regular, read_regular
+from linvit.io.reading import check_regular, read_regular
 from linvit.tasks import ClassificationTask
 
 TIMM = "timm:"

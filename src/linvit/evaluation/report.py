@@ -15,8 +15,8 @@ from linvit.evaluation.sets import ImageSet
 from linvit.experiments.compare.statistics import wilson
 from linvit.experiments.page import Page
 from linvit.experiments.plots import Axis, Series, line_plot
-from linvit.files import write_text
-from linvit.plain_text import markdown_code, markdown_table, markdown_text
+from linvit.io.files import write_text
+from linvit.io.plain_text import markdown_code, markdown_table, markdown_text
 from linvit.runs.conditions import conditions
 
 Table = list[tuple[str, ...]]

@@ -16,7 +16,7 @@ from linvit.data.sources.images import Images, Sample, Transform
 from linvit.data.sources.labels import places_of
 from linvit.data.sources.read import BadImages
 from linvit.errors import UserError
-from linvit.reading import read_text
+from linvit.io.reading import read_text
 
 BORDER = {"objectnet": 2}  # pixels that are cut off on each side: the images have a red frame
 Kind = tuple[str, int] | None  # a corruption and its severity

@@ -24,8 +24,8 @@ from linvit.data.base import ImageData
 from linvit.data.sources.images import collate
 from linvit.experiments.page import Page
 from linvit.experiments.plots import heat_map, svg
-from linvit.files import write_text
-from linvit.plain_text import printable
+from linvit.io.files import write_text
+from linvit.io.plain_text import printable
 from linvit.tasks.base import Description
 
 EXPLAINED = {

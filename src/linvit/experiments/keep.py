@@ -20,9 +20,9 @@ from linvit.callbacks.report import write_table
 from linvit.errors import UserError
 from linvit.experiments.page import Page
 from linvit.experiments.plots import Axis, Series, line_plot
+from linvit.io.plain_text import read_csv, shown
 from linvit.linearization.distillation import first_tensor, last_features
 from linvit.linearization.student import Conversions, greedy_order
-from linvit.plain_text import read_csv, shown
 from linvit.registry import Spec
 from linvit.runs.folder import run_name
 from linvit.runs.resolve import root_of

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from PIL import Image
 
-from linvit.files import write_text
-from linvit.plain_text import printable
-from linvit.reading import read_regular
+from linvit.io.files import write_text
+from linvit.io.plain_text import printable
+from linvit.io.reading import read_regular
 
 Picture = Path | Image.Image | str
 """The path of a PNG or SVG file, a PIL image, or the text of an SVG."""

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogFormatter, NullLocator
 
-from linvit.plain_text import printable
+from linvit.io.plain_text import printable
 
 Point = tuple[float, float]
 COLOURS = ("#0a7cc0", "#d55e00", "#009e73", "#cc4c8f", "#b8860b", "#1ba3c6", "#8e63c4", "#a0703c", "#7d7d7d")

@@ -12,7 +12,7 @@ from linvit.errors import UserError
 from linvit.heads.base import Head
 from linvit.heads.neck import REDUCTIONS, SimpleFeaturePyramid, check_reduction
 from linvit.registry import Spec, backbones, heads
-from linvit.signatures import parameters_of, takes
+from linvit.registry.signatures import parameters_of, takes
 
 
 def create_head(

@@ -13,11 +13,11 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from linvit import tasks
-from linvit.entries import restrict_imports_to
 from linvit.errors import UserError, quote_first
-from linvit.files import CHECKPOINTS, replacing
 from linvit.finite import not_finite
-from linvit.reading import check_regular
+from linvit.io.files import CHECKPOINTS, replacing
+from linvit.io.reading import check_regular
+from linvit.registry.entries import restrict_imports_to
 from linvit.runs.checkpoint import check_same_model, checkpoint_in, read_checkpoint
 from linvit.runs.folder import RunFolder, best_checkpoints, newest
 from linvit.runs.saved_config import known_class

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from linvit.errors import UserError
-from linvit.files import replacing
 from linvit.finite import relative_error, worst
 from linvit.heads.detection.base import Detections
 from linvit.heads.detection.detector import Detector
@@ -22,6 +21,7 @@ from linvit.heads.detection.masks import paste_masks
 from linvit.image_size import image_size
 from linvit.inference.description import ModelDescription
 from linvit.inference.onnx import in_onnxruntime, to_onnx
+from linvit.io.files import replacing
 
 Dtype = Literal["float32", "float16"]
 TOLERANCE = {"float32": 1e-5, "float16": 2e-2}

@@ -15,9 +15,9 @@ from timm.models import get_model_args, get_model_input_config
 from torch import nn
 
 from linvit.errors import UserError
-from linvit.files import new_folder, write_text
 from linvit.inference.description import ModelDescription, build_task, read_trained, write_trained
-from linvit.plain_text import markdown_code, markdown_text
+from linvit.io.files import new_folder, write_text
+from linvit.io.plain_text import markdown_code, markdown_text
 from linvit.registry import Registry, attentions, backbones, heads
 from linvit.runs.folder import EVALUATED, RunFolder, mapping
 from linvit.weights.read import HUB, HUB_FILES, REPOSITORY

@@ -21,8 +21,8 @@ from linvit.data.sources.read import BadImageError
 from linvit.errors import UserError, check_choice, check_number
 from linvit.inference.description import ModelDescription, Weights, build_task, read_trained, write_trained
 from linvit.inference.preprocessing import EvaluationTransform, ImageLike, Preprocessing
-from linvit.machine import cpus
-from linvit.signatures import parameters_of
+from linvit.io.machine import cpus
+from linvit.registry.signatures import parameters_of
 from linvit.tasks.base import Task
 from linvit.tasks.results import Result
 

@@ -12,15 +12,16 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
-from linvit import yaml_text
 from linvit.callbacks.exact_resume import WITHIN_STEP
 from linvit.callbacks.save_checkpoints import SaveCheckpoints
 from linvit.data.base import ImageData
-from linvit.entries import restrict_imports_to
 from linvit.errors import UserError, quote_first
-from linvit.files import CHECKPOINTS, LAST
 from linvit.finite import not_finite
-from linvit.plain_text import in_shell, shown
+from linvit.io.files import CHECKPOINTS, LAST
+from linvit.io.plain_text import in_shell, shown
+from linvit.registry.entries import restrict_imports_to
+from linvit.registry.signatures import equal_options
+from linvit.runs import yaml_text
 from linvit.runs.folder import (
     CONFIG,
     RunFolder,
@@ -32,7 +33,6 @@ from linvit.runs.folder import (
     versions,
 )
 from linvit.runs.parser import Config
-from linvit.signatures import equal_options
 from linvit.tasks.base import SET_BY_DATA, SET_BY_RUN
 from linvit.tasks.pretrained import skip_pretrained
 from linvit.tasks.safe_loading import DESCRIPTION, check_content, epochs_done, stopped_early, within_validation

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from linvit import machine
+from linvit.io import machine
 
 GIB = 2**30
 PROCESSORS = Path("/proc/cpuinfo")

@@ -8,12 +8,12 @@ from typing import Any
 
 import yaml
 
-from linvit import yaml_text
 from linvit.errors import UserError, did_you_mean
-from linvit.model_info import ADE20K, COCO, CONFIGS, mapping, table
-from linvit.plain_text import as_argument
-from linvit.removed import CONFIGS as REMOVED
-from linvit.removed import without_removed
+from linvit.io.plain_text import as_argument
+from linvit.registry.model_info import ADE20K, COCO, CONFIGS, mapping, table
+from linvit.registry.removed import CONFIGS as REMOVED
+from linvit.registry.removed import without_removed
+from linvit.runs import yaml_text
 
 DEVICES = 8  # of the published runs of recipes
 EPOCHS: dict[str, dict[str, Any]] = {"3x": {"trainer.max_epochs": 36, "model.decay_epochs": [27, 33]}}

@@ -26,10 +26,10 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from linvit.callbacks.save_checkpoints import SaveCheckpoints
 from linvit.errors import UserError, find_user_error
-from linvit.files import LAST
-from linvit.plain_text import in_shell, shown
+from linvit.io.files import LAST
+from linvit.io.plain_text import in_shell, shown
+from linvit.io.signals import STOP, Stopped, name
 from linvit.runs.folder import how_to_resume, run_config
-from linvit.signals import STOP, Stopped, name
 from linvit.tasks.published import PublishedScores
 
 LAUNCHER = "LINVIT_LAUNCHER"  # variable with the process that has started the others on this machine

@@ -11,12 +11,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from linvit import yaml_text
 from linvit.errors import UserError
-from linvit.files import BEST, BEST_AVERAGE, CHECKPOINTS, LAST, resume_command
-from linvit.model_info import CONFIGS
-from linvit.plain_text import read_csv
-from linvit.reading import read_text
+from linvit.io.files import BEST, BEST_AVERAGE, CHECKPOINTS, LAST, resume_command
+from linvit.io.plain_text import read_csv
+from linvit.io.reading import read_text
+from linvit.registry.model_info import CONFIGS
+from linvit.runs import yaml_text
 from linvit.runs.configs import find as find_config
 
 CONFIG, CURVES, HPARAMS = "config.yaml", "metrics.csv", "hparams.yaml"

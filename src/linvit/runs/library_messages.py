@@ -4,7 +4,7 @@ import logging
 import threading
 import warnings
 
-from linvit.plain_text import printable
+from linvit.io.plain_text import printable
 
 
 def _stride_of_length_1(axes: int) -> str:

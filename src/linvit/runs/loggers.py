@@ -14,7 +14,7 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 from torch.utils.tensorboard import SummaryWriter
 
-from linvit.files import rewriting, sync
+from linvit.io.files import rewriting, sync
 from linvit.runs.folder import VERSION, claim_version, next_version, read_curves
 from linvit.runs.trainer import as_list
 

@@ -18,17 +18,17 @@ from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 
-from linvit import yaml_text
 from linvit.callbacks.non_finite import NonFiniteGuard
 from linvit.callbacks.save_checkpoints import SaveCheckpoints
 from linvit.data.base import ImageData
 from linvit.errors import UserError, check_number, did_you_mean
-from linvit.removed import answer
-from linvit.signals import STOP
+from linvit.io.signals import STOP
+from linvit.io.terminal import reflow
+from linvit.registry.removed import answer
+from linvit.runs import yaml_text
 from linvit.tasks import Task
 from linvit.tasks.base import SET_BY_DATA
 from linvit.tasks.safe_loading import not_plain
-from linvit.terminal import reflow
 
 NONE = re.compile(r"^(--[\w.]+)=None$")
 USAGE = "linvit VERB [--option=value ...]"  # a list of all options would be wider than the terminal

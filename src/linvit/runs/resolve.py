@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from linvit.errors import UserError
-from linvit.files import CHECKPOINTS, LAST
+from linvit.io.files import CHECKPOINTS, LAST
 from linvit.runs.checkpoint import Checkpoint, Found, checkpoint_in, find
 from linvit.runs.folder import RunFolder, best_checkpoints, newest
 from linvit.runs.parser import Config

@@ -14,9 +14,9 @@ from linvit.callbacks.save_checkpoints import EPOCHS
 from linvit.data.base import ImageData
 from linvit.data.sources.splits import HUB
 from linvit.errors import UserError
-from linvit.files import write_text
 from linvit.image_size import image_size
-from linvit.reading import read_regular, read_text
+from linvit.io.files import write_text
+from linvit.io.reading import read_regular, read_text
 from linvit.runs.folder import EVALUATED, RESULT, RunFolder, finite_or_none
 
 SCHEMA = 1

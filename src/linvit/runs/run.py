@@ -23,9 +23,11 @@ from linvit.callbacks.non_finite import NonFiniteGuard
 from linvit.callbacks.save_checkpoints import SaveCheckpoints
 from linvit.data.base import ImageData
 from linvit.errors import UserError, check_number
-from linvit.files import resume_command
 from linvit.image_size import image_size
-from linvit.plain_text import in_shell, shown
+from linvit.io.files import resume_command
+from linvit.io.plain_text import in_shell, shown
+from linvit.io.signals import STOP
+from linvit.registry.signatures import parameters_of
 from linvit.runs import result
 from linvit.runs.checkpoint import Checkpoint, Found, SameCheckpoint, read_checkpoint
 from linvit.runs.conditions import conditions
@@ -58,8 +60,6 @@ from linvit.runs.trainer import (
     launcher_hint,
     usable_accelerator,
 )
-from linvit.signals import STOP
-from linvit.signatures import parameters_of
 from linvit.tasks.base import SET_BY_DATA, Task
 from linvit.tasks.pretrained import skip_pretrained
 

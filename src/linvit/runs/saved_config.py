@@ -9,12 +9,13 @@ from typing import Any, TypeVar
 from lightning.pytorch import Callback
 from lightning.pytorch.utilities import rank_zero_warn
 
-from linvit import callbacks, data, tasks, yaml_text
+from linvit import callbacks, data, tasks
 from linvit.data.base import ImageData
-from linvit.entries import texts
 from linvit.errors import UserError
 from linvit.registry import attention_kernels, attentions, backbones, heads
-from linvit.removed import without_removed
+from linvit.registry.entries import texts
+from linvit.registry.removed import without_removed
+from linvit.runs import yaml_text
 from linvit.runs.parser import options_of, subclasses
 from linvit.tasks import Task
 from linvit.tasks.safe_loading import not_plain

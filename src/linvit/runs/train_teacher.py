@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 from linvit.errors import UserError
-from linvit.files import lock
+from linvit.io.files import lock
+from linvit.io.signals import END_WITH_STDIN
 from linvit.runs.folder import newest
-from linvit.signals import END_WITH_STDIN
 from linvit.tasks.teacher import Teacher
 
 

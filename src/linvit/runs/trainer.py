@@ -16,7 +16,6 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from timm.layers import convert_sync_batchnorm
 from torch import nn
 
-from linvit import yaml_text
 from linvit.callbacks.attention.measurement import AttentionRank
 from linvit.callbacks.monitors import (
     BadImageCount,
@@ -30,7 +29,8 @@ from linvit.callbacks.monitors import (
 from linvit.callbacks.save_checkpoints import SaveCheckpoints
 from linvit.callbacks.stop_on_signal import StopOnSignal
 from linvit.errors import UserError
-from linvit.files import replacing
+from linvit.io.files import replacing
+from linvit.runs import yaml_text
 from linvit.runs.folder import RESULT, run_config, run_configs
 from linvit.tasks.base import Task
 

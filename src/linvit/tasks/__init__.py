@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from linvit.source import deferred
+from linvit.registry.source import deferred
 from linvit.tasks.base import Task as Task
 
 if TYPE_CHECKING:

@@ -22,8 +22,7 @@ from linvit.callbacks.monitors import ImageGrid, is_logged, on_bar
 from linvit.callbacks.predictions import PredictionWriter
 from linvit.errors import UserError, quote_first
 from linvit.image_size import image_size
-from linvit.optim import adamw, look_ahead, parameter_groups
-from linvit.signatures import check_choices
+from linvit.registry.signatures import check_choices
 from linvit.tasks.execution import (
     AttentionMemory,
     add_up_over_ranks,
@@ -35,6 +34,7 @@ from linvit.tasks.execution import (
 )
 from linvit.tasks.model_ema import ModelEma, check_ema_support
 from linvit.tasks.optimisation import Optimisation, batch_size_warning, run_schedule, total_batch_size
+from linvit.tasks.parameter_groups import adamw, look_ahead, parameter_groups
 from linvit.tasks.pretrained import checkpoint_follows, load_initial_weights, without_download
 from linvit.tasks.published import PublishedScores
 from linvit.tasks.results import Result

@@ -18,8 +18,8 @@ from torchmetrics.classification import MulticlassAccuracy
 from linvit.callbacks.common import class_names
 from linvit.callbacks.report import ClassReport, write_table
 from linvit.errors import UserError, check_number
-from linvit.files import write_text
-from linvit.plain_text import printable
+from linvit.io.files import write_text
+from linvit.io.plain_text import printable
 from linvit.tasks.base import Description, Task
 from linvit.tasks.published import PublishedScores, published_top1
 from linvit.tasks.results import Result

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torchmetrics import MeanMetric, Metric
 
 from linvit.errors import UserError
-from linvit.files import rewriting
+from linvit.io.files import rewriting
 from linvit.tasks.base import Task
 from linvit.tasks.results import Result
 from linvit.tasks.teacher import teacher_network

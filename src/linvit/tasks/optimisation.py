@@ -12,8 +12,8 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch.utils.data import DataLoader
 
 from linvit.errors import UserError, check_number
-from linvit.schedules import CosineCycles, Schedule, WarmupCosine, WarmupPoly, WarmupSteps
-from linvit.signatures import check_choices
+from linvit.registry.signatures import check_choices
+from linvit.tasks.schedules import CosineCycles, Schedule, WarmupCosine, WarmupPoly, WarmupSteps
 
 
 @dataclass(frozen=True)

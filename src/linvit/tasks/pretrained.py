@@ -9,7 +9,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
 
 from linvit.errors import UserError, check_choice
-from linvit.signatures import parameters_of
+from linvit.registry.signatures import parameters_of
 
 _skipped = ContextVar("skip_pretrained", default=False)
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from linvit.image_size import image_size
-from linvit.model_info import dense_info, model_info
 from linvit.registry import backbones, heads
-from linvit.signatures import equal_options, parameters_of
+from linvit.registry.model_info import dense_info, model_info
+from linvit.registry.signatures import equal_options, parameters_of
 
 
 @dataclass(frozen=True)

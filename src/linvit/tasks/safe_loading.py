@@ -20,10 +20,10 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from linvit.entries import restrict_imports_to
 from linvit.errors import UserError, check_choice, quote_first
 from linvit.finite import not_finite
-from linvit.removed import without_removed
+from linvit.registry.entries import restrict_imports_to
+from linvit.registry.removed import without_removed
 from linvit.tasks.optimisation import total_batch_size
 from linvit.tasks.pretrained import skip_pretrained
 from linvit.weights import torch_file

@@ -12,10 +12,10 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
 from linvit.errors import UserError, check_choice, check_number, quote_first
-from linvit.files import resume_command
+from linvit.io.files import resume_command
 from linvit.linearization.distillation import Distillation, Matching, kind_of
 from linvit.linearization.student import linearize
-from linvit.signatures import check_choices
+from linvit.registry.signatures import check_choices
 from linvit.tasks.execution import freeze_parameters
 from linvit.tasks.pretrained import checkpoint_follows
 from linvit.tasks.safe_loading import opened

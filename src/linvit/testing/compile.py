@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from linvit.errors import UserError
 from linvit.inference.onnx import in_onnxruntime, require, to_onnx
-from linvit.machine import has_compiler
+from linvit.io.machine import has_compiler
 from linvit.testing.backbone.images import BackboneSubject, images
 from linvit.testing.numbers import EXACT, gradients_of, relative_error, trainable, worst
 from linvit.testing.report import at, judged, message, not_supported

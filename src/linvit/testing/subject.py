@@ -11,7 +11,7 @@ from torch import Tensor
 
 from linvit.attention.base import Grid
 from linvit.registry import Registry
-from linvit.signatures import parameters_of, takes
+from linvit.registry.signatures import parameters_of, takes
 from linvit.testing.numbers import disturb
 
 Size = tuple[int, int]

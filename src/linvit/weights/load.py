@@ -13,9 +13,9 @@ from linvit.attention.base import Attention
 from linvit.backbones.initialise import classifiers
 from linvit.errors import UserError, quote_first
 from linvit.finite import not_finite
+from linvit.io.plain_text import printable
 from linvit.layers.hosting import ConvStem, OutputGate
 from linvit.layers.resize_tables import resize_tables
-from linvit.plain_text import printable
 from linvit.weights.fit import fit_projections, widen_outputs
 from linvit.weights.layouts.backbones import LAYOUTS
 from linvit.weights.layouts.layout import OWN

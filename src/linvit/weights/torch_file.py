@@ -18,7 +18,7 @@ import torch
 from torch.serialization import safe_globals
 
 from linvit.errors import UserError
-from linvit.reading import check_regular
+from linvit.io.reading import check_regular
 
 MAX_STAND_INS = 200  # every one costs another pass over the pickle
 UNKNOWN = re.compile(r"GLOBAL (\S+) was not an allowed global")

@@ -9,7 +9,7 @@ import torch
 import linvit
 import linvit.backbones
 from linvit import UserError
-from linvit.model_info import model_info
+from linvit.registry.model_info import model_info
 from tests.families import families, small
 from tests.helpers import randn
 from tests.plugin.distributions import forked, write_distribution

@@ -3,8 +3,8 @@
 import numpy as np
 from PIL import Image
 
-from linvit import coco_masks
 from linvit.callbacks.dense import curves_picture, draw
+from linvit.io import coco_masks
 from linvit.tasks.detection.evaluation import Objects
 
 COLOURS = np.array([[200, 0, 0], [0, 0, 200]], dtype=np.uint8)

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 import linvit
-from linvit import machine
 from linvit.cli import bench, main
 from linvit.cli.bench import costs as verbs
 from linvit.experiments.bench import costs
 from linvit.experiments.measure import interleaved
+from linvit.io import machine
 
 QUICK = ["--grids=4,4x8,8", "--budget=0.05", "--dim=8", "--heads=2"]
 

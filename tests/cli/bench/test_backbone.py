@@ -7,7 +7,7 @@ import pytest
 import linvit
 from linvit.cli import bench
 from linvit.experiments.bench import builders
-from linvit.model_info import model_info
+from linvit.registry.model_info import model_info
 
 QUICK = ["--img_sizes=32,32x48", "--budget=0.05"]
 

@@ -10,7 +10,7 @@ from linvit.cli.data import main
 from linvit.data import ClassificationData
 from linvit.data.sources.metadata import find_table
 from linvit.data.sources.splits import load_splits
-from linvit.reading import MOST
+from linvit.io.reading import MOST
 from tests.data.images import picture, save
 
 

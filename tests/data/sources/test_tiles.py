@@ -9,7 +9,7 @@ from PIL import Image
 from linvit.callbacks import PredictionWriter
 from linvit.cli.data import main
 from linvit.errors import UserError
-from linvit.rasters import georeference
+from linvit.io.rasters import georeference
 from linvit.tasks import SegmentationTask
 from tests.data import png
 from tests.data.test_bands import FOUR, segmentation

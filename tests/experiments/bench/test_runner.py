@@ -9,12 +9,12 @@ import torch
 
 import linvit
 from linvit.attention.kernels import choice
-from linvit.entries import Entry
 from linvit.experiments.bench import builders
 from linvit.experiments.bench.costs import Cost
 from linvit.experiments.bench.runner import Runner, Settings
 from linvit.experiments.measure import Timing
 from linvit.registry import attention_kernels
+from linvit.registry.entries import Entry
 from tests.attention import kernel_cases as formulas
 
 

@@ -17,8 +17,8 @@ from linvit.experiments.compare.engines import run_here, run_on_ray, run_on_slur
 from linvit.experiments.compare.experiment import Experiment, SweepRun
 from linvit.experiments.compare.grid import Sweep
 from linvit.experiments.compare.process import ProcessJob
+from linvit.io.signals import STOP
 from linvit.runs.folder import TUNING, read_yaml
-from linvit.signals import STOP
 from tests.experiments.compare.runs import write_run
 
 CONFIG = {"trainer": {"max_epochs": 2}, "model": {"class_path": "Task", "init_args": {"attention": "softmax"}}}
@@ -124,7 +124,7 @@ def _signal_when(path):
 
 LEFT = """
 import pathlib, sys, time
-from linvit.files import lock
+from linvit.io.files import lock
 folder = pathlib.Path(sys.argv[1])
 lock(folder / "checkpoints")
 (folder / "begun").touch()
@@ -151,7 +151,7 @@ def test_a_run_that_a_killed_command_has_left_saves_before_it_is_started_again(e
 SAVES = """
 import pathlib, sys, time
 from linvit.runs.folder import TUNING
-from linvit.signals import STOP
+from linvit.io.signals import STOP
 with STOP.caught():
     STOP.deferred = True
     pathlib.Path(sys.argv[1], "begun").touch()
@@ -231,7 +231,7 @@ def test_a_run_that_ended_well_without_its_last_evaluation_is_run_again(experime
 
 def test_devices_and_threads_are_shared_out(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr("linvit.machine.cpus", lambda: 8.5)  # as a container may grant
+    monkeypatch.setattr("linvit.io.machine.cpus", lambda: 8.5)  # as a container may grant
     assert [slot["OMP_NUM_THREADS"] for slot in slots(3, [], 1)] == ["2", "2", "2"]
     assert [slot["CUDA_VISIBLE_DEVICES"] for slot in slots(3, ["0", "1"], 1)] == ["0", "1", "0"]
     assert [slot["CUDA_VISIBLE_DEVICES"] for slot in slots(2, ["4", "5", "6", "7"], 2)] == ["4,5", "6,7"]

@@ -11,9 +11,9 @@ import linvit
 from linvit import Attention, UserError
 from linvit.heads.create import heads_of
 from linvit.heads.segmentation.segmentor import Segmentor
-from linvit.optim import parameter_groups
 from linvit.registry import attentions
 from linvit.tasks.execution import enable_grad_checkpointing
+from linvit.tasks.parameter_groups import parameter_groups
 from tests.families import families, narrow, small
 from tests.helpers import perturb, randn
 

@@ -22,7 +22,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from linvit.callbacks.save_checkpoints import AtomicCheckpointIO
 from linvit.errors import UserError
-from linvit.files import TEMPORARY
+from linvit.io.files import TEMPORARY
 from linvit.runs.checkpoint import whole_checkpoints
 from linvit.weights import torch_file
 from tests.cli.forked import Ranks

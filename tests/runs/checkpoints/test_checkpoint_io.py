@@ -9,8 +9,8 @@ import pytest
 import torch
 from lightning.pytorch import Trainer
 
-from linvit import files
 from linvit.callbacks.save_checkpoints import AtomicCheckpointIO
+from linvit.io import files
 from tests.training import fit, tiny_task
 
 PLUGIN = AtomicCheckpointIO()

@@ -7,7 +7,7 @@ from lightning.pytorch import LightningDataModule
 from torch import nn
 from torch.utils.data import DataLoader
 
-from linvit import coco_masks
+from linvit.io import coco_masks
 from linvit.tasks import DetectionTask
 
 SIZE = (40, 56)  # of the originals: twice the images

@@ -9,8 +9,8 @@ from timm.models import PretrainedCfg
 from torch import nn
 
 from linvit.image_size import image_size
-from linvit.model_info import model_info
 from linvit.registry import Spec
+from linvit.registry.model_info import model_info
 
 REPLACED = "linvit_replaced_attention"
 """The name in timm's registry of any of its models whose attention `linvit.replace_attention` has replaced."""

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from linvit.backbones.timm.attention import unwrapped
 from linvit.backbones.timm.record import REPLACED, layout, name_in_timm, preparation
-from linvit.entries import restrict_imports_to
 from linvit.errors import UserError
 from linvit.layers.resize_tables import resize_tables
 from linvit.registry import backbones
-from linvit.signatures import takes
+from linvit.registry.entries import restrict_imports_to
+from linvit.registry.signatures import takes
 
 default_cfgs = generate_default_cfgs(
     {**{name_in_timm(name): preparation(name) for name in backbones.names()}, REPLACED: {}}

@@ -19,7 +19,7 @@ from linvit.callbacks.attention.measurement import Measurement
 from linvit.callbacks.common import LIGHT, Paper, add_picture, pixels, rgb
 from linvit.callbacks.report import write_picture
 from linvit.errors import UserError, check_number
-from linvit.files import make_folder
+from linvit.io.files import make_folder
 
 FOLDER = "attention_maps"
 

@@ -22,10 +22,10 @@ from linvit.experiments.bench.costs import costs_over_sizes
 from linvit.experiments.bench.report import CostReport
 from linvit.experiments.bench.runner import Build, Mode, Settings
 from linvit.experiments.measure import BUSY, processor_share
-from linvit.machine import keep_memory
+from linvit.io.machine import keep_memory
+from linvit.io.terminal import argument_parser, reflow, table
 from linvit.registry import attentions, backbones
 from linvit.runs.conditions import conditions, cpu_load
-from linvit.terminal import argument_parser, reflow, table
 
 BUSY_MACHINE = (
     "other processes use the processor: this one got {:.0%} of the time that it needs. {}; growth exponents of times "

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from linvit import yaml_text
 from linvit.errors import UserError, check_choice, check_number
 from linvit.experiments.compare.grid import UNSAFE, Sweep, expand_names, split, without_convolution
-from linvit.model_info import CONFIGS
-from linvit.removed import without_removed
+from linvit.io.terminal import argument_parser
+from linvit.registry.model_info import CONFIGS
+from linvit.registry.removed import without_removed
+from linvit.runs import yaml_text
 from linvit.runs.configs import config_file, find, text
-from linvit.terminal import argument_parser
 
 EPILOG = """the grid:
   Any option of linvit fit can be given. One with several values varies: values

@@ -26,7 +26,10 @@ from linvit.experiments.compare.results import (
     with_published,
     with_teachers,
 )
-from linvit.plain_text import in_shell, shown
+from linvit.io.plain_text import in_shell, shown
+from linvit.io.signals import STOP
+from linvit.io.signals import name as signal_name
+from linvit.io.terminal import reflow, table
 from linvit.runs import result
 from linvit.runs.folder import TUNING, check_writable, find
 from linvit.runs.options import read_config, replace_options, stage_config
@@ -34,11 +37,8 @@ from linvit.runs.parser import Config, build_task
 from linvit.runs.resolve import root_of
 from linvit.runs.run import Run
 from linvit.runs.train_teacher import train_teacher
-from linvit.signals import STOP
-from linvit.signals import name as signal_name
 from linvit.tasks import Teacher
 from linvit.tasks.pretrained import skip_pretrained
-from linvit.terminal import reflow, table
 
 GPU = ("auto", "gpu", "cuda")
 BUDGET = 2.0  # seconds of timing for each variant

@@ -4,7 +4,7 @@ import os
 import re
 
 from linvit.cli.training.help import HELP, default_rows, short_help
-from linvit.signals import STOP
+from linvit.io.signals import STOP
 
 VERBS = ("fit", "validate", "test", "predict")
 TASK = re.compile(r"(\w+\.)*[A-Z]\w*[a-z]\w*")  # the class of one, as a value of --model

@@ -8,7 +8,7 @@ from lightning.pytorch import Trainer
 
 from linvit.cli.options import read_options
 from linvit.cli.training.help import HELP, TRAINER, Row, short_help
-from linvit.machine import keep_memory
+from linvit.io.machine import keep_memory
 from linvit.runs.library_messages import hide_library_messages
 from linvit.runs.parser import options_of
 from linvit.runs.run import Run

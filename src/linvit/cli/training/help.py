@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from linvit.terminal import entry, reflow
+from linvit.io.terminal import entry, reflow
 
 HELP = ("-h", "--help")
 OPTIONS = Path(__file__).with_name("options.tsv")

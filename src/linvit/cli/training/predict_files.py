@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from linvit import yaml_text
 from linvit.cli.spec import usable_device
 from linvit.data.sources.folder import EXTENSIONS, files_below
 from linvit.errors import UserError, quote_first
 from linvit.inference.model import load
-from linvit.plain_text import shown
+from linvit.io.plain_text import shown
+from linvit.io.terminal import argument_parser
+from linvit.registry.signatures import parameters_of
+from linvit.runs import yaml_text
 from linvit.runs.folder import check_writable
-from linvit.signatures import parameters_of
-from linvit.terminal import argument_parser
 
 EPILOG = """examples:
   linvit predict --model RUN photos --output out

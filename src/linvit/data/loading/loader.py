@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from linvit.data.loading.sampler import EpochProgress, TrainOrder
 from linvit.errors import find_user_error
-from linvit.machine import let_open
-from linvit.signals import ignore_stop_signals
+from linvit.io.machine import let_open
+from linvit.io.signals import ignore_stop_signals
 
 
 class TrainLoader(DataLoader[Any]):

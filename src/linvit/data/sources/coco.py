@@ -15,12 +15,12 @@ import datasets
 import pyarrow as pa
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
-from linvit import coco_masks
 from linvit.data.sources.folder import holds_images, image_names, path_table
 from linvit.data.sources.read import MAX_PIXELS
 from linvit.data.sources.splits import SPLITS, by_alias
 from linvit.errors import UserError, quote_first
-from linvit.reading import read_regular
+from linvit.io import coco_masks
+from linvit.io.reading import read_regular
 
 Value = datasets.Value
 OBJECT = {

@@ -18,7 +18,7 @@ from PIL import Image
 from linvit.data.sources.metadata import find_table
 from linvit.data.transforms.decode import FORMATS
 from linvit.errors import UserError, quote_first
-from linvit.reading import read_start
+from linvit.io.reading import read_start
 
 Image.init()
 EXTENSIONS = tuple(ending for ending, kind in Image.registered_extensions().items() if kind in FORMATS)

@@ -13,7 +13,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from linvit.data.sources.read import name_of
 from linvit.errors import UserError, did_you_mean, quote_first
-from linvit.reading import read_text
+from linvit.io.reading import read_text
 
 SHOWN = 5  # rows that a message names
 LIKE_MISSING = {"", "na", "n/a", "#n/a", "nan", "null", "none", "nil", "-", "?"}  # words that may stand for no label

@@ -16,7 +16,7 @@ import datasets
 import pyarrow as pa
 
 from linvit.errors import UserError, did_you_mean, quote_first
-from linvit.reading import read_start, read_text
+from linvit.io.reading import read_start, read_text
 
 NAMES = ("metadata.csv", "metadata.tsv", "metadata.jsonl")
 KEY = "file_name"

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import datasets
 import numpy as np
 
-from linvit import coco_masks
 from linvit.data.sources.coco import AnnotationFinding, mask_counts
 from linvit.data.sources.object_column import ObjectColumn
 from linvit.data.transforms.detection import EMPTY_MASK, left_out, trainable, usable
 from linvit.errors import quote_first
+from linvit.io import coco_masks
 
 MIN_SIDE = 32  # pixels; training leaves out images with a shorter side, and those without objects, as mmdetection does
 WRONG_FORMAT = 0.3  # fraction of boxes that reach out of their images, from which on they are taken for another format

@@ -8,7 +8,7 @@ from typing import Any
 
 from linvit.data.sources.coco import find_coco
 from linvit.data.sources.folder import ALIASES, folders_in, walk
-from linvit.reading import read_regular, read_start
+from linvit.io.reading import read_regular, read_start
 
 START = 4096  # bytes of a text that are looked at
 LOOKED_AT = {".json": 20, ".xml": 3, ".txt": 8, ".csv": 8}

@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from linvit.data.sources.folder import files_below, holds_images, path_table
 from linvit.data.sources.splits import SPLITS, load_splits, local_folder, source_kind
 from linvit.errors import UserError, quote_first
-from linvit.reading import read_text
+from linvit.io.reading import read_text
 
 IMAGE_FOLDERS = ("images", "image", "imgs", "img", "img_dir", "src", "leftImg8bit")
 """What folders of images are called; MACU-Net's program has `src`, Cityscapes `leftImg8bit`."""

@@ -14,9 +14,9 @@ from torch import Tensor
 from linvit.data.loading.sampler import sample_seed
 from linvit.data.transforms.decode import Bands, Kind, decode, header, stored_values
 from linvit.errors import UserError, check_choice
-from linvit.files import make_folder
-from linvit.plain_text import printable, read_csv, write_csv
-from linvit.reading import read_regular
+from linvit.io.files import make_folder
+from linvit.io.plain_text import printable, read_csv, write_csv
+from linvit.io.reading import read_regular
 
 MAX_ASPECT = 200  # a strip that is thinner would fill the memory when its short side is resized
 MAX_PIXELS = 89_478_485  # from here on PIL warns of decompression bombs: a quarter of a gigabyte as RGB

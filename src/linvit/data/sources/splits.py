@@ -22,7 +22,7 @@ from linvit.data.sources.folder import SPLITS as SPLITS
 from linvit.data.sources.labels import MAX_CLASSES, features_of, undecoded
 from linvit.data.sources.metadata import find_table, read_tables
 from linvit.errors import UserError, did_you_mean, quote_first
-from linvit.reading import read_regular
+from linvit.io.reading import read_regular
 
 Rows = TypeVar("Rows", datasets.Dataset, datasets.IterableDataset)
 EMBEDDED = Path(__file__).parents[1] / "assets"

@@ -14,7 +14,7 @@ from linvit.data.sources.splits import readable_source
 from linvit.data.transforms.decode import Kind, header, open_image, stored_values
 from linvit.errors import UserError, quote_first
 from linvit.ignore_index import IGNORE_INDEX
-from linvit.rasters import georeference, write_tiff
+from linvit.io.rasters import georeference, write_tiff
 
 MODES = ("1", "L", "P", "RGB", "I;16")
 """PIL's modes of masks that a PNG has as they are."""

@@ -14,7 +14,7 @@ from linvit.data.transforms import rand_augment
 from linvit.data.transforms.geometry import BLACK, Box, CropMode, Fill, Warp, affine_matrix, crop, random_box, resize
 from linvit.data.transforms.on_device import AugmentOn, DeviceOps, ImageOp, erased_box
 from linvit.errors import check_number, check_range
-from linvit.signatures import check_choices
+from linvit.registry.signatures import check_choices
 
 Interpolation = Literal["bicubic", "bilinear", "random"]
 

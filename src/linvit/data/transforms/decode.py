@@ -14,8 +14,8 @@ from PIL.TiffImagePlugin import ImageFileDirectory_v2
 from torch import Tensor
 from torchvision.io import ImageReadMode
 
-from linvit import rasters
 from linvit.errors import UserError
+from linvit.io import rasters
 
 TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 SAMPLES = {1: "uint", 2: "int", 3: "float", 5: "int", 6: "float"}  # tag SampleFormat; 5 and 6 are complex

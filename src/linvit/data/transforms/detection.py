@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torchvision.transforms.v2 import functional as v2
 
-from linvit import coco_masks
 from linvit.data.loading.sampler import generator
 from linvit.data.transforms import segmentation
 from linvit.data.transforms.geometry import Box, Op, apply, crop, resize
 from linvit.data.transforms.segmentation import Limits, within
 from linvit.errors import UserError, check_number, check_range
+from linvit.io import coco_masks
 
 Objects = Mapping[str, Any]
 """What is in an image: `boxes` (n, 4) as x1, y1, x2, y2 and `labels` (n,), arrays; where the data have them `iscrowd`

@@ -14,7 +14,7 @@ from linvit.data.transforms.geometry import Box, Op, PixelOp, apply, crop, pad, 
 from linvit.data.transforms.on_device import AugmentOn, DeviceOps
 from linvit.errors import UserError, check_number, check_range
 from linvit.ignore_index import IGNORE_INDEX
-from linvit.signatures import check_choices
+from linvit.registry.signatures import check_choices
 
 CHECKS = 10  # crops that are looked at; the next one is taken as it is
 Interpolation = Literal["bilinear", "bicubic"]

@@ -18,8 +18,8 @@ from linvit.experiments.bench.report import CostReport
 from linvit.experiments.bench.runner import Built, Settings
 from linvit.experiments.plots import Axis, Series, line_plot
 from linvit.layers.attention_layer import AttentionLayer
-from linvit.model_info import model_info
 from linvit.registry import Spec, attentions, backbones
+from linvit.registry.model_info import model_info
 
 BASELINES: Mapping[str, Spec] = {
     "torch's SDPA": "linvit.experiments.bench.builders:ScaledDotProduct",

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from linvit import machine
 from linvit.analysis.operations import count_on_meta, kept_for_backward
 from linvit.errors import UserError
 from linvit.experiments.bench.runner import Build, Mode, Runner, Settings
 from linvit.experiments.measure import Timing, interleaved, out_of_memory, peak_memory
+from linvit.io import machine
 
 TIMES = (1, 2, 3, 4)  # the sides that are measured, over that of the image
 CALLS = 6  # of each network at one size, about

@@ -8,8 +8,8 @@ from linvit.callbacks.report import write_table
 from linvit.experiments.bench.costs import PASSES, Cost, crossover, format_size, growth_exponent
 from linvit.experiments.measure import Timing
 from linvit.experiments.plots import Axis, Series, line_plot
-from linvit.files import write_text
-from linvit.plain_text import markdown_table, markdown_text
+from linvit.io.files import write_text
+from linvit.io.plain_text import markdown_table, markdown_text
 
 CROSSOVER = (
     "From which {0} on a module costs at most what {1} does, up to the largest that was measured ({2}). Between two "

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from linvit.analysis.recorder import observe
-from linvit.entries import restrict_imports_to
 from linvit.errors import UserError
 from linvit.experiments.bench.costs import Cost, Crossover, costs_by_size, crossover, measure_costs, of_images, times_of
 from linvit.experiments.bench.runner import Settings
 from linvit.image_size import image_size
+from linvit.registry.entries import restrict_imports_to
 from linvit.runs.folder import RunFolder
 from linvit.tasks import Task
 from linvit.tasks.base import SET_BY_DATA

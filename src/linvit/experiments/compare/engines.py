@@ -8,11 +8,11 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any, NamedTuple, Protocol
 
-from linvit import machine
 from linvit.errors import UserError
 from linvit.experiments.compare.experiment import SweepRun
 from linvit.experiments.compare.process import ProcessJob, start, stop
-from linvit.signals import STOP
+from linvit.io import machine
+from linvit.io.signals import STOP
 
 POLL = 0.2  # seconds
 SIGNAL = "USR1"  # before the end of a SLURM job; it reaches the run, too, which saves. submitit's USR2 would kill it

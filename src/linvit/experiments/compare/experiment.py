@@ -14,11 +14,11 @@ from linvit.errors import UserError
 from linvit.experiments.compare.grid import UNSAFE, Sweep, value_label
 from linvit.experiments.compare.options import differing
 from linvit.experiments.compare.results import Results, Variant, with_teachers
-from linvit.files import CHECKPOINTS, is_locked, lock, write_text
-from linvit.reading import read_text
-from linvit.removed import OPTIONS, without_removed
+from linvit.io.files import CHECKPOINTS, is_locked, lock, write_text
+from linvit.io.reading import read_text
+from linvit.io.signals import STOP
+from linvit.registry.removed import OPTIONS, without_removed
 from linvit.runs.folder import OUTCOME, PER_RUN, TUNING, RunFolder, flat, newest, read_yaml
-from linvit.signals import STOP
 
 FILE = "compare.yaml"  # the grid, in the folder of an experiment
 

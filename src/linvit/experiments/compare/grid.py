@@ -11,7 +11,7 @@ from jsonargparse import ArgumentParser
 
 from linvit.errors import UserError, check_choice, check_number
 from linvit.registry import attentions, backbones, heads
-from linvit.signatures import parameters_of
+from linvit.registry.signatures import parameters_of
 
 Settings = Mapping[str, Any]
 """Options of `linvit fit` by name, such as `{"model.attention": "softmax"}`."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from linvit.signals import END_WITH_STDIN
+from linvit.io.signals import END_WITH_STDIN
 
 POLL = 0.5  # seconds
 

@@ -18,8 +18,8 @@ from linvit.experiments.compare.results import Results, Variant, is_rank
 from linvit.experiments.compare.statistics import spread as deviation
 from linvit.experiments.page import Page
 from linvit.experiments.plots import Axis, Series, bar_plot, heat_map, line_plot, small_multiples, svg
-from linvit.files import rewriting, write_text
-from linvit.plain_text import read_csv
+from linvit.io.files import rewriting, write_text
+from linvit.io.plain_text import read_csv
 from linvit.runs.conditions import conditions
 
 MOST_MAPS = 12  # pictures of a run

@@ -19,8 +19,8 @@ from linvit.experiments.compare.costs import Costs
 from linvit.experiments.compare.grid import TEACHER
 from linvit.experiments.compare.options import covered, differing, option_text, outermost, references
 from linvit.experiments.compare.statistics import Difference, bootstrap, paired_differences, spread, wilson
-from linvit.plain_text import printable
-from linvit.reading import read_text
+from linvit.io.plain_text import printable
+from linvit.io.reading import read_text
 from linvit.runs import result
 from linvit.runs.folder import RESULT, RunFolder, Score, flat
 from linvit.tasks.teacher import DISTANCE

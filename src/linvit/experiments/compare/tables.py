@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from linvit.experiments.compare.results import AVERAGED, Results
 from linvit.experiments.compare.statistics import LEAST, Difference, spread
-from linvit.plain_text import markdown_table, markdown_text, printable
+from linvit.io.plain_text import markdown_table, markdown_text, printable
 from linvit.runs.folder import EVALUATED
 from linvit.tasks.teacher import START
 

@@ -9,10 +9,10 @@ from typing import Any, Literal, NamedTuple, Self
 import numpy as np
 from torch import Tensor, distributed
 
-from linvit import coco_masks
 from linvit.callbacks.common import gather
 from linvit.callbacks.save_checkpoints import on_cpu
 from linvit.errors import UserError
+from linvit.io import coco_masks
 
 FIGURES = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
 """COCO's twelve, in its order: precision over IoU 0.50:0.95, at 0.5 and 0.75, of small, medium and large objects;

@@ -15,12 +15,12 @@ from PIL import Image
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from linvit import coco_masks
 from linvit.callbacks.dense import DetectionPictures, curves_picture, draw, enlarged
 from linvit.callbacks.report import Findings, Report, write_picture
 from linvit.errors import UserError, check_number
-from linvit.files import write_text
 from linvit.heads.detection.detector import create_detector
+from linvit.io import coco_masks
+from linvit.io.files import write_text
 from linvit.tasks.base import Task
 from linvit.tasks.detection.evaluation import FIGURES, DetectionResults, Kind, Objects, image_size, tools
 from linvit.tasks.execution import SharedScore

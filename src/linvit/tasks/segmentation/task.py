@@ -25,7 +25,7 @@ from linvit.heads.segmentation.inference import bands, starts
 from linvit.heads.segmentation.segmentor import create_segmentor
 from linvit.ignore_index import IGNORE_INDEX
 from linvit.image_size import image_size
-from linvit.plain_text import printable
+from linvit.io.plain_text import printable
 from linvit.tasks.base import Description, Task
 from linvit.tasks.execution import SharedScore
 from linvit.tasks.published import PublishedScores, published_miou

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from linvit.plain_text import printable
+from linvit.io.plain_text import printable
 
 LEAST = 32  # characters that the last column needs beside the others
 BENEATH = " " * 6

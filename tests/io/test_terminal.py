@@ -6,7 +6,7 @@ import pytest
 
 import linvit
 from linvit.cli import OWN, main
-from linvit.terminal import reflow, table
+from linvit.io.terminal import reflow, table
 from linvit.testing import check_attention
 
 ROWS = [("  kind", "size (M)", "summary"), ("  a", "1", "Short."), ("  long_name", "10", "A longer sentence.")]

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-PACKAGE = Path(__file__).resolve().parent
+PACKAGE = Path(__file__).resolve().parents[1]
 CONFIGS = PACKAGE / "configs" if (PACKAGE / "configs").is_dir() else PACKAGE.parents[1] / "configs"
 """The configurations that come with linvit: a wheel has them in the package, a checkout beside `src`."""
 

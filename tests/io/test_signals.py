@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from linvit import signals
-from linvit.signals import SIGNALS, STOP
+from linvit.io import signals
+from linvit.io.signals import SIGNALS, STOP
 
 BY = signal.SIGTERM
 
@@ -111,7 +111,7 @@ def test_a_forked_process_has_the_signals_to_itself(exits):
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere an unlocked mutex is not all zeros")
 def test_it_ends_while_the_main_thread_waits_in_foreign_code():
     code = (
-        "import ctypes\nfrom linvit.signals import STOP\n"
+        "import ctypes\nfrom linvit.io.signals import STOP\n"
         "lock, mutex = ctypes.CDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(64)\n"
         "with STOP.caught():\n    lock(mutex)\n    print('ready', flush=True)\n    lock(mutex)\n"  # for ever
     )

@@ -11,8 +11,8 @@ from linvit.analysis import macs, num_parameters
 from linvit.attention.circulant import CirculantAttention
 from linvit.attention.soft import SoftAttention
 from linvit.attention.soft_norm import SoftNormAttention
-from linvit.model_info import model_info
 from linvit.registry import backbones
+from linvit.registry.model_info import model_info
 from tests.helpers import own_names
 
 OWN = [name for name in own_names(backbones) if name != "timm"]
@@ -36,7 +36,7 @@ def test_a_second_model_of_a_row_is_another_one_that_can_be_built(name: str) -> 
 
 
 def test_the_table_is_part_of_the_package() -> None:
-    settings = (Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
+    settings = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
     assert '"backbones/models.csv"' in settings
 
 

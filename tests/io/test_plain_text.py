@@ -14,8 +14,8 @@ from tqdm import tqdm
 import linvit
 from linvit import UserError, cli
 from linvit.data.sources.read import name_of
-from linvit.entries import Entry
-from linvit.plain_text import PrintableStream, markdown_code, markdown_text, printable, write_csv
+from linvit.io.plain_text import PrintableStream, markdown_code, markdown_text, printable, write_csv
+from linvit.registry.entries import Entry
 from linvit.runs.library_messages import LOGGER, OF_SEED, hide_library_messages
 from linvit.weights.load import Report
 

@@ -16,7 +16,7 @@ from inspect import cleandoc
 from pathlib import Path
 from typing import Any, NamedTuple
 
-PACKAGE = Path(__file__).parent
+PACKAGE = Path(__file__).parents[1]
 
 
 class Description(NamedTuple):

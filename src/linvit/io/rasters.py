@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from linvit.errors import UserError
-from linvit.reading import check_regular
+from linvit.io.reading import check_regular
 
 DRIVERS = {"TIFF": "GTiff", "PNG": "PNG", "JPEG2000": "JP2OpenJPEG"}
 """GDAL's names of the formats that are read. Its other drivers stay closed: some follow addresses in a file."""

@@ -8,14 +8,14 @@ import torch
 import yaml
 
 import linvit
-from linvit import UserError, yaml_text
+from linvit import UserError
 from linvit.data.detection import DetectionData
 from linvit.evaluation.model import read_model
 from linvit.evaluation.sets import real_labels
 from linvit.experiments.compare.experiment import SweepRun
-from linvit.files import LOCK, lock
-from linvit.reading import check_regular, read_regular, read_text
-from linvit.runs import result
+from linvit.io.files import LOCK, lock
+from linvit.io.reading import check_regular, read_regular, read_text
+from linvit.runs import result, yaml_text
 from linvit.runs.folder import RunFolder
 from linvit.weights import torch_file
 from linvit.weights.read import read

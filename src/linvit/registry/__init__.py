@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
-from linvit import source
-from linvit.entries import Entry, announced, by_path
 from linvit.errors import UserError, check_choice, did_you_mean
-from linvit.signatures import choices, signature
-from linvit.source import Description
+from linvit.registry import source
+from linvit.registry.entries import Entry, announced, by_path
+from linvit.registry.signatures import choices, signature
+from linvit.registry.source import Description
 
 T = TypeVar("T", bound=Callable[..., Any])
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from linvit.reading import read_regular
+from linvit.io.reading import read_regular
 
 CONTROL = [
     *(*range(0x20), *range(0x7F, 0xA0)),  # C0, DEL and C1, which a terminal obeys

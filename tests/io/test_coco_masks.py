@@ -8,7 +8,8 @@ import pytest
 import torch
 from pycocotools import mask as reference
 
-from linvit import UserError, coco_masks
+from linvit import UserError
+from linvit.io import coco_masks
 
 MASKS = np.random.default_rng(0).random((3, 7, 5)) < 0.4
 POLYGON = [1.2, 1, 4.5, 1.5, 4, 6.7]

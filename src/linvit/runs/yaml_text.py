@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from linvit.errors import UserError
-from linvit.reading import read_text
+from linvit.io.reading import read_text
 
 MAX_BYTES = 10 * 2**20  # of a file
 MAX_DEPTH = 100  # lists and mappings within each other; at about 50,000 the loader overflows the stack

@@ -10,10 +10,10 @@ from torch import nn
 import linvit
 from linvit import UserError
 from linvit.callbacks import SaveCheckpoints
-from linvit.optim import adamw, look_ahead, parameter_groups
-from linvit.schedules import WarmupCosine
 from linvit.tasks.optimisation import total_batch_size
-from tests.test_schedules import END, PEAK, START, schedule
+from linvit.tasks.parameter_groups import adamw, look_ahead, parameter_groups
+from linvit.tasks.schedules import WarmupCosine
+from tests.tasks.test_schedules import END, PEAK, START, schedule
 from tests.training import TINY, KeepFirst, batches, fit, tiny_task, trainer
 
 OPTIONS = {"lr": PEAK, "warmup_lr": START, "min_lr": END, "warmup_epochs": 1}

@@ -15,8 +15,8 @@ from importlib.metadata import Distribution, entry_points
 from operator import attrgetter
 from typing import Any
 
-from linvit import source
 from linvit.errors import UserError
+from linvit.registry import source
 
 
 @dataclass(frozen=True)

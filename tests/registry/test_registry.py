@@ -10,10 +10,10 @@ import pytest
 from torch import nn
 
 import linvit
-from linvit import Grid, UserError, entries
-from linvit.entries import Entry
-from linvit.registry import Registry, attentions, backbones
-from linvit.signatures import parameters_of, takes
+from linvit import Grid, UserError
+from linvit.registry import Registry, attentions, backbones, entries
+from linvit.registry.entries import Entry
+from linvit.registry.signatures import parameters_of, takes
 from tests.plugin.distributions import forked, python, write_distribution
 
 SIZES = {"dim": 24, "num_heads": 3, "grid": Grid((2, 2))}

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
-from linvit.schedules import CosineCycles, WarmupCosine, WarmupPoly, WarmupSteps
+from linvit.tasks.schedules import CosineCycles, WarmupCosine, WarmupPoly, WarmupSteps
 from tests.golden_files import load
 
 PEAK, START, END = 1e-3, 1e-6, 1e-5

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from linvit.errors import UserError
-from linvit.plain_text import in_shell
-from linvit.reading import check_regular
+from linvit.io.plain_text import in_shell
+from linvit.io.reading import check_regular
 
 LAST, BEST, BEST_AVERAGE = "last.ckpt", "best.ckpt", "best_ema.ckpt"
 CHECKPOINTS = "checkpoints"

@@ -8,7 +8,7 @@ import yaml
 
 from linvit import UserError
 from linvit.cli.options import read_options
-from linvit.removed import CONFIGS, OPTIONS, Removed, without_removed
+from linvit.registry.removed import CONFIGS, OPTIONS, Removed, without_removed
 from linvit.runs.configs import names
 from linvit.runs.options import read_config
 from linvit.tasks.safe_loading import check_content

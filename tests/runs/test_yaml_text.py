@@ -2,8 +2,9 @@
 
 import pytest
 
-from linvit import UserError, yaml_text
+from linvit import UserError
 from linvit.cli.options import with_bases
+from linvit.runs import yaml_text
 
 LEVELS = "\n".join(f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 9)}]" for level in range(1, 30))
 BOMBS = {

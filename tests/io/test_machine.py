@@ -4,7 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from linvit import UserError, machine
+from linvit import UserError
+from linvit.io import machine
 
 GIB = 2**30
 

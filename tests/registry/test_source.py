@@ -7,8 +7,7 @@ import sys
 import pytest
 
 import linvit
-from linvit import source
-from linvit.registry import attentions, backbones, heads
+from linvit.registry import attentions, backbones, heads, source
 
 
 @pytest.fixture

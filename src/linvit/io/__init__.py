@@ -1,0 +1,1 @@
+"""Files, text, signals and the machine: the operating system, behind functions that need no torch."""
