@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import linvit.cli.bench.data
 import torch
 
 import linvit.cli.check

@@ -56,7 +56,6 @@ def write(folder: Path, mark: Path) -> Iterator[Path]:
         "lr": {option: {**options, "lr": "x"}},
         "no_decay": {option: {**options, "no_decay": [{}]}},
         "version": {"pytorch-lightning_version": "garbage"},
-        "loops": {"loops": {"fit_loop": 5, "validate_loop": 5, "test_loop": 5, "predict_loop": 5}},
         "instantiator": {"hyper_parameters": {**options, "_instantiator": "os.system", "_class_path": f"touch {mark}"}},
         "past_key": {"hparams": {"_instantiator": "os.system"}},
         "past_type": {"hparams_type": "os.system"},

@@ -148,33 +148,14 @@ def test_another_model_is_a_user_error(weights, message):
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"optimizer_states": []}, "optimizer_states"),
-        ({"optimizer_states": ...}, "optimizer_states"),
-        ({"optimizer_states": [{}]}, "optimizer_states"),
-        ({"optimizer_states": [3]}, "optimizer_states"),
-        ({"lr_schedulers": []}, "lr_schedulers"),
-        ({"loops": None}, "loops"),
-        ({"loops": {"fit_loop": {}}}, "loops"),
-        ({"epoch": -1}, "epoch"),
-        ({"epoch": "two"}, "epoch"),
-        ({"global_step": ..., "loops": ...}, "global_step, loops"),
-        ({"callbacks": [1]}, "callbacks"),
-        ({"state_dict": {"w": 3}}, "state_dict"),
-        ({"state_dict": {}}, "state_dict"),
-        ({"hyper_parameters": {"ema_decay": 0.9}}, "ema_updates"),
-    ],
-    ids=str,
-)
-def test_one_that_cannot_be_resumed_says_what_it_lacks(run, tmp_path, change, message):
+@pytest.mark.parametrize("missing", [["optimizer_states"], ["global_step", "loops"]], ids=str)
+def test_one_that_cannot_be_resumed_says_what_it_lacks(run, tmp_path, missing):
     path = tmp_path / "x.ckpt"
-    content = torch.load(run.checkpoint("last"), weights_only=True) | change
-    torch.save({name: value for name, value in content.items() if value is not ...}, path)
+    content = torch.load(run.checkpoint("last"), weights_only=True)
+    torch.save({name: value for name, value in content.items() if name not in missing}, path)
     with pytest.raises(linvit.UserError) as error:
         read_checkpoint(path, resumed=True)
-    assert f"cannot be resumed: {message} missing, or not as a run writes it" in str(error.value)
+    assert f"cannot be resumed: it has no {', '.join(missing)}" in str(error.value)
     assert f"--model.pretrained={path}" in str(error.value)
 
 
@@ -190,14 +171,8 @@ def test_classes_of_one_name_are_at_their_places(run):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"class_names": 5}, "cannot be used: class_names missing"),
-        ({"class_names": [5]}, "cannot be used: class_names missing"),
-        ({"img_size": "x"}, "cannot be used: img_size missing"),
-        ({"img_size": [8, None]}, "cannot be used: img_size missing"),
-        ({"num_classes": -1}, "cannot be used: num_classes missing"),
         ({"lr": "x"}, "lr must be a number above 0; got 'x'"),
         ({"no_decay": [{}]}, "no_decay must be a list of parts of names"),
-        ({"ema_decay": "x"}, "cannot be used: ema_updates missing"),
         ({"drop_path_rate": [1]}, "drop_path_rate must be a number at least 0"),
         ({"img_size": 10**20}, "build no model"),
         ({"backbone": {"name": "deit_nano", "depth": 3}}, "belongs to another model"),

@@ -47,7 +47,7 @@ class Checkpoint:
         content = read_checkpoint(path, resumed)
         self.path = path
         self.step: int = content.get("global_step", 0)
-        self.epochs = epochs_done(content) or 0
+        self.epochs = epochs_done(content)
         self.stopped_early = stopped_early(content)
         self.within_validation = within_validation(content)
         self.run = run_of_checkpoint(path)

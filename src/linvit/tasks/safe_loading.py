@@ -18,7 +18,6 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy, Strategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
-from torch import Tensor
 
 from linvit.errors import UserError, check_choice, quote_first
 from linvit.finite import not_finite
@@ -32,6 +31,7 @@ SCHEMES = ("http", "https", "hf", "s3", "gs", "gcs", "az", "abfs", "abfss")
 """Where a checkpoint may lie besides this machine, if the user names it there."""
 FOREIGN = ("hparams", "module_arguments", "hparams_type")  # Lightning takes options from them, and linvit wrote none
 VERSION = "pytorch-lightning_version"
+OF_RESUMING = ("epoch", "global_step", "optimizer_states", "lr_schedulers", "loops")
 OF_TRAINING = ("callbacks", "loops", "optimizer_states", "lr_schedulers", "MixedPrecision")  # scoring needs none
 YAML = re.compile(r"[{\[]|:(\s|$)")  # text that a parser of configurations may take for a list or a mapping
 
@@ -89,34 +89,9 @@ def check_content(content: Any, source: Any, resumed: bool = False) -> dict[str,
             raise UserError(f"'{source}' is not opened: its option '{name}' holds {reason}, which linvit never writes")
     if not re.fullmatch(r"[2-9]\.\d[\w.+]*", str(content.get(VERSION))):
         raise UserError(f"'{source}' is not a checkpoint of a linvit run: it has no {VERSION} from 2.0 on")
-    if wrong := [name for name, fits in _kinds(content, resumed).items() if not fits]:
-        use = "resumed" if resumed else "used"
-        raise UserError(f"'{source}' cannot be {use}: {', '.join(wrong)} missing, or not as a run writes it")
+    if missing := [part for part in OF_RESUMING if resumed and part not in content]:
+        raise UserError(f"'{source}' cannot be resumed: it has no {', '.join(missing)}, but weights alone")
     return {**content, "hyper_parameters": without_removed(options, f"'{source}'", "model")}
-
-
-def _kinds(content: Mapping[str, Any], resumed: bool) -> dict[str, bool]:
-    """Whether parts of a checkpoint are there, and of the kind that Lightning and linvit write."""
-    weights, options = content["state_dict"], content["hyper_parameters"]
-    names, size = options.get("class_names"), options.get("img_size", 1)
-    found = {
-        "state_dict": bool(weights) and all(isinstance(tensor, Tensor) for tensor in weights.values()),
-        "callbacks": isinstance(content.get("callbacks", {}), Mapping),
-        "class_names": names is None or (isinstance(names, list) and all(isinstance(name, str) for name in names)),
-        "img_size": all(map(_is_count, size if isinstance(size, list | tuple) else [size])),
-        "num_classes": _is_count(options.get("num_classes", 1)),
-        "ema_updates": not options.get("ema_decay") or _is_count(content.get("ema_updates")),
-    }
-    if not resumed:
-        return found
-    optimizers: Any = content.get("optimizer_states")
-    return found | {
-        "epoch": _is_count(content.get("epoch")),
-        "global_step": _is_count(content.get("global_step")),
-        "optimizer_states": _is_list(optimizers) and all({"state", "param_groups"} <= one.keys() for one in optimizers),
-        "lr_schedulers": _is_list(content.get("lr_schedulers")),
-        "loops": epochs_done(content) is not None,
-    }
 
 
 def not_plain(value: Any, text: bool = False) -> str | None:
@@ -171,7 +146,7 @@ def guard(strategy: Strategy, task: LightningModule) -> None:
 
 
 def names_own_files(callback: ModelCheckpoint, state: Any) -> bool:
-    """Whether a state of Lightning's callback names checkpoints in its folder alone: it deletes what is named there."""
+    """True if a state of Lightning's callback names checkpoints in its folder alone: it deletes what is named there."""
     try:
         names = ("best_model_path", "last_model_path", "kth_best_model_path")
         paths = [*state["best_k_models"], *(state[name] for name in names)]
@@ -182,19 +157,16 @@ def names_own_files(callback: ModelCheckpoint, state: Any) -> bool:
     return checkpoints and folders <= {Path(str(callback.dirpath)).resolve()}
 
 
-def epochs_done(content: Mapping[str, Any]) -> int | None:
-    """How many epochs a run had finished, or None if the checkpoint does not say it as Lightning does."""
+def epochs_done(content: Mapping[str, Any]) -> int:
+    """Number of epochs that a run had finished; 0 if the checkpoint does not say it as Lightning does."""
     try:
-        fit = content["loops"]["fit_loop"]
-        counts = [fit["epoch_progress"]["current"], fit["epoch_loop.batch_progress"]["total"]]
-        known = all(_is_count(count[name]) for count in counts for name in ("ready", "completed", "processed"))
-        return counts[0]["processed"] if known and isinstance(fit["state_dict"], Mapping) else None
-    except (KeyError, TypeError):
-        return None
+        return int(content["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"])
+    except (KeyError, TypeError, ValueError):
+        return 0
 
 
 def stopped_early(content: Mapping[str, Any]) -> bool:
-    """Whether Lightning's `EarlyStopping` has ended the run."""
+    """True if Lightning's `EarlyStopping` has ended the run."""
     states = [own for name, own in content.get("callbacks", {}).items() if str(name).startswith("EarlyStopping")]
     return any(own.get("stopped_epoch") or own.get("stopping_reason_message") for own in states)  # within epoch 0, too
 
@@ -206,14 +178,6 @@ def within_validation(content: Mapping[str, Any]) -> bool:
         return bool(batches["completed"] < batches["started"])
     except (KeyError, TypeError):
         return False
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(state, dict) for state in value)
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 DESCRIPTION = "linvit"
