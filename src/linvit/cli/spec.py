@@ -41,7 +41,7 @@ def usable_device(name: str) -> str:
 def read_value(what: str, text: str) -> Any:
     """JSON or YAML, read as a configuration is."""
     try:
-        return yaml_text.load(text, what)
+        return yaml_text.load(text)
     except UserError:
         raise
     except Exception as error:  # the loader's own kinds
