@@ -9,34 +9,29 @@ from pathlib import Path
 import pytest
 
 import linvit
-from linvit.cli.import_check import import_error
 from tests.plugin.distributions import forked, python, write_distribution
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = Path(__file__).parent / "plugin" / "linvit-cosine"
 HEAD_WIDTH = 32  # deit_nano: 96 channels, 3 heads
 
-BROKEN = {  # name -> its module, how its line in `linvit list` ends, why it is broken
+BROKEN = {  # name -> its module, how its line in `linvit list` ends
     "bad_import": (
         "import no_such_dependency\n",
         "broken: ModuleNotFoundError: No module named 'no_such_dependency'",
-        "ModuleNotFoundError: No module named 'no_such_dependency'",
     ),
-    "bad_syntax": ("def (:\n", "broken: SyntaxError: invalid syntax (bad_syntax.py, line 1)", "SyntaxError: "),
+    "bad_syntax": ("def (:\n", "broken: SyntaxError: invalid syntax (bad_syntax.py, line 1)"),
     "bad_type": (
         '"""A class, but no attention."""\nclass Mine:\n    pass\n',
         "<class 'bad_type.Mine'>, not a subclass of linvit.attention.base.Attention",
-        "attention 'bad_type' of linvit-bad-type 0.1 is <class 'bad_type.Mine'>, not a subclass of ",
     ),
     "bad_exit": (
         "import sys\nsys.exit(0)\n",
         "broken: SystemExit: 0",
-        "SystemExit: 0",
     ),
     "bad_sleep": (
         '"""Slow, but sound."""\nimport time\ntime.sleep(5)\nimport linvit\nclass Mine(linvit.Attention):\n    pass\n',
         "Slow, but sound.",
-        "its import takes more than 3 s",
     ),
 }
 
@@ -76,7 +71,7 @@ def broken(tmp_path_factory, cosine):
     """The folder of linvit-cosine, copied, with five broken plug-ins."""
     folder = tmp_path_factory.mktemp("broken") / "site"
     shutil.copytree(cosine, folder)
-    for name, (code, _, _) in BROKEN.items():
+    for name, (code, _) in BROKEN.items():
         entry_points = f"[linvit.attentions]\n{name} = {name}:Mine\n"
         write_distribution(folder, f"linvit-{name.replace('_', '-')}", "0.1", entry_points, **{name: code})
     return folder
@@ -164,33 +159,10 @@ def test_broken_plugins_are_named_and_do_not_end_the_list(broken):
     assert done.returncode == 0, done.stdout
     for name in [*linvit.list_attentions(), *linvit.list_backbones(), "cosine"]:
         assert "broken" not in line_of(name, done.stdout)
-    for name, (_, remark, _) in BROKEN.items():
+    for name, (_, remark) in BROKEN.items():
         line = line_of(name, done.stdout)
         assert f"linvit-{name.replace('_', '-')} 0.1" in line
         assert line.rstrip().endswith(remark)
-
-
-@pytest.mark.parametrize("name", ["cosine", *BROKEN])
-def test_each_plugin_is_imported_and_reported(broken, monkeypatch, name):
-    monkeypatch.syspath_prepend(broken)
-    reason = import_error("attention", name, 3 if name == "bad_sleep" else 60)
-    assert BROKEN[name][2] in reason if name in BROKEN else not reason
-
-
-WILD = [  # what a plug-in does to its process, and what is reported
-    ("import os\nos._exit(0)\n", "its import ends the process with code 0"),
-    ("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n", "its import ends the process with SIGKILL"),
-    ("print('chatty')\nraise OSError('first\\nsecond')\n", "OSError: first"),
-    ("input()\n", "EOFError"),
-    ("raise KeyboardInterrupt\n", "its import ends the process with SIGINT"),
-]
-
-
-@pytest.mark.parametrize(("code", "reason"), WILD)
-def test_a_plugin_may_do_anything_to_its_process(tmp_path, monkeypatch, code, reason):
-    write_distribution(tmp_path, "linvit-wild", "0.1", "[linvit.attentions]\nwild = wild:Mine\n", wild=code)
-    monkeypatch.syspath_prepend(tmp_path)
-    assert reason in import_error("attention", "wild", 60)
 
 
 def test_a_run_names_its_plugin_alone_and_one_that_is_broken_fails_and_says_whose_it_is(broken):

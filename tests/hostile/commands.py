@@ -9,15 +9,13 @@ from pathlib import Path
 from linvit.cli import main
 from linvit.registry import entries
 from tests.plugin.distributions import write_distribution
-from tests.runs.test_yaml_text import BOMBS
 
 Door = Callable[[Path, str], object]
 
 
 def configurations(root: Path, mark: Path) -> Iterator[Path]:
     """Configurations that are not text, never end, or run something if they are read carelessly."""
-    files: dict[str, str | bytes] = {name.replace(" ", "_"): text for name, (text, _) in BOMBS.items()}
-    files |= {
+    files: dict[str, str | bytes] = {
         "binary": os.urandom(5000),
         "nul": b"\0" * 1000,
         "latin": "é: ü".encode("latin-1"),
@@ -79,7 +77,6 @@ CONFIG_DOORS: dict[str, Door] = {
 }
 PLUGIN_DOORS: dict[str, Door] = {
     "linvit list": _with("list", "attentions"),
-    "linvit check hanging": _with("check", "hanging", "--quick", "--timeout", "4"),
     "linvit fit --help": _with("fit", "--help"),
     "linvit import-weights --help": _with("import-weights", "--help"),
     "linvit data check": _with("data", "check", "digits", "--workers", "0"),

@@ -2,9 +2,8 @@
 
 from collections.abc import Callable
 
-from linvit.cli.import_check import TIMEOUT, check_import
 from linvit.cli.spec import read_spec, read_value
-from linvit.errors import UserError, check_number
+from linvit.errors import UserError
 from linvit.io.terminal import argument_parser, reflow, table
 from linvit.registry import Registry, attentions, backbones
 from linvit.testing import check_attention, check_backbone
@@ -42,9 +41,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--attention", metavar="SPEC", help="the backbone's attention: NAME, {name: ...}, or a list")
     parser.add_argument("--img_size", metavar="SIZE", help="images of the backbone: a side or [H, W] (default: 64)")
     parser.add_argument("--quick", action="store_true", help="without the largest sizes, torch.compile, export, ONNX")
-    parser.add_argument("--timeout", type=float, default=TIMEOUT, metavar="SECONDS", help="to import a plug-in (60)")
     args = parser.parse_args(argv)
-    check_number("--timeout", args.timeout, above=0)
 
     kind = next((kind for kind in KINDS if getattr(args, kind) is not None), "name")
     name, (registry, check, allowed) = getattr(args, kind), KINDS[kind]
@@ -52,22 +49,20 @@ def main(argv: list[str]) -> int:
     if misplaced := given.keys() - {*allowed}:
         raise UserError(f"--{min(misplaced)} is for another check than this one; see linvit check --help")
     if name is None:
-        return _check_all(args.quick, args.timeout)
+        return _check_all(args.quick)
     spec = read_spec(registry, name)
-    check_import(registry, registry.parse(spec)[0], args.timeout)
     options = {option: read_value(f"--{option}", text) for option, text in given.items()}
     report = check(spec, **options, quick=args.quick)
     print(_table(report))
     return int(not report.passed)
 
 
-def _check_all(quick: bool, timeout: float) -> int:
+def _check_all(quick: bool) -> int:
     """Every registered mechanism; one that cannot be imported fails, and the others are checked."""
     failed = []
     names = attentions.names()
     for name in names:
         try:
-            check_import(attentions, name, timeout)
             report = check_attention(name, quick=quick)
             print(f"{_table(report)}\n", flush=True)
             failed += [] if report.passed else [f"{name} ({', '.join(report.failures)})"]
