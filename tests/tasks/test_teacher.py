@@ -10,7 +10,7 @@ from linvit import UserError
 from linvit.callbacks import SaveCheckpoints
 from linvit.data import ClassificationData
 from linvit.tasks import ClassificationTask, DetectionTask, FeatureTask, SegmentationTask
-from linvit.tasks.teacher import TaskDistillation, Teacher
+from linvit.tasks.teacher import Teacher
 from tests.data.images import picture, save
 from tests.training import CLASSES, SIDE, TINY, Memory, batches, fit, tiny_task, trainer
 
@@ -32,6 +32,12 @@ def started(task, folder):
     runner = trainer(folder, max_steps=0, max_epochs=1)
     runner.fit(task, batches(8))
     return task
+
+
+def distance_of(task):
+    """What compares a task with its teacher, which is loaded."""
+    task.distillation.load(task)
+    return task.distillation.distance
 
 
 @pytest.mark.parametrize("copied", ["all", "attention", "mlp", "nothing"])
@@ -74,7 +80,7 @@ def test_the_teacher_stays_as_it_is_and_outside(teacher, tmp_path):
     found = {}
 
     def look(*_):
-        network = task.distillation.teacher
+        network = task.distillation.distance.teacher
         found.setdefault("weights", {name: value.clone() for name, value in network.state_dict().items()})
         found["same"] = all(torch.equal(found["weights"][n], value) for n, value in network.state_dict().items())
         found["trained"] = sum(len(group["params"]) for group in task.optimizers().param_groups)
@@ -125,7 +131,7 @@ def test_a_teacher_of_whom_nothing_is_matched_is_not_run(teacher, tmp_path):
     option = {"source": teacher, "attention_weight": 0.0, "copied": "nothing"}
     task = tiny_task(**STUDENT, lr=0.1, teacher=option)
     before, calls = {name: value.clone() for name, value in task.network.state_dict().items()}, []
-    task.on_train_start = lambda: task.distillation.teacher.register_forward_hook(lambda *_: calls.append(1))
+    task.on_train_start = lambda: task.distillation.distance.teacher.register_forward_hook(lambda *_: calls.append(1))
     fit(task, tmp_path)
     assert not calls
     alone = tiny_task(**STUDENT, lr=0.1)
@@ -149,9 +155,9 @@ def test_null_in_a_list_keeps_the_attention_of_the_teacher(tmp_path):
 
 
 def test_a_teacher_of_other_classes_is_named_and_its_features_are_used(teacher, tmp_path):
-    task = tiny_task(**STUDENT, num_classes=CLASSES + 1)
+    task = tiny_task(**STUDENT, num_classes=CLASSES + 1, teacher=teacher)
     with pytest.warns(UserWarning, match=rf"head\.weight .*{CLASSES} classes.*its score says little"):
-        assert TaskDistillation(task, Teacher(source=teacher)).layers
+        assert distance_of(task).layers
 
 
 def test_what_only_the_student_has_can_be_frozen(teacher, tmp_path):
@@ -243,7 +249,7 @@ def test_dense_tasks_learn_from_a_teacher_of_their_own(tmp_path, kind, head, bat
     for task_weight in (1.0, 0.0):
         option = {"source": str(tmp_path / "teacher.pth"), "feature_weight": 1.0, "task_weight": task_weight}
         student = kind(**DENSE, head=head, attention="linear", teacher=option)
-        distillation = TaskDistillation(student, student.teacher)
+        distillation = distance_of(student)
         assert len(distillation.layers) == 4
         if task_weight:
             assert student.training_loss(batch).isfinite()
@@ -257,8 +263,8 @@ def test_dense_tasks_learn_from_a_teacher_of_their_own(tmp_path, kind, head, bat
 def test_scores_and_distances_before_any_step_are_in_the_curves(teacher, tmp_path):
     images, memory = batches(24), Memory()
     start = started(tiny_task(**STUDENT, teacher=teacher), tmp_path)
-    distillation = TaskDistillation(tiny_task(**STUDENT, teacher=teacher), Teacher.of(teacher))
-    expected = distillation.distances(next(iter(images))["image"])["attention"]["blocks.0.attn"]
+    task = tiny_task(**STUDENT, teacher=teacher)
+    expected = distance_of(task).distances(next(iter(images))["image"])["attention"]["blocks.0.attn"]
     learning = trainer(tmp_path, logger=memory, num_sanity_val_steps=1, max_epochs=2)
     learning.fit(tiny_task(**STUDENT, lr=1e-2, teacher=teacher), batches(16), images)
     logged, runner = memory.values, trainer(tmp_path)

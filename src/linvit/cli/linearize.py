@@ -94,8 +94,8 @@ def main(argv: list[str]) -> int:
         trained = [train_teacher(teacher) for teacher in teachers]
         for stage in stages if config["stages"] or any(trained) else []:
             run = Run.from_config(stage_config(config, stage))
-            run.task.load_teacher()  # one that does not fit a later stage ends it before the first
-            run.task.teardown("fit")
+            run.task.distillation.load(run.task)  # one that does not fit a later stage ends it before the first
+            run.task.distillation.close()
         if args.keep is not None:
             from linvit.experiments.keep import TABLE, find_kept
 

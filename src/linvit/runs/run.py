@@ -329,7 +329,7 @@ class Run:
         if self._fits:
             check_writable(self.folder or root_of(config) / run_name(config["config"]))
             if not self.finished:
-                self.task.load_teacher()  # before there is a folder
+                self.task.distillation.load(self.task)  # before there is a folder
         elif self.checkpoint is None and self._untrained:
             rank_zero_warn("no --ckpt_path is given: these are the results of a model that was not trained")
         elif self.checkpoint is None:

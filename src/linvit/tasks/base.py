@@ -20,7 +20,7 @@ from linvit.backbones.create import create_backbone, image_channels
 from linvit.callbacks.exact_resume import ExactResume
 from linvit.callbacks.monitors import ImageGrid, is_logged, on_bar
 from linvit.callbacks.predictions import PredictionWriter
-from linvit.errors import UserError, quote_first
+from linvit.errors import UserError
 from linvit.image_size import image_size
 from linvit.registry.signatures import check_choices
 from linvit.tasks.execution import (
@@ -110,7 +110,7 @@ class Task(SavedTask):
         network: What is trained: images (B, C, H, W) in, the prediction out.
         ema: Its moving average, or None.
         frozen: Modules that are not trained, which stay in evaluation mode.
-        distillation: Compares the network with its teacher while it is trained; None without one.
+        distillation: Trains the network beside its teacher, if it has one.
         report_folder: Where `run_callbacks` write in runs without a logger, `linvit test` and `linvit predict`.
     """
 
@@ -155,8 +155,7 @@ class Task(SavedTask):
         self.save_hyperparameters()
         check_choices(type(self), self.hparams)
         self.save_hyperparameters(asdict(self.optimisation))  # with its defaults
-        if self.teacher is not None:
-            self.save_hyperparameters({"attention": kept_attention(attention, self.teacher)})
+        self.save_hyperparameters({"attention": kept_attention(attention, self.teacher)})
         self.network = self.configure_network()
         try:
             set_attention_kernel(self.network, attention_kernel)
@@ -184,7 +183,7 @@ class Task(SavedTask):
         self._precision = torch.get_float32_matmul_precision()  # outside of a run
         self._accumulated = 0  # batches since the last optimiser step
         self.report_folder: Path | None = None
-        self.distillation: TaskDistillation | None = None
+        self.distillation = TaskDistillation()
 
     def configure_network(self) -> nn.Module:
         """The network: images (B, C, H, W) to the prediction. The default is the backbone with its classifier."""
@@ -278,14 +277,13 @@ class Task(SavedTask):
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         """Returns and logs the loss; with a teacher the weighted sum of the task's and of what is matched."""
-        loss = (self if self.distillation is None else self.distillation).training_loss(batch)
+        loss = self.distillation.training_loss(self, batch)
         self.log("train/loss", loss, prog_bar=on_bar(self.trainer))
         return loss
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Any]:
         """Logs the metrics; returns what `score_batch` returned for "raw" and, if it was scored, for "ema"."""
-        if self.distillation is not None:
-            self.distillation.validate(batch, batch_idx)
+        self.distillation.validate(self, batch, batch_idx)
         return self._evaluate(batch, "val")
 
     def test_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Any]:
@@ -311,12 +309,12 @@ class Task(SavedTask):
         return outputs
 
     def configure_callbacks(self) -> list[Callback]:
-        """Exact resuming, and those of `run_callbacks`, as far as the trainer has none of their class."""
+        """Those of the task, and those of `run_callbacks` as far as the trainer has none of their class."""
         present: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
+        others = [ExactResume(), AttentionMemory(), *self.run_callbacks()]
         return [
-            own
-            for own in [ExactResume(), AttentionMemory(), *self.run_callbacks()]
-            if not any(isinstance(other, type(own)) for other in present)
+            *(own for own in [self.distillation] if own not in present),
+            *(own for own in others if not any(isinstance(other, type(own)) for other in present)),
         ]
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
@@ -376,10 +374,6 @@ class Task(SavedTask):
         self._accumulated = 0
         if stage == "fit" and self.ema is not None:
             check_ema_support(self.trainer)
-        if stage == "fit" and self.teacher is not None:
-            self.load_teacher()
-            if self.trainer.num_sanity_val_steps:  # on all images: it scores the student before any step
-                self.trainer.num_sanity_val_steps = float("inf")
         if stage == "fit":  # while the parameters have their shapes and names, which FSDP takes from them
             settings = self.optimisation
             self._groups = parameter_groups(
@@ -389,20 +383,12 @@ class Task(SavedTask):
                 layer_decay=settings.layer_decay,
                 backbone_lr_scale=settings.backbone_lr_scale,
                 no_decay=settings.no_decay,
-                lr_scales=self._lr_scales(),
+                lr_scales=self.distillation.lr_scales(settings.new_lr_scale),
             )
 
-    def load_teacher(self) -> None:
-        """Copies and compares with the network of the teacher, if there is one, until the end of the next fit."""
-        if self.teacher is not None and self.distillation is None:
-            self.distillation = TaskDistillation(self, self.teacher)
-
     def teardown(self, stage: str) -> None:
-        """Restores the precision, and lets the teacher go."""
+        """Restores the precision."""
         torch.set_float32_matmul_precision(self._precision)
-        if stage == "fit" and self.distillation is not None:
-            self.distillation.close()
-            self.distillation = None
 
     def train(self, mode: bool = True) -> Self:
         """Switches to training or evaluation mode; modules that are frozen whole stay in evaluation mode."""
@@ -410,19 +396,3 @@ class Task(SavedTask):
         for module in self.frozen:
             module.eval()
         return self
-
-    def _lr_scales(self) -> dict[str, float]:
-        """The factors on the learning rate of parameters that the teacher does not have."""
-        scale = self.optimisation.new_lr_scale
-        if scale == 1:
-            return {}
-        if self.distillation is None:
-            raise UserError("new_lr_scale is for the parameters that a teacher does not have: set --model.teacher")
-        new = self.distillation.new
-        rank_zero_info(f"learning rate x {scale:g} for {len(new)} tensors of parameters: {quote_first(new)}")
-        return {f"network.{name}": scale for name in new}
-
-    def on_validation_end(self) -> None:
-        """Writes down how a student starts."""
-        if self.distillation is not None and self.trainer.sanity_checking:
-            self.distillation.log_start()

@@ -64,7 +64,8 @@ class FeatureTask(Task):
     def score_batch(self, network: nn.Module, batch: dict[str, Any], metrics: Mapping[str, Any]) -> Tensor:
         """Updates the similarity; returns the features (B, D)."""
         features: Tensor = network(batch["image"])
-        target = (self._reference if self.distillation is None else self.distillation.teacher)(batch["image"])
+        distance = self.distillation.distance
+        target = (self._reference if distance is None else distance.teacher)(batch["image"])
         metrics["similarity"].update(F.cosine_similarity(features.float(), target.float(), dim=1))
         return features
 

@@ -195,7 +195,6 @@ class SavedTask(LightningModule):
     """What a task's checkpoint says besides the weights, and how it is opened in Python."""
 
     ema: Any
-    distillation: Any
     category_ids: list[int] | None = None  # COCO's, of the data that the checkpoint was trained on
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -215,8 +214,6 @@ class SavedTask(LightningModule):
         checkpoint["total_batch"] = total_batch_size(self.trainer)
         if self.ema is not None:
             checkpoint["ema_updates"] = self.ema.updates
-        if self.distillation is not None:
-            checkpoint["teacher_sha256"] = self.distillation.fingerprint
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Takes over what `on_save_checkpoint` added."""
@@ -226,11 +223,6 @@ class SavedTask(LightningModule):
         self.category_ids = ids if are_category_ids(ids, self.hparams.get("num_classes")) else None
         if self.ema is not None:
             self.ema.updates = checkpoint["ema_updates"]
-        if self.distillation is not None and checkpoint.get("teacher_sha256") != self.distillation.fingerprint:
-            raise UserError(
-                f"the run that is resumed learned from another teacher than {self.hparams['teacher']!r}; set "
-                f"--model.teacher to the one that it had, or start a new run"
-            )
 
     @classmethod
     def load_from_checkpoint(

@@ -2,12 +2,13 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
@@ -19,9 +20,6 @@ from linvit.registry.signatures import check_choices
 from linvit.tasks.execution import freeze_parameters
 from linvit.tasks.pretrained import checkpoint_follows
 from linvit.tasks.safe_loading import opened
-
-if TYPE_CHECKING:
-    from linvit.tasks.base import Task
 
 MOST = 0.9  # of the weights of its network a teacher must have
 TEACHER, START, DISTANCE = "teacher/", "start/", "distance/"
@@ -71,18 +69,28 @@ class Teacher(Matching):
         return cls(**options)
 
 
-class TaskDistillation(Distillation):
-    """The distance of a task's network to its teacher: loads the teacher, and copies its weights into the network."""
+class TaskDistillation(Callback):
+    """Trains a task beside its teacher, if it has one. A copy of the task has no teacher until it is fitted.
 
-    def __init__(self, task: "Task", option: Teacher) -> None:
-        teacher = teacher_network(task, option)
-        attention = task.hparams["attention"]
+    Attributes:
+        distance: Compares the task's network with its teacher while it is fitted, else None.
+    """
+
+    distance: Distillation | None = None
+    fingerprint: str
+    new: Sequence[str]
+
+    def load(self, task: Any) -> None:
+        """Loads a task's teacher, if it has one, until the end of the next run; copies its weights into the network."""
+        option: Teacher | None = task.teacher
+        if option is None or self.distance is not None:
+            return
+        teacher, attention = teacher_network(task, option), task.hparams["attention"]
         if attention is None:
             raise UserError("a student needs another attention than its teacher's: set --model.attention")
         copied = linearize(teacher, attention, task.hparams["img_size"]).state_dict()
-        super().__init__(teacher, task.network, option)
-        self.task, self.option = task, option
-        inside = tuple(f"{name}." for name in self.layers)
+        distance = Distillation(teacher, task.network, option)
+        inside = tuple(f"{name}." for name in distance.layers)
         parts = {"all": (True, False), "attention": (True,), "mlp": (False,), "nothing": ()}[option.copied]
         chosen = {name: value for name, value in copied.items() if name.startswith(inside) in parts}
         task.network.load_state_dict(chosen, strict=False)
@@ -95,66 +103,110 @@ class TaskDistillation(Distillation):
         self.new = [name for name, own in task.network.named_parameters() if known.get(name) != own.shape]
         self.fingerprint = fingerprint(teacher)
         rank_zero_info(
-            f"teacher: {option.source or 'the weights of the backbone'}. {len(self.layers)} attention layers are "
+            f"teacher: {option.source or 'the weights of the backbone'}. {len(distance.layers)} attention layers are "
             f"matched. New parameters of the student: {quote_first(self.new) if self.new else 'none'}"
         )
-        own, theirs = (network.get_submodule(self.layers[0]) for network in (task.network, teacher))
+        own, theirs = (network.get_submodule(distance.layers[0]) for network in (task.network, teacher))
         if kind_of(own) == kind_of(theirs):
             rank_zero_warn(
                 f"the student has its teacher's attention, {json.dumps(attention)}, in every layer: nothing is "
                 f"converted. Name another one with --model.attention, unless this is the run to compare with"
             )
         if not option.task_weight or (option.attention_inputs == "teacher" and any(option.weights.values())):
-            unreached = self.unreached(task.example_images, by_outputs=bool(option.task_weight))
+            unreached = distance.unreached(task.example_images, by_outputs=bool(option.task_weight))
             if option.task_weight and hasattr(task.network, "backbone"):  # its head has a loss of its own
                 unreached = [name for name in unreached if name.startswith("backbone.")]
             if unreached:
                 rank_zero_info("parameters that no loss depends on are frozen")
                 task.frozen = freeze_parameters(task.network, unreached)  # DDP waits for gradients of all others
+        self.distance = distance
+
+    def close(self) -> None:
+        """Lets the teacher go."""
+        if self.distance is not None:
+            self.distance.close()
+            self.distance = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy of the task learns from no teacher until it is fitted."""
-        return type(None), ()
+        return type(self), ()
 
-    def training_loss(self, batch: dict[str, Any]) -> Tensor:
-        """The weighted sum of the task's loss for a batch and of what is matched, which the task logs."""
-        weight, task = self.option.task_weight, self.task
-        if not any(self.matching.weights.values()):
-            return weight * task.training_loss(batch)
+    def lr_scales(self, scale: float) -> dict[str, float]:
+        """Returns the factors on the learning rate of parameters that the teacher does not have, by their names."""
+        if scale == 1:
+            return {}
+        if self.distance is None:
+            raise UserError("new_lr_scale is for the parameters that a teacher does not have: set --model.teacher")
+        rank_zero_info(f"learning rate x {scale:g} for {len(self.new)} tensors of parameters: {quote_first(self.new)}")
+        return {f"network.{name}": scale for name in self.new}
+
+    def training_loss(self, task: Any, batch: dict[str, Any]) -> Tensor:
+        """Returns the task's loss; with a teacher the weighted sum of it and of what is matched, which is logged."""
+        if self.distance is None:
+            return task.training_loss(batch)  # type: ignore[no-any-return]
+        weight = task.teacher.task_weight
+        loss: Any = weight * task.training_loss(batch) if weight else 0.0
+        if not any(self.distance.matching.weights.values()):
+            return loss  # type: ignore[no-any-return]
         if not weight:
-            self.run(batch["image"])
-        own = weight * task.training_loss(batch) if weight else 0.0
-        parts = self.parts()
+            self.distance.run(batch["image"])
+        parts = self.distance.parts()
         task.log_dict({f"train/teacher_{part}": value.detach() for part, value in parts.items()})
-        return own + self.weighted(parts)
+        return loss + self.distance.weighted(parts)  # type: ignore[no-any-return]
 
-    def validate(self, batch: dict[str, Any], batch_idx: int) -> None:
+    def validate(self, task: Any, batch: dict[str, Any], batch_idx: int) -> None:
         """Logs how far attention layers are from the teacher's on the first batch; scores the teacher at the start."""
-        task = self.task
+        if self.distance is None:
+            return
         if batch_idx == 0:  # of each rank; one whose share is empty logs nothing, and none waits for another
-            found = self.distances(batch["image"])["attention"]
+            found = self.distance.distances(batch["image"])["attention"]
             task.log_dict({f"{DISTANCE}{name}": value for name, value in found.items()}, batch_size=1)
         if task.trainer.sanity_checking:
             metrics: Any = task.metrics[TEACHER]
-            task.score_batch(self.teacher, batch, metrics)
+            task.score_batch(self.distance.teacher, batch, metrics)
             task.log(f"{TEACHER}score", metrics[task.score_metric], batch_size=len(batch["image"]))
 
-    def log_start(self) -> None:
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Loads the teacher; has the check before training score both networks on all images."""
+        if stage == "fit":
+            self.load(pl_module)
+            if self.distance is not None and trainer.num_sanity_val_steps:
+                trainer.num_sanity_val_steps = float("inf")
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Lets the teacher go."""
+        self.close()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Logs at step 0 the teacher's score and, before any step, the student's score and its distances.
 
         A resumed run keeps those of its student, which has been trained since.
         """
-        found, names = self.task.trainer.callback_metrics, {f"{TEACHER}score": f"{TEACHER}score"}
-        if self.task.trainer.global_step == 0:
+        if self.distance is None or not trainer.sanity_checking:
+            return
+        found, names = trainer.callback_metrics, {f"{TEACHER}score": f"{TEACHER}score"}
+        if trainer.global_step == 0:
             names |= {"val/score": f"{START}score"}
             names |= {tag: f"{START}{tag}" for tag in found if tag.startswith(DISTANCE)}
-        for logger in self.task.loggers:
+        for logger in trainer.loggers:
             logger.log_metrics({to: found[tag].item() for tag, to in names.items() if tag in found}, step=0)
 
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Adds what the teacher's weights are known by."""
+        if self.distance is not None:
+            checkpoint["teacher_sha256"] = self.fingerprint
 
-def kept_attention(attention: Any, teacher: Teacher) -> Any:
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Raises a `UserError` if a run is resumed with another teacher."""
+        if self.distance is not None and checkpoint.get("teacher_sha256") != self.fingerprint:
+            raise UserError(
+                f"the run that is resumed learned from another teacher than {pl_module.hparams['teacher']!r}; set "
+                f"--model.teacher to the one that it had, or start a new run"
+            )
+
+
+def kept_attention(attention: Any, teacher: Teacher | None) -> Any:
     """A student's option `attention`, with that of its teacher where a list has None."""
-    if not isinstance(attention, list | tuple) or None not in attention or checkpoint_follows():
+    if teacher is None or not isinstance(attention, list | tuple) or None not in attention or checkpoint_follows():
         return attention
     theirs = given_options(teacher).get("attention")
     each = theirs if isinstance(theirs, list | tuple) else [theirs] * len(attention)
@@ -166,7 +218,7 @@ def kept_attention(attention: Any, teacher: Teacher) -> Any:
     return [kept if own is None else own for own, kept in zip(attention, each, strict=True)]
 
 
-def teacher_network(task: "Task", teacher: Teacher) -> nn.Module:
+def teacher_network(task: Any, teacher: Teacher) -> nn.Module:
     """The task's network with the teacher's attention and weights, for images of the task's size."""
     options = {**task.hparams, "attention": None, "teacher": None, "pretrained": None, "freeze": None}
     options |= {"ema_decay": None, "predict_with": "raw", "compile": False, "grad_checkpointing": False}
@@ -178,7 +230,7 @@ def teacher_network(task: "Task", teacher: Teacher) -> nn.Module:
                 "the teacher has no trained weights: name a file of them, --model.teacher.source=FILE, or a backbone "
                 "that brings them, --model.backbone='{name: timm, model: MODEL, pretrained: true}'"
             )
-        return type(task)(**options).network
+        return type(task)(**options).network  # type: ignore[no-any-return]
     if teacher.untrained:
         raise UserError(
             f"the teacher '{teacher.source}' has not been trained to its end. linvit linearize does that first, and so "
@@ -188,7 +240,7 @@ def teacher_network(task: "Task", teacher: Teacher) -> nn.Module:
 
     given = given_options(teacher)
     options["attention"] = given.get("attention")
-    network = type(task)(**options).network
+    network: nn.Module = type(task)(**options).network
     averaged = given.get("predict_with") == "ema" if given else None
     report = load_pretrained(network, teacher.source, ema=averaged, min_fraction=0)
     lacking = report.missing | dict.fromkeys(report.unexpected, "not in the model")
