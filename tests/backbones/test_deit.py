@@ -348,7 +348,7 @@ def test_initial_values() -> None:
 
 
 @pytest.mark.parametrize(
-    ("attention", "most", "most_in_training"), [("softmax", 15, 15), ("linear", 25, 65), ("focused", 35, 80)]
+    ("attention", "most", "most_in_training"), [("softmax", 15, 15), ("linear", 25, 65), ("focused", 30, 80)]
 )
 @pytest.mark.parametrize("batch", [1, 2])
 def test_a_block_makes_few_calls_of_its_own(attention: str, most: int, most_in_training: int, batch: int) -> None:

@@ -209,7 +209,7 @@ def tuned(tmp_path, monkeypatch):
         }
         return {
             name: {
-                "trainer": {},
+                "trainer": {"default_root_dir": None},
                 "data": {"init_args": {"samples_seed": 3}},
                 "model": {"init_args": {"lr": 0.1, **own}},
             }

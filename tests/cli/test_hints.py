@@ -130,18 +130,6 @@ def test_what_others_print_of_a_run_that_is_not_finished(run, name, tmp_path):
     assert [path.name for path in folder.parent.iterdir()] == [name]
 
 
-def test_what_is_printed_of_a_run_without_its_last_evaluation(run, tmp_path):
-    folder = copy_of(run, tmp_path)
-    (folder / "metrics.csv").unlink()
-    for path in (folder / "checkpoints").glob("*.ckpt"):
-        if path.name != LAST:
-            path.unlink()
-    (done,) = follow(RunFolder(folder).command, tmp_path)
-    assert done.code == 2
-    (scored,) = follow(done.err.replace("\n  linvit", "\nlinvit"), tmp_path)
-    assert scored.code == 0, scored.err
-
-
 def test_a_run_without_a_checkpoint_is_not_said_to_continue(run, tmp_path):
     folder = copy_of(run, tmp_path)
     assert how_to_resume(folder).startswith("continue with")

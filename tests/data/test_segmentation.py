@@ -374,7 +374,7 @@ class TestRefused:
             data(folder, reduce_zero_label=False, **given).setup("fit")
 
     def test_masks_for_a_classification(self, folder):
-        with pytest.raises(UserError, match="images and masks, a class for each pixel"):
+        with pytest.raises(UserError, match="folders of images and masks"):
             ClassificationData(str(folder), num_workers=0).setup("fit")
         classes = ClassificationData(str(folder), num_workers=0, num_classes=2)
         classes.setup("fit")

@@ -22,10 +22,9 @@ from torch.nn import functional as F
 from linvit.attention.base import Grid
 from linvit.attention.declarations import Facts
 from linvit.attention.kernels import Formula
-from linvit.attention.ops.activations import focus, focused, of_both, trains_by_hand
+from linvit.attention.ops.activations import focused, focused_powers, of_both, trains_by_hand
 from linvit.attention.ops.functional import (
     SizeOf,
-    join_heads,
     l2_norm,
     resize_table,
     resize_tokens,
@@ -100,7 +99,8 @@ class FocusedAttention(ConvolvedAttention):
 
         width = self.key_dim * num_heads
         self.scale = nn.Parameter(torch.zeros(1, 1, width)) if learn_scale else None
-        self.positional_encoding = nn.Parameter(torch.zeros(1, math.prod(grid.keys_size), width)) if pos_enc else None
+        self.table_size = grid.keys_size
+        self.positional_encoding = nn.Parameter(torch.zeros(1, math.prod(self.table_size), width)) if pos_enc else None
         self.dwc = depthwise_conv(self.head_dim, dwc_kernel) if dwc else None
         self.relu_alone = self.focusing_factor == 1 and not learn_scale and not relu_eps  # the whole feature map
 
@@ -127,14 +127,15 @@ class FocusedAttention(ConvolvedAttention):
         encoding = None if table is None else self._encoding(table, grid).to(wide)  # (1, M, h dk)
         if torch.is_grad_enabled() and self.focusing_factor != 1 and self.stable_power and trains_by_hand(q):
             return self._focused(q, k, encoding, wide, dtype)
-        keys = join_heads(k) if encoding is None else join_heads(k) + encoding  # (B, M, h dk)
+        queries, keys = q.transpose(1, 2).flatten(2), k.transpose(1, 2).flatten(2)
+        keys = keys if encoding is None else keys + encoding  # (B, M, h dk)
         if self.relu_alone:  # for which rounding can come first
             return of_both(F.relu, q.to(dtype), split_heads(keys.to(dtype), self.num_heads))
-        return of_both(partial(self._phi, wide, dtype), join_heads(q), keys)
+        return of_both(partial(self._phi, wide, dtype), queries, keys)
 
     def _encoding(self, table: Tensor, grid: Grid) -> Tensor:
         """The position encoding for a grid, (1, M, h dk)."""
-        encoding = resize_tokens(table, self.grid.keys_size, grid.keys_size)
+        encoding = resize_tokens(table, self.table_size, grid.kv_size or grid.size)
         return F.pad(encoding, (0, 0, grid.num_prefix, 0)) if grid.num_prefix else encoding  # which have no position
 
     def formula(self, q: Tensor, k: Tensor, grid: Grid) -> Formula | None:
@@ -155,7 +156,7 @@ class FocusedAttention(ConvolvedAttention):
         """The position encoding of a checkpoint for the nominal grid (bicubic)."""
         name, own = "positional_encoding", self.positional_encoding
         if own is not None and name in state:
-            state[name] = resize_table(state[name], own, self.grid.keys_size, size_of)
+            state[name] = resize_table(state[name], own, self.table_size, size_of)
         return state
 
     def _focused(
@@ -186,7 +187,8 @@ class FocusedAttention(ConvolvedAttention):
         if self.focusing_factor != 1:
             vectors = x if self.norm_scope == "all_heads" else x.unflatten(-1, (self.num_heads, -1))
             if self.stable_power:
-                x = focus(vectors, self.focusing_factor)
+                powered, norms, _ = focused_powers(vectors, self.focusing_factor)
+                x = powered * norms
             else:
                 powered = vectors**self.focusing_factor
                 x = powered / l2_norm(powered) * l2_norm(vectors)

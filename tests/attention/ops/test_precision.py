@@ -123,8 +123,9 @@ def fused_kernel(size: tuple[int, int]) -> tuple[float, float]:
 def test_what_stays_in_bfloat16_is_at_most_twice_as_far_off_as_the_fused_kernel(name: str) -> None:
     size = (96, 3) if name in WIDE else (32, 2)
     found = in_bfloat16(name, size)
-    assert (found is not None) == (attentions.get(name).precision == "mixed")
+    assert found is not None or name not in WIDE
     if found is not None:
+        assert attentions.get(name).precision == "mixed"
         assert all(own <= 2 * fused for own, fused in zip(found, fused_kernel(size), strict=True)), found
 
 

@@ -53,7 +53,7 @@ def focus(x: Tensor, power: float) -> Tensor:
 
     Dividing by the largest entry first changes nothing but keeps x^p from under- and overflowing at any p.
     """
-    powers, scale, _ = _powers(x, power)
+    powers, scale, _ = focused_powers(x, power)
     return powers * scale
 
 
@@ -98,7 +98,7 @@ def _vectors(x: Tensor, all_heads: bool) -> Tensor:
     return x.flatten(-2) if all_heads else x
 
 
-def _powers(x: Tensor, power: float) -> tuple[Tensor, Tensor, Tensor]:
+def focused_powers(x: Tensor, power: float) -> tuple[Tensor, Tensor, Tensor]:
     """Powers of x (..., C), what they are multiplied by to have the norm of x, and that, (..., 1)."""
     tiny = torch.finfo(x.dtype).tiny
     # The largest power becomes 2^30, not 1: squares of small powers are then no denormal numbers, which are slow.
@@ -162,7 +162,7 @@ class _Focused(torch.autograd.Function):
         added = [least] * (len(xs) - 1) + [least if shift is None else (shift + eps) * factor]
         for x, offset, out in zip(xs, added, z, strict=True):
             torch.addcmul(offset, x, factor, out=out)
-        powers, scale, norm = _powers(_vectors(z.clamp_min_(least), all_heads), power)
+        powers, scale, norm = focused_powers(_vectors(z.clamp_min_(least), all_heads), power)
         if all_heads:
             scale, norm = scale.unsqueeze(-1), norm.unsqueeze(-1)
         y = torch.empty_like(z, dtype=dtype)

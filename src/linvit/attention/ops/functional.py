@@ -71,7 +71,7 @@ def split_heads(x: Tensor, num_heads: int) -> Tensor:
 
 def same_size(old: Sequence[int], new: Sequence[int]) -> bool:
     """Whether a table for the size `old` serves `new` as it is; never where an exported program is for any size."""
-    if is_exporting() and not all(type(side) is int for side in new):
+    if {*map(type, new)} != {int} and is_exporting():
         return False
     return tuple(old) == tuple(new)
 
