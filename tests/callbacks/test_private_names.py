@@ -9,7 +9,11 @@ from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.trainer.connectors.checkpoint_connector import _CheckpointConnector
 from lightning.pytorch.trainer.connectors.logger_connector import _LoggerConnector
+from torchmetrics.classification import MulticlassConfusionMatrix
+from torchmetrics.utilities import dim_zero_sum
 
+from linvit.attention.ops.decorators import in_transform
+from linvit.attention.ops.functional import is_exporting
 from linvit.tasks.parameter_groups import adamw
 from tests.training import trainer
 
@@ -32,6 +36,7 @@ def test_the_progress_of_the_loops_has_the_names_that_are_changed(tmp_path):
         "epoch_loop.state_dict",
     }
     assert names <= fit.keys(), "exact_resume.py and safe_loading.py have to read another layout of checkpoints"
+    assert "_batches_that_stepped" in fit["epoch_loop.state_dict"], "exact_resume.py has to count steps by another name"
     assert hasattr(_FitLoop, "restarted_mid_epoch"), (
         "exact_resume.py has to ask another name whether an epoch is resumed"
     )
@@ -64,3 +69,27 @@ def test_lightning_clips_before_a_fused_optimiser():
     assert not _optimizer_handles_unscaling(optimizer), said
     optimizer._step_supports_amp_scaling = True
     assert _optimizer_handles_unscaling(optimizer), said
+
+
+def test_torch_says_whether_a_transform_runs_and_whether_it_exports():
+    """By private names that torch 2.15 has."""
+    found = []
+
+    class Asks(torch.nn.Module):
+        def forward(self, x):
+            found.append((in_transform(), is_exporting()))
+            return x + 1
+
+    Asks()(torch.ones(2))
+    torch.func.vmap(Asks())(torch.ones(2))
+    torch.export.export(Asks(), (torch.ones(2),))
+    said = "in_transform or is_exporting has to ask torch by another name"
+    assert [found[0], found[1], found[-1]] == [(False, False), (True, False), (False, True)], said
+    copied = [torch.zeros(1), torch.zeros(1)]
+    torch._foreach_copy_(copied, [torch.ones(1), torch.ones(1)])
+    assert sum(copied) == 2, "cast_linear.py has to convert weight and bias by another name, in one launch"
+
+
+def test_a_metric_says_how_the_ranks_reduce_its_states():
+    said = "add_up_over_ranks of execution.py has to ask torchmetrics by another name than _reductions"
+    assert MulticlassConfusionMatrix(3)._reductions == {"confmat": dim_zero_sum}, said
