@@ -43,7 +43,7 @@ def test_new_rows_are_appended_to_those_of_a_long_run(tmp_path, monkeypatch):
             assert [row["loss"] for row in rows(tmp_path)] == ["0.0", "1.0", "2.0"][: step + 1]
         logger.log_metrics({"loss": 30.0, "lr": 0.4}, 300)
         patch.setattr(csv.DictWriter, "writerows", cut)
-        with pytest.warns(UserWarning, match="No space left"):
+        with pytest.raises(OSError, match="No space left"):
             logger.save()
     assert (tmp_path / "metrics.csv").read_text().endswith("\n30\n")
     logger.log_metrics({"loss": 4.0}, 301)

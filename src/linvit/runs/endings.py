@@ -163,7 +163,8 @@ def report_exit(trainer: Trainer, ranks: Ranks) -> Iterator[None]:
         if isinstance(error, MisconfigurationException) or str(error).startswith(NO_METRIC):
             mistake = mistake or UserError(str(error))
         if isinstance(error, OSError) and error.errno in REFUSALS:  # by the disk
-            mistake = UserError(f"a file could not be written: {error}")
+            way = "" if ranks.run is None or trainer.world_size > 1 else f"; {how_to_resume(ranks.run, ranks.command)}"
+            mistake = UserError(f"a file could not be written: {error}{way}")
         if trainer.world_size == 1 and loader is None:
             if mistake is not None:
                 raise mistake from error

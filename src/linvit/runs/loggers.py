@@ -1,16 +1,15 @@
 """The loggers of a run: TensorBoard and a table in its folder."""
 
 import csv
-import time
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from lightning.fabric.loggers.logger import rank_zero_experiment
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
-from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_only
 from torch.utils.tensorboard import SummaryWriter
 
 from linvit.io.files import rewriting, sync
@@ -80,24 +79,27 @@ class CsvLogger(Logger):
         if self._new:
             self._write()
 
+    @rank_zero_only
+    def finalize(self, status: str) -> None:
+        """Writes what is new; after an error a disk that refuses it changes nothing of what is said."""
+        with suppress(OSError) if status == "failed" else nullcontext():
+            self.save()
+
     def _write(self) -> None:
         appended = bool(self._columns) and all(row.keys() <= set(self._columns) for row in self._new.values())
         appended &= self.file.exists() and self.file.stat().st_size > 0  # else it was deleted or emptied meanwhile
         rows = self._new if appended else self._rows
         columns = self._columns if appended else [*dict.fromkeys(tag for row in rows.values() for tag in row)]
-        self._columns = []
-        try:
-            with nullcontext(self.file) if appended else rewriting(self.file) as path:
-                with path.open("a" if appended else "w", encoding="utf-8", newline="") as file:
-                    writer = csv.DictWriter(file, columns)
-                    if not appended:
-                        writer.writeheader()
-                    writer.writerows(rows.values())
-                sync(path)
-            self._columns = columns
-            self._new.clear()
-        except OSError as error:  # may have cut a row; the file is replaced next time
-            rank_zero_warn(f"'{self.file}' could not be written, and is tried again: {error.strerror}")
+        self._columns = []  # if the disk takes a part alone, the file is replaced next time
+        with nullcontext(self.file) if appended else rewriting(self.file) as path:
+            with path.open("a" if appended else "w", encoding="utf-8", newline="") as file:
+                writer = csv.DictWriter(file, columns)
+                if not appended:
+                    writer.writeheader()
+                writer.writerows(rows.values())
+            sync(path)
+        self._columns = columns
+        self._new.clear()
 
 
 class NoEvents:
@@ -107,13 +109,9 @@ class NoEvents:
         return lambda *args, **kwargs: None
 
 
-RETRY = 60.0  # seconds
-
-
 class RunTensorBoardLogger(TensorBoardLogger):
     """Lightning's, with the hyper-parameters of a resumed run in hparams.yaml. Curves are named as in metrics.csv."""
 
-    _silent_until = 0.0
     _writer: SummaryWriter | None = None
     _written: tuple[int | None, Mapping[str, float]] | None = None
 
@@ -153,41 +151,28 @@ class RunTensorBoardLogger(TensorBoardLogger):
         if self._written == (step, metrics):  # a step that was logged before its checkpoint, and is logged at its end
             return
         self._written = step, dict(metrics)
-        self._unless_refused(super().log_metrics, metrics, step)
+        super().log_metrics(metrics, step)
 
     @rank_zero_only
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
         """Deletes the file of the run so far, which `save` would keep."""
-        self._unless_refused(Path(self.log_dir, self.NAME_HPARAMS_FILE).unlink, missing_ok=True)
-        self._unless_refused(super().log_hyperparams, params, *args, **kwargs)
+        Path(self.log_dir, self.NAME_HPARAMS_FILE).unlink(missing_ok=True)
+        super().log_hyperparams(params, *args, **kwargs)
 
     @rank_zero_only
     def save(self) -> None:
         """Writes what is left, and the hyper-parameters, and waits until the disk has the curves."""
-        self._unless_refused(super().save)
+        super().save()
         for file in Path(self.log_dir).glob("events.out.tfevents.*"):
-            self._unless_refused(sync, file)
+            sync(file)
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
         """The same at the end."""
-        self._unless_refused(super().finalize, status)
-        if self._writer is not None:
-            self._unless_refused(self._writer.close)
-
-    def _unless_refused(self, write: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        """Writes; if the disk does not take it, says so and leaves it. A minute later a new file is begun."""
-        if time.monotonic() < self._silent_until:
-            return
-        try:
-            write(*args, **kwargs)
-        except (OSError, ValueError) as error:
-            reason = error if isinstance(error, OSError) else error.__cause__  # Lightning makes all errors ValueErrors
-            if not isinstance(reason, OSError):
-                raise
-            self._writer = None  # its thread has ended
-            self._silent_until = time.monotonic() + RETRY
-            rank_zero_warn(f"TensorBoard's curves could not be written to '{self.log_dir}': {reason.strerror}")
+        with suppress(OSError) if status == "failed" else nullcontext():
+            super().finalize(status)
+            if self._writer is not None:
+                self._writer.close()
 
 
 def run_loggers(given: Any, versions: Path, version: str | None, purge_step: int | None) -> list[Logger]:
