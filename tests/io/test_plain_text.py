@@ -5,7 +5,6 @@ import csv
 import io
 import logging
 import sys
-import warnings
 from pathlib import Path
 
 import pytest
@@ -155,19 +154,3 @@ def test_there_is_one_writer_of_tables():
         if isinstance(node, ast.Attribute) and ast.unparse(node) in ("csv.writer", "csv.DictWriter")
     }
     assert writing == {"plain_text.py", "loggers.py"}
-
-
-def test_another_stride_of_an_axis_of_length_1_is_no_matter():
-    """DDP warns of it, and copies such a gradient as it copies all others."""
-    text = (
-        "Grad strides do not match bucket view strides. It may cost time.\n"
-        "grad.sizes() = [{0}], strides() = [{1}]\nbucket_view.sizes() = [{0}], strides() = [{2}] (Triggered internally)"
-    )
-    nothing = [text.format("32, 1, 5, 5", "25, 1, 5, 1", "25, 25, 5, 1"), text.format("1, 16", "1, 1", "16, 1")]
-    real = [text.format("1, 16, 192", "3072, 1, 16", "3072, 192, 1"), text.format("11, 5", "1, 11", "5, 1")]
-    with warnings.catch_warnings(record=True) as shown:
-        warnings.simplefilter("always")
-        hide_library_messages()
-        for each in nothing + real:
-            warnings.warn(each, UserWarning, stacklevel=1)
-    assert [str(one.message) for one in shown] == real

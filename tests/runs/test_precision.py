@@ -1,15 +1,11 @@
 """The precision and the device of a run that names none."""
 
-from contextlib import nullcontext
-from types import SimpleNamespace
-
 import pytest
 import torch
 import yaml
-from lightning.pytorch.accelerators import CUDAAccelerator
 
 from linvit.errors import UserError
-from linvit.runs.trainer import check_nccl, default_precision, usable_accelerator
+from linvit.runs.trainer import default_precision, usable_accelerator
 from tests.cli.runs import QUICKSTART, flags, linvit, tiny
 
 
@@ -54,18 +50,6 @@ def test_an_apple_gpu_is_refused_by_name(monkeypatch, asked):
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     with pytest.raises(UserError, match=f"accelerator={asked} is Apple's GPU, which has no float64"):
         usable_accelerator(asked)
-
-
-@pytest.mark.parametrize(("devices", "backend", "refused"), [(2, None, True), (2, "gloo", False), (1, None, False)])
-def test_several_gpus_without_nccl_are_refused(monkeypatch, devices, backend, refused):
-    """As under Windows: a rank ended by an error of torch."""
-    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
-    strategy = SimpleNamespace(process_group_backend=backend)
-    trainer = SimpleNamespace(world_size=devices, accelerator=CUDAAccelerator(), strategy=strategy)
-    with (
-        pytest.raises(UserError, match=r"several GPUs need NCCL.*: --trainer\.devices=1") if refused else nullcontext()
-    ):
-        check_nccl(trainer)
 
 
 def test_it_is_said_once_and_written_down(run):

@@ -52,7 +52,6 @@ from linvit.runs.trainer import (
     add_displays,
     as_list,
     check_monitors,
-    check_nccl,
     check_processes,
     check_strategy,
     default_callbacks,
@@ -382,7 +381,6 @@ class Run:
             check_monitors(callbacks, task, trainer)
         if options["sync_batchnorm"] and trainer.world_size > 1 and isinstance(trainer.accelerator, CPUAccelerator):
             raise UserError("torch normalises batches over ranks on GPUs only: leave out --trainer.sync_batchnorm")
-        check_nccl(trainer)
         self._ranks = Ranks(trainer, self.resume_with)
         if not self._fits:
             anywhere = self.checkpoint is not None or self.verb == "predict"

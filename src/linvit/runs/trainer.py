@@ -8,7 +8,6 @@ from typing import Any
 import torch
 import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.accelerators import CUDAAccelerator
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, ModelSummary, RichModelSummary, RichProgressBar
 from lightning.pytorch.callbacks import ProgressBar as AnyProgressBar
 from lightning.pytorch.plugins.layer_sync import TorchSyncBatchNorm
@@ -144,20 +143,6 @@ def usable_accelerator(asked: Any = "auto") -> Any:
             f"scores: leave it out, or set cpu"
         )
     return asked if asked != "auto" else "cuda" if cuda else "cpu"
-
-
-def check_nccl(trainer: Trainer) -> None:
-    """Raises a `UserError` for several GPUs where torch has no NCCL, unless another backend is named."""
-    gpus = trainer.world_size > 1 and isinstance(trainer.accelerator, CUDAAccelerator)
-    if (
-        gpus
-        and not torch.distributed.is_nccl_available()
-        and not getattr(trainer.strategy, "process_group_backend", None)
-    ):
-        raise UserError(
-            "several GPUs need NCCL, which torch does not have here, nor anywhere under Windows: --trainer.devices=1 "
-            "takes one; linvit compare gives each run one; under Linux (WSL) a run takes several"
-        )
 
 
 def default_precision(accelerator: Any) -> str:
