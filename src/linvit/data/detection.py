@@ -2,9 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import cache, partial
-from importlib.util import find_spec
 from typing import Any, ClassVar
 
 import torch
@@ -22,7 +20,6 @@ from linvit.data.sources.object_audit import (
     class_table,
     describe_findings,
     say_left_out,
-    untrainable,
 )
 from linvit.data.sources.object_column import OBJECT_COLUMNS, BoxFormat
 from linvit.data.sources.objects import ObjectSource
@@ -206,7 +203,7 @@ class DetectionData(ImageData):
             return
         counts = {split: source.counts(split) for split in ("train", "val")}
         if not counts["train"].any() and self.trainer is not None:
-            raise UserError(untrainable(self.source, source.used("train"), partial(source.name_of, "train")))
+            raise UserError(_untrainable(source))
         self._warn_of_training(source, counts)
         lines = class_table(self.class_names, self.classes.ids, counts)
         more = [f"and {len(lines) - TABLE} more: linvit data check"] if len(lines) > TABLE else []
@@ -256,8 +253,6 @@ class DetectionData(ImageData):
         noted: list[ImageFinding] = []
         refused = []
         assert isinstance(source, ObjectSource)  # scenes are not checked
-        unasked = not self.masks and find_spec("faster_coco_eval") is not None
-        masked = replace(source, masks=True) if unasked and source.has_masks else None
         audits = {
             split: source.audit(split)
             for split, rows in self.splits.items()
@@ -285,12 +280,6 @@ class DetectionData(ImageData):
             (noted if skipped else malformed).extend(_findings(split, audit.malformed, name))
             lines += [f"  {split:<10}WARNING: objects: {line}" for line in describe_findings(audit.repeated, name)]
             noted += _findings(split, audit.repeated, name)
-            unusable = [] if masked is None else masked.audit(split).without_mask
-            if unusable:
-                lines.append(
-                    f"  {split:<10}WARNING: {len(unusable):,} objects have no usable mask, for --data.masks=true"
-                )
-                lines += [f"    {line}" for line in describe_findings(unusable, name)]
             if audit.wrong_format is not None:
                 bad.append(ImageFinding(split, "boxes", audit.wrong_format))
             for row, (stored, said) in enumerate(zip(found.sizes[split], source.sizes(split).tolist(), strict=True)):
@@ -308,8 +297,7 @@ class DetectionData(ImageData):
         counts = {split: source.counts(split) for split in named}
         lines += [f"  {line}" for line in class_table(self.class_names, self.classes.ids, counts)]
         if "train" in counts and not counts["train"].any() and source.used("train").left_out:
-            said = untrainable(self.source, source.used("train"), partial(source.name_of, "train"))
-            refused.append(f"  NO TRAINING  {said}")
+            refused.append(f"  NO TRAINING  {_untrainable(source)}")
         elif "train" in counts:
             self._warn_of_training(source, counts)
         return TargetReport(lines, bad, malformed, refused, noted=noted)
@@ -336,6 +324,12 @@ class DetectionData(ImageData):
             moved = torch.cat(tensors).to(batch["image"][0].device, non_blocking=True)
             entries[name] = list(moved.split([len(tensor) for tensor in tensors]))
         return batch | entries
+
+
+def _untrainable(source: ObjectSource) -> str:
+    """Says that no object of a source can be trained on, and why."""
+    said = say_left_out(source.used("train"), partial(source.name_of, "train"))
+    return f"no object of '{source.name}' can be trained on. Training leaves out {said}. Repair the annotations"
 
 
 def _leaves_out_many(found: ObjectAudit) -> bool:

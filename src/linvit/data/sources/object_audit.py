@@ -42,13 +42,6 @@ class ObjectAudit(NamedTuple):
     wrong_format: str | None
 
     @property
-    def without_mask(self) -> list[AnnotationFinding]:
-        """Those whose mask is empty, missing or malformed, if masks were looked at."""
-        return [
-            one for one in (*self.malformed, *self.left_out) if "segmentation" in one.reason or "mask" in one.reason
-        ]
-
-    @property
     def per_class(self) -> np.ndarray:
         """Number of objects of each class that are trained on or scored, int (K,)."""
         return np.bincount((self.trained if self.training else self.scored)[:, 1], minlength=self.num_classes)
@@ -202,22 +195,6 @@ def say_left_out(found: ObjectAudit, name: Callable[[int], str]) -> str:
     count, why = len(found.left_out), "; ".join(describe_findings(found.left_out, name))
     total = found.annotated.sum()
     return f"{count:,} of {total:,} objects ({count / total:.1%}): {why}"
-
-
-REPAIRS = {
-    "an area of 0 or less": "leave the field area out of the annotations, and the boxes' areas are taken",
-    "iscrowd: 1": "set iscrowd to 0 in the annotations of single objects",
-    "ignore: 1": "set ignore to 0",
-    EMPTY_MASK: "repair the polygons, or train without masks: --data.masks=false --model.head=faster_rcnn",
-}
-"""A way out for objects that are left out for a reason; for other reasons their boxes must be repaired."""
-
-
-def untrainable(source: str, found: ObjectAudit, name: Callable[[int], str]) -> str:
-    """Says that no object of a source can be trained on, why, and what to do."""
-    (reason, _), *_ = Counter(finding.reason for finding in found.left_out).most_common() or [("", 0)]
-    way = REPAIRS.get(reason, "repair the boxes, which are in pixels")
-    return f"no object of '{source}' can be trained on. Training leaves out {say_left_out(found, name)}. Way out: {way}"
 
 
 def absent_classes(names: Sequence[str], counts: np.ndarray) -> str | None:

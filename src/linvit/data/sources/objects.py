@@ -40,11 +40,6 @@ class ObjectSource(DataSource):
         folder = local_folder(self.name)
         return load_coco(folder, self.masks) if folder else None
 
-    @property
-    def has_masks(self) -> bool:
-        """True if its annotations may have masks."""
-        return self.coco is not None or (self.column is not None and "segmentation" in self.column.fields)
-
     @cached_property
     def tables(self) -> Splits:
         """The rows of each split as they are stored."""

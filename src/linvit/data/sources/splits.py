@@ -1,7 +1,6 @@
 """Loads the splits of a data source: embedded, on disk, or from the hub, all through the `datasets` library."""
 
 import glob
-import json
 import math
 import os
 import re
@@ -19,7 +18,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 from linvit.data.sources.folder import EXTENSIONS, HIDDEN, PACKED, files_below, holds_images, image_folder
 from linvit.data.sources.folder import SPLITS as SPLITS
-from linvit.data.sources.labels import MAX_CLASSES, features_of, undecoded
+from linvit.data.sources.labels import features_of, undecoded
 from linvit.data.sources.metadata import find_table, read_tables
 from linvit.errors import UserError, did_you_mean, quote_first
 from linvit.io.reading import read_regular
@@ -271,22 +270,16 @@ def hold_out(count: int, fraction: float, source: str) -> dict[str, np.ndarray]:
 
 
 def check_tables(path: Path, kind: str) -> None:
-    """Raises a `UserError` if a file of a kind, or a saved one, is special, malformed, or claims too much."""
+    """Raises a `UserError` if a file of a kind, or a saved one, is special or malformed."""
     suffix = "arrow" if kind == "saved" else kind
     for file in [path] if path.is_file() else files_of(path, suffix):
         if not file.is_file():
             raise UserError(f"'{file}' is not a regular file; move it away")
-        if suffix == "parquet":
-            metadata = pyarrow.parquet.read_metadata(file)
-            if metadata.num_rows > file.stat().st_size:  # of which each has an image
-                raise UserError(f"'{file}' claims {metadata.num_rows} rows, more than it has bytes")
-            _check_classes(file, (metadata.metadata or {}).get(b"huggingface", b"{}"))
-        elif suffix == "arrow":
-            _check_classes(file, _validated(file).get(b"huggingface", b"{}"))
+        if suffix == "arrow":
+            _validate(file)
     for file in path.glob("**/*.json") if kind == "saved" else ():
-        text = read_regular(file)
-        _check_classes(file, text)
-        if b"://" in text and file.name != "dataset_info.json":  # which may quote where a set once came from
+        quotes = file.name == "dataset_info.json"  # where a set once came from
+        if not quotes and b"://" in read_regular(file):
             raise UserError(f"'{file}' names an address; the parts of a saved set are files beside it")
 
 
@@ -295,31 +288,17 @@ def files_of(path: Path, suffix: str) -> list[Path]:
     return sorted({*path.glob(f"*.{suffix}"), *path.glob(f"*/*.{suffix}")})
 
 
-def _validated(file: Path) -> dict[bytes, bytes]:
-    """The metadata of an arrow file whose offsets all lie within it: others would be read outside of its memory."""
+def _validate(file: Path) -> None:
+    """Raises an error unless all offsets of an arrow file lie within it: others would be read outside of its memory."""
     with pyarrow.memory_map(str(file)) as stream:
-        schema, batches = arrow_batches(stream)
-        for batch in batches:
+        for batch in arrow_batches(stream):
             batch.validate(full=True)
-        return schema.metadata or {}
 
 
-def arrow_batches(stream: Any) -> tuple[pyarrow.Schema, Iterator[pyarrow.RecordBatch]]:
-    """Schema and record batches of an arrow file, a stream or a random access file."""
+def arrow_batches(stream: Any) -> Iterator[pyarrow.RecordBatch]:
+    """Record batches of an arrow file, a stream or a random access file."""
     try:
-        reader = pyarrow.ipc.open_stream(stream)
-        return reader.schema, iter(reader)
+        return iter(pyarrow.ipc.open_stream(stream))
     except pyarrow.ArrowInvalid:
         reader = pyarrow.ipc.open_file(stream)
-        return reader.schema, (reader.get_batch(index) for index in range(reader.num_record_batches))
-
-
-def _check_classes(file: Path, text: bytes) -> None:
-    """Raises a `UserError` for a feature of so many unnamed classes that their numbers would fill the memory."""
-
-    def look(entry: dict[str, Any]) -> None:
-        classes = entry.get("num_classes")
-        if isinstance(classes, int | float) and classes > MAX_CLASSES:
-            raise UserError(f"'{file}' claims a column of {classes} classes; at most {MAX_CLASSES} are taken")
-
-    json.loads(text, object_hook=look)
+        return (reader.get_batch(index) for index in range(reader.num_record_batches))

@@ -72,7 +72,7 @@ def _parquet_count(file: str) -> int:
 
 def _arrow_count(file: str) -> int:
     with pyarrow.memory_map(file) as stream:
-        return sum(batch.num_rows for batch in arrow_batches(stream)[1])
+        return sum(batch.num_rows for batch in arrow_batches(stream))
 
 
 @dataclass(eq=False)
