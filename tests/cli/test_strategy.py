@@ -15,7 +15,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 
 from linvit import UserError, load
 from linvit.cli import main
-from linvit.tasks.model_ema import check_ema_support
+from linvit.tasks.model_ema import WeightAveraging
 from linvit.tasks.safe_loading import guard
 from tests.cli.forked import Ranks
 from tests.cli.runs import QUICKSTART, linvit, tiny
@@ -172,4 +172,6 @@ def test_fsdp_without_cuda_is_a_user_error(tmp_path):
 
 def test_an_average_of_a_sharded_model_is_refused():
     with pytest.raises(UserError, match="a strategy that does not shard the model"):
-        check_ema_support(SimpleNamespace(strategy=built("fsdp"), precision="bf16-mixed"))
+        WeightAveraging().setup(
+            SimpleNamespace(strategy=built("fsdp"), precision="bf16-mixed"), tiny_task(ema_decay=0.5), "fit"
+        )

@@ -13,7 +13,7 @@ from linvit.analysis.operations import kept_for_backward
 from linvit.callbacks import AttentionRank
 from linvit.errors import UserError
 from linvit.tasks import ClassificationTask
-from linvit.tasks.execution import AttentionMemory, enable_grad_checkpointing
+from linvit.tasks.execution import Execution, enable_grad_checkpointing
 from tests.cli.forked import Ranks
 from tests.tasks.two_ranks import run, write
 from tests.training import SIDE, Memory, batches, fit, tiny_task, trainer
@@ -118,13 +118,12 @@ class TestGradientCheckpointing:
     @pytest.mark.parametrize("free", [2**40, 2**20])
     def test_a_gpu_with_enough_memory_keeps_them(self, tmp_path, monkeypatch, free):
         task, images = tiny_task(attention="mlla"), torch.ones(8, 3, SIDE, SIDE)
-        chosen = AttentionMemory()
-        runner = fit(task, tmp_path, callbacks=[chosen])
+        runner = fit(task, tmp_path)
         assert all(module.recompute for module in task.modules() if hasattr(module, "recompute"))  # as on any CPU
         monkeypatch.setattr(type(task), "device", property(lambda self: torch.device("cuda")))
-        monkeypatch.setattr(AttentionMemory, "needed", lambda *_: 2.0**22)
+        monkeypatch.setattr(Execution, "needed", lambda *_: 2.0**22)
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, free))
-        chosen.on_train_batch_start(runner, task, {"image": images}, 0)
+        task.execution.on_train_batch_start(runner, task, {"image": images}, 0)
         keeps = {not module.recompute for module in task.modules() if hasattr(module, "recompute")}
         assert keeps == {free == 2**40}
 
@@ -132,9 +131,7 @@ class TestGradientCheckpointing:
         task = tiny_task(attention="mlla")
         runner = fit(task, tmp_path)
         state = torch.random.get_rng_state()
-        one, two = (
-            AttentionMemory.needed(runner, task, {"image": torch.ones(count, 3, SIDE, SIDE)}) for count in (8, 16)
-        )
+        one, two = (Execution.needed(runner, task, {"image": torch.ones(count, 3, SIDE, SIDE)}) for count in (8, 16))
         full = kept_for_backward(lambda: task.network.train()(torch.ones(8, 3, SIDE, SIDE)), task.network)
         assert two == 2 * one
         assert full < one < 10 * full

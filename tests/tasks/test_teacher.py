@@ -6,9 +6,11 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
+import linvit
 from linvit import UserError
 from linvit.callbacks import SaveCheckpoints
 from linvit.data import ClassificationData
+from linvit.registry import attention_kernels
 from linvit.tasks import ClassificationTask, DetectionTask, FeatureTask, SegmentationTask
 from linvit.tasks.teacher import Teacher
 from tests.data.images import picture, save
@@ -50,6 +52,15 @@ def test_the_student_starts_with_what_is_copied_of_the_weights_that_predict(teac
         taken = copied == "all" or copied == ("attention" if ".attn." in name else "mlp")
         assert torch.equal(value, theirs[name] if taken else before[name]), name
         assert torch.equal(mine.ema.network.state_dict()[name], value)
+
+
+def test_a_kernel_of_the_student_needs_none_of_the_teacher(teacher, tmp_path, monkeypatch):
+    monkeypatch.setattr(attention_kernels, "_registered", {})
+    linvit.register_attention_kernel("students")(lambda *_: None)
+    task = tiny_task(**STUDENT, attention_kernel="students", teacher=teacher)
+    kinds = {module.attention_kernel for module in task.modules() if hasattr(module, "attention_kernel")}
+    assert kinds == {"students"}
+    assert distance_of(task).layers
 
 
 def test_a_student_with_the_attention_of_its_teacher_is_told_so(teacher, tmp_path, recwarn):

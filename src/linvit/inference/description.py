@@ -3,7 +3,7 @@
 import json
 import pkgutil
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -21,23 +21,14 @@ from linvit.registry.entries import restrict_imports_to
 from linvit.runs.checkpoint import check_same_model, checkpoint_in, read_checkpoint
 from linvit.runs.folder import RunFolder, best_checkpoints, newest
 from linvit.runs.saved_config import known_class
-from linvit.tasks.base import SET_BY_RUN, Task
-from linvit.tasks.optimisation import Optimisation
+from linvit.tasks.base import Task
+from linvit.tasks.execution import OF_TRAINING
 from linvit.tasks.pretrained import skip_pretrained
 from linvit.tasks.safe_loading import DESCRIPTION, are_category_ids, not_plain
 from linvit.weights import torch_file
 from linvit.weights.read import AVERAGE, HUB, HUB_FILES, TRAINED, WRITTEN_BY, download, model_named
 
 Weights = Literal["raw", "ema"]
-OF_TRAINING = {
-    *SET_BY_RUN,
-    "pretrained",
-    "freeze",
-    "ema_decay",
-    "mesa",
-    *(field.name for field in fields(Optimisation)),
-}
-"""Options of a task that do not change its trained network."""
 
 
 @dataclass(frozen=True)

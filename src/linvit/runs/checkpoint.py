@@ -33,7 +33,8 @@ from linvit.runs.folder import (
     versions,
 )
 from linvit.runs.parser import Config
-from linvit.tasks.base import SET_BY_DATA, SET_BY_RUN
+from linvit.tasks.base import SET_BY_DATA
+from linvit.tasks.execution import SET_BY_RUN
 from linvit.tasks.pretrained import skip_pretrained
 from linvit.tasks.safe_loading import DESCRIPTION, check_content, epochs_done, stopped_early, within_validation
 from linvit.weights import torch_file

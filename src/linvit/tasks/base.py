@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchmetrics import Metric
 
-from linvit.attention.kernels.choice import set_attention_kernel
 from linvit.backbones.create import create_backbone, image_channels
 from linvit.callbacks.exact_resume import ExactResume
 from linvit.callbacks.monitors import ImageGrid, is_logged, on_bar
@@ -23,19 +22,11 @@ from linvit.callbacks.predictions import PredictionWriter
 from linvit.errors import UserError
 from linvit.image_size import image_size
 from linvit.registry.signatures import check_choices
-from linvit.tasks.execution import (
-    AttentionMemory,
-    add_up_over_ranks,
-    enable_grad_checkpointing,
-    freeze_parameters,
-    keep_attention_features,
-    log_at_once,
-    total_over_ranks,
-)
-from linvit.tasks.model_ema import ModelEma, check_ema_support
+from linvit.tasks.execution import Execution, add_up_over_ranks, freeze_parameters, log_at_once, total_over_ranks
+from linvit.tasks.model_ema import ModelEma, WeightAveraging
 from linvit.tasks.optimisation import Optimisation, batch_size_warning, run_schedule, total_batch_size
 from linvit.tasks.parameter_groups import adamw, look_ahead, parameter_groups
-from linvit.tasks.pretrained import checkpoint_follows, load_initial_weights, without_download
+from linvit.tasks.pretrained import load_initial_weights, without_download
 from linvit.tasks.published import PublishedScores
 from linvit.tasks.results import Result
 from linvit.tasks.safe_loading import SavedTask, guard
@@ -43,16 +34,6 @@ from linvit.tasks.teacher import TEACHER, TaskDistillation, Teacher, kept_attent
 
 # Arguments that the command line takes from the data:
 SET_BY_DATA = ("num_classes", "class_names", "img_size", "in_chans")
-# Arguments that a checkpoint does not decide:
-SET_BY_RUN = (
-    "predict_with",
-    "compile",
-    "float32_matmul_precision",
-    "grad_checkpointing",
-    "recompute_attention",
-    "attention_kernel",
-    "teacher",
-)
 
 
 class Description(NamedTuple):
@@ -110,6 +91,7 @@ class Task(SavedTask):
         network: What is trained: images (B, C, H, W) in, the prediction out.
         ema: Its moving average, or None.
         frozen: Modules that are not trained, which stay in evaluation mode.
+        execution: How the network is computed.
         distillation: Trains the network beside its teacher, if it has one.
         report_folder: Where `run_callbacks` write in runs without a logger, `linvit test` and `linvit predict`.
     """
@@ -152,35 +134,24 @@ class Task(SavedTask):
             raise UserError("predict_with is 'ema', but this model has no moving average; set --model.predict_with=raw")
         self.optimisation = Optimisation(**optimisation)
         self.teacher = None if teacher is None else Teacher.of(teacher)
+        self.execution = Execution(
+            compile, float32_matmul_precision, grad_checkpointing, recompute_attention, attention_kernel
+        )
         self.save_hyperparameters()
         check_choices(type(self), self.hparams)
         self.save_hyperparameters(asdict(self.optimisation))  # with its defaults
         self.save_hyperparameters({"attention": kept_attention(attention, self.teacher)})
         self.network = self.configure_network()
-        try:
-            set_attention_kernel(self.network, attention_kernel)
-        except UserError as error:  # a trained network runs on other machines, too
-            if not checkpoint_follows():
-                raise
-            rank_zero_warn(f"torch computes attention: {error}")
         load_initial_weights(self.network, pretrained)
         self.frozen = freeze_parameters(self.network, freeze or [])
         self.ema = None if ema_decay is None else ModelEma(self.network, ema_decay)
-        if grad_checkpointing:
-            enable_grad_checkpointing(self.network)
-        if recompute_attention is False:
-            keep_attention_features(self.network)
-        if compile:  # in place, so that no name of a weight changes
-            self.network.compile()
-            if self.ema is not None:
-                self.ema.network.compile()
+        self.execution.apply(self)
         prefixes = ("",) if self.ema is None else ("", "ema_")
         tags = [f"{stage}/{prefix}" for stage in ("val", "test") for prefix in prefixes]
         tags += [TEACHER] * (self.teacher is not None)
         self.metrics = nn.ModuleDict({tag: nn.ModuleDict(self.configure_metrics()) for tag in tags})
         add_up_over_ranks(self.metrics)
         self.example_images = torch.zeros(1, in_chans, *image_size(img_size))
-        self._precision = torch.get_float32_matmul_precision()  # outside of a run
         self._accumulated = 0  # batches since the last optimiser step
         self.report_folder: Path | None = None
         self.distillation = TaskDistillation()
@@ -248,12 +219,11 @@ class Task(SavedTask):
 
     def higher_is_better(self, curve: str) -> bool | None:
         """Returns whether a curve such as "val/score" is the better the higher it is; None if that is not known."""
-        tag, _, name = curve.replace("/ema_", "/ema_/", 1).rpartition("/")
-        tag = tag if tag.endswith("ema_") else f"{tag}/"
-        if name == "loss":
-            return False
-        metrics = cast("Mapping[str, Metric]", dict(self.metrics.items()).get(tag, {}))
-        return True if name == "score" else metrics[name].higher_is_better if name in metrics else None
+        metrics, name = (
+            cast("Mapping[str, Metric]", self.metrics["val/"]),
+            curve.rpartition("/")[2].removeprefix("ema_"),
+        )
+        return {"loss": False, "score": True}.get(name, metrics[name].higher_is_better if name in metrics else None)
 
     def forward(self, images: Tensor) -> Tensor:
         """Images (B, C, H, W) to what the network predicts.
@@ -311,9 +281,9 @@ class Task(SavedTask):
     def configure_callbacks(self) -> list[Callback]:
         """Those of the task, and those of `run_callbacks` as far as the trainer has none of their class."""
         present: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
-        others = [ExactResume(), AttentionMemory(), *self.run_callbacks()]
+        others = [ExactResume(), WeightAveraging(), *self.run_callbacks()]
         return [
-            *(own for own in [self.distillation] if own not in present),
+            *(own for own in [self.execution, self.distillation] if own not in present),
             *(own for own in others if not any(isinstance(other, type(own)) for other in present)),
         ]
 
@@ -326,9 +296,6 @@ class Task(SavedTask):
         optimizer = adamw(groups, schedule.peak, betas, fused)
         if settings.lookahead is not None:
             look_ahead(optimizer, settings.lookahead)
-        if self.ema is not None:
-            ema = self.ema
-            optimizer.register_step_post_hook(lambda *_: ema.update(self.network))
         batch = total_batch_size(self.trainer)
         rank_zero_info(f"total batch {batch}, learning rate {schedule.peak:.4g}")
         if warning := batch_size_warning(settings, self.trainer, schedule, getattr(self, "_trained_with", None)):
@@ -366,14 +333,10 @@ class Task(SavedTask):
             optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
 
     def setup(self, stage: str) -> None:
-        """Guards checkpoints, sets the precision of products, groups parameters; refuses a wrong moving average."""
+        """Guards checkpoints, and groups parameters."""
         guard(self.trainer.strategy, self)
         log_at_once(self.trainer)
-        self._precision = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision(self.hparams["float32_matmul_precision"])
         self._accumulated = 0
-        if stage == "fit" and self.ema is not None:
-            check_ema_support(self.trainer)
         if stage == "fit":  # while the parameters have their shapes and names, which FSDP takes from them
             settings = self.optimisation
             self._groups = parameter_groups(
@@ -385,10 +348,6 @@ class Task(SavedTask):
                 no_decay=settings.no_decay,
                 lr_scales=self.distillation.lr_scales(settings.new_lr_scale),
             )
-
-    def teardown(self, stage: str) -> None:
-        """Restores the precision."""
-        torch.set_float32_matmul_precision(self._precision)
 
     def train(self, mode: bool = True) -> Self:
         """Switches to training or evaluation mode; modules that are frozen whole stay in evaluation mode."""

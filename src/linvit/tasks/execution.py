@@ -2,21 +2,25 @@
 
 import copy
 from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, distributed, nn
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_sum
 
 from linvit.analysis.operations import kept_for_backward
+from linvit.attention.kernels.choice import set_attention_kernel
 from linvit.backbones.initialise import classifiers
 from linvit.callbacks.save_checkpoints import on_cpu
 from linvit.errors import UserError, quote_first
+from linvit.tasks.optimisation import Optimisation
+from linvit.tasks.pretrained import checkpoint_follows
 
 
 def freeze_parameters(network: nn.Module, patterns: Sequence[str]) -> list[nn.Module]:
@@ -133,31 +137,56 @@ def keep_attention_features(network: nn.Module) -> None:
             module.recompute = False  # type: ignore[assignment]
 
 
-class AttentionMemory(Callback):
-    """Lets attention keep its features (`recompute_attention: auto`) on a GPU that has the memory, and says so.
+@dataclass(eq=False)
+class Execution(Callback):
+    """Options of `Task` that decide how its network is computed, not what; a callback of its runs."""
 
-    What a step would keep is found at its first batch with two images in a copy of the network; it may take half of
-    what is free beside gradients and averages of the weights.
-    """
+    compile: bool
+    float32_matmul_precision: str
+    grad_checkpointing: bool
+    recompute_attention: bool | Literal["auto"]
+    attention_kernel: str
+    _chosen = False
 
-    def __init__(self) -> None:
-        self.chosen = False
+    def apply(self, task: Any) -> None:
+        """Applies to the network of a task, and to its moving average, what lasts."""
+        try:
+            set_attention_kernel(task, self.attention_kernel)
+        except UserError as error:  # a trained network runs on other machines, too
+            if not checkpoint_follows():
+                raise
+            rank_zero_warn(f"torch computes attention: {error}")
+        if self.grad_checkpointing:
+            enable_grad_checkpointing(task.network)
+        if self.recompute_attention is False:
+            keep_attention_features(task.network)
+        if self.compile:  # in place, so that no name of a weight changes
+            for network in [task.network] if task.ema is None else [task.network, task.ema.network]:
+                network.compile()
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Sets the precision of products."""
+        self._outside = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision(self.float32_matmul_precision)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Restores the precision of products."""
+        torch.set_float32_matmul_precision(self._outside)
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: dict[str, Any], batch_idx: int
     ) -> None:
-        """Chooses once. Compiled networks choose themselves; sharded ones, and checkpointing, are short of memory."""
-        given, device = pl_module.hparams, pl_module.device
-        if (
-            isinstance(trainer.strategy, FSDPStrategy | ModelParallelStrategy)
-            or self.chosen
-            or device.type != "cuda"
-            or given["compile"]
-            or given["grad_checkpointing"]
-        ):
+        """Lets attention keep its features (`recompute_attention: auto`) on a GPU that has the memory, and says so.
+
+        What a step would keep is found once, at the first batch, with two images in a copy of the network; it may take
+        half of what is free beside gradients and averages of the weights. Compiled networks choose themselves; sharded
+        ones, and checkpointing, are short of memory.
+        """
+        device, sharded = pl_module.device, isinstance(trainer.strategy, FSDPStrategy | ModelParallelStrategy)
+        if self._chosen or sharded or device.type != "cuda" or self.compile or self.grad_checkpointing:
             return
-        self.chosen = True
-        if given["recompute_attention"] == "auto":
+        self._chosen = True
+        if self.recompute_attention == "auto":
             needed = self.needed(trainer, pl_module, batch)
             own = sum(weight.nbytes for weight in pl_module.parameters() if weight.requires_grad)
             free = torch.cuda.mem_get_info(device)[0] - 3 * own
@@ -179,3 +208,9 @@ class AttentionMemory(Callback):
             kept = kept_for_backward(lambda: network(images), network)
         pixels: int = sum(image[0].numel() for image in batch["image"])
         return kept * pixels / float(images[:, 0].numel())
+
+
+# Options of a task that a checkpoint does not decide:
+SET_BY_RUN = ("predict_with", "teacher", *(one.name for one in fields(Execution)))
+# Options of a task that do not change its trained network:
+OF_TRAINING = {*SET_BY_RUN, "pretrained", "freeze", "ema_decay", "mesa", *(one.name for one in fields(Optimisation))}

@@ -5,7 +5,7 @@ from copy import deepcopy
 from typing import Any
 
 import torch
-from lightning.pytorch import Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
@@ -44,14 +44,27 @@ class ModelEma(nn.Module):
         self.updates += 1
 
 
-def check_ema_support(trainer: Trainer) -> None:
-    """Raises a `UserError` for a run in which the average would be wrong: sharded or half-precision weights."""
-    sharded = isinstance(trainer.strategy, FSDPStrategy | ModelParallelStrategy)
-    if sharded or trainer.precision in ("bf16-true", "16-true"):  # bfloat16 loses changes below 1/256
-        raise UserError(
-            "a moving average needs whole weights in float32: with --model.ema_decay, take a strategy that does not "
-            "shard the model, such as ddp, and --trainer.precision=bf16-mixed, 16-mixed or 32-true"
-        )
+class WeightAveraging(Callback):
+    """Moves the average of a task, if it has one, after each optimiser step.
+
+    Lightning's `EMAWeightAveraging` puts the averaged weights in the place of the others for a validation, so it gives
+    one score for both, and its average takes over the weights at its first update.
+    """
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Raises a `UserError` if the average would be wrong: of sharded or half-precision weights."""
+        sharded = isinstance(trainer.strategy, FSDPStrategy | ModelParallelStrategy)
+        half = trainer.precision in ("bf16-true", "16-true")  # bfloat16 loses changes below 1/256
+        if stage == "fit" and pl_module.ema is not None and (sharded or half):
+            raise UserError(
+                "a moving average needs whole weights in float32: with --model.ema_decay, take a strategy that does "
+                "not shard the model, such as ddp, and --trainer.precision=bf16-mixed, 16-mixed or 32-true"
+            )
+
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """Registers the average at the optimiser."""
+        if pl_module.ema is not None:
+            trainer.optimizers[0].register_step_post_hook(lambda *_: pl_module.ema.update(pl_module.network))
 
 
 def _averaged(network: nn.Module) -> Iterator[Tensor]:

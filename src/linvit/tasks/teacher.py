@@ -17,7 +17,7 @@ from linvit.io.files import resume_command
 from linvit.linearization.distillation import Distillation, Matching, kind_of
 from linvit.linearization.student import linearize
 from linvit.registry.signatures import check_choices
-from linvit.tasks.execution import freeze_parameters
+from linvit.tasks.execution import OF_TRAINING, freeze_parameters
 from linvit.tasks.pretrained import checkpoint_follows
 from linvit.tasks.safe_loading import opened
 
@@ -96,7 +96,7 @@ class TaskDistillation(Callback):
         task.network.load_state_dict(chosen, strict=False)
         if task.ema is not None:
             task.ema.network.load_state_dict(task.network.state_dict())
-        if task.hparams["compile"]:
+        if task.execution.compile:
             teacher.compile()
         known = {name: parameter.shape for name, parameter in teacher.named_parameters()}
         # names of the network's parameters that its teacher does not have in this shape
@@ -220,9 +220,7 @@ def kept_attention(attention: Any, teacher: Teacher | None) -> Any:
 
 def teacher_network(task: Any, teacher: Teacher) -> nn.Module:
     """The task's network with the teacher's attention and weights, for images of the task's size."""
-    options = {**task.hparams, "attention": None, "teacher": None, "pretrained": None, "freeze": None}
-    options |= {"ema_decay": None, "predict_with": "raw", "compile": False, "grad_checkpointing": False}
-    options.pop("mesa", None)  # which needs the moving average
+    options = {name: value for name, value in task.hparams.items() if name not in OF_TRAINING} | {"attention": None}
     if teacher.source is None:
         backbone = task.hparams["backbone"]
         if not isinstance(backbone, Mapping) or not backbone.get("pretrained"):
