@@ -18,8 +18,6 @@ from linvit.callbacks.common import gather
 from linvit.errors import UserError, check_number, quote_first
 from linvit.finite import is_running_statistic, not_finite
 
-REPORTS = 20  # per run; each computes a batch once more
-
 
 class _Batch(NamedTuple):
     """A batch that was computed, and what becomes known of it when the device has done its work."""
@@ -53,22 +51,18 @@ class NonFiniteGuard(Callback):
         self.enabled = enabled
         self.stop_after = stop_after
         self.skipped = self.in_a_row = 0
-        self._reports = 0
-        self._first = BatchReport("", False)
+        self._first, self._lost = "", False  # what is said of the first of the skipped steps, and if weights are lost
+        self._step: int | None = None
         self._waiting: _Batch | None = None
         self._suspect: Any = None  # first batch of the step whose gradient is not finite
         self._loss_is_bad = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Looks up what is to be watched and kept."""
+        """Collects the running statistics to restore."""
         network: nn.Module = pl_module.network  # type: ignore[assignment]
         self._statistics = [value for name, value in network.named_buffers() if is_running_statistic(name)]
         self._kept = [value.clone() for value in self._statistics]
         self._sharded = isinstance(trainer.strategy, FSDPStrategy | ModelParallelStrategy)
-
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Expects no step."""
-        self._step: int | None = None
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         """Makes the gradient of a loss that is not finite NaN, so that all devices see it; others stay bit for bit."""
@@ -94,7 +88,8 @@ class NonFiniteGuard(Callback):
         if not self.enabled:
             return
         self._step = trainer.global_step
-        self._restore_statistics()
+        if self._statistics:
+            self._restore_statistics()
         if all(group.get("fused") for group in optimizer.param_groups):
             optimizer.found_inf = self._bad.float()  # type: ignore[attr-defined]  # as torch's GradScaler sets it
         elif self._bad:
@@ -107,6 +102,7 @@ class NonFiniteGuard(Callback):
             return
         flags = torch.stack([self._bad, ~self._loss.isfinite()]).to("cpu", non_blocking=True)
         last = _Batch(batch, flags, _work_so_far(pl_module.device), self._step)
+        self._step = None
         due = last if last.ready is None else self._waiting
         self._waiting = None if last.ready is None else last
         self._look(trainer, pl_module, due)
@@ -132,12 +128,10 @@ class NonFiniteGuard(Callback):
 
     def _restore_statistics(self) -> None:
         """Keeps the running statistics of a good step, and puts them in the place of a bad one's."""
-        if self._statistics:
-            now, kept = (torch.cat([value.flatten() for value in values]) for values in (self._statistics, self._kept))
-            chosen = torch.where(self._bad | ~now.isfinite(), kept, now).split([v.numel() for v in self._kept])
-            for values in (self._kept, self._statistics):
-                for value, part in zip(values, chosen, strict=True):
-                    value.copy_(part.view_as(value))
+        now, kept = (torch.cat([value.flatten() for value in values]) for values in (self._statistics, self._kept))
+        chosen = torch.where(self._bad | ~now.isfinite(), kept, now).split([v.numel() for v in self._kept])
+        for value, part in zip([*self._kept, *self._statistics], chosen * 2, strict=True):
+            value.copy_(part.view_as(value))
 
     def _look(self, trainer: Trainer, task: LightningModule, last: _Batch | None) -> None:
         if last is None:
@@ -162,22 +156,21 @@ class NonFiniteGuard(Callback):
             return  # it looks for its scale
         self.skipped += 1
         self.in_a_row += 1
-        if self.in_a_row == 1 and self._reports < REPORTS:
-            self._reports += 1
-            self._first = report(trainer, task, self._suspect, layers=not self._sharded)
-            rank_zero_warn(f"step {step} is skipped: its loss or gradient is not finite. {self._first.text}")
-        if self.in_a_row >= min(self.stop_after, trainer.estimated_stepping_batches) or self._first.weights:
+        if self.in_a_row == 1:
+            self._first, self._lost = report(trainer, task, self._suspect, layers=not self._sharded)
+            rank_zero_warn(f"step {step} is skipped: its loss or gradient is not finite. {self._first}")
+        if self.in_a_row >= min(self.stop_after, trainer.estimated_stepping_batches) or self._lost:
             why = f"loss or gradient was not finite in {self.in_a_row} steps in a row (--non_finite.stop_after)"
             precision = "" if trainer.precision == "32-true" else "set --trainer.precision=32-true, "
             raise UserError(
-                f"training stopped at step {step}: {'the weights are not finite' if self._first.weights else why}. "
-                f"{self._first.text}. Lower --model.lr, clip gradients (--trainer.gradient_clip_val=1), {precision}"
+                f"training stopped at step {step}: {'the weights are not finite' if self._lost else why}. "
+                f"{self._first}. Lower --model.lr, clip gradients (--trainer.gradient_clip_val=1), {precision}"
                 f"or fix the samples that are named. Checkpoints are from before"
             )
 
 
 def _work_so_far(device: torch.device) -> torch.cuda.Event | None:
-    """What to wait for until a GPU has done all that it was asked to; None of other devices, which have done it."""
+    """Returns the event to wait for until a GPU has done its work so far; None for devices that do not run ahead."""
     if device.type != "cuda":
         return None
     event = torch.cuda.Event()
@@ -185,25 +178,20 @@ def _work_so_far(device: torch.device) -> torch.cuda.Event | None:
     return event
 
 
-class BatchReport(NamedTuple):
-    """What a batch was found to hold."""
+def report(trainer: Trainer, task: LightningModule, batch: Any, layers: bool) -> tuple[str, bool]:
+    """Computes a batch once more and names the first layer whose output or gradient is not finite, and the samples.
 
-    text: str
-    weights: bool
-
-
-def report(trainer: Trainer, task: LightningModule, batch: Any, layers: bool) -> BatchReport:
-    """Computes a batch once more and names the first layer whose output or gradient is not finite, and the samples."""
+    Returns the text of the first rank that finds something, and True if the weights are not finite.
+    """
     weights = not_finite(task, {"state_dict": dict(task.named_parameters())})
     found = [_layer(trainer, task, batch)] if layers else []
     if weights:
         found.append(f"the weights {quote_first(weights, 3)} are not finite")
-    mine = BatchReport("; ".join(part for part in found if part), bool(weights))
-    everyone = gather(mine) or []
+    everyone = gather(("; ".join(filter(None, found)), bool(weights))) or []
     on = "On rank {}: " if len(everyone) > 1 else ""
     texts = [on.format(rank) + text for rank, (text, _) in enumerate(everyone) if text]
     text = texts[0] if texts else "Computed once more, the batch was finite"
-    return trainer.strategy.broadcast(BatchReport(text, any(one.weights for one in everyone)))
+    return trainer.strategy.broadcast((text, any(lost for _, lost in everyone)))
 
 
 def _layer(trainer: Trainer, task: LightningModule, batch: dict[str, Any]) -> str:
