@@ -169,8 +169,8 @@ def test_a_backbone_with_options_that_fails(capsys):
         (["--backbone", "deit_nano", "--attention", "[linear"], "--attention '[linear' is neither JSON nor YAML."),
         (["--backbone", "deit_nano", "--img_size", "[32]"], "img_size must be a positive side"),
         (["--backbone", "deit_nano", "--img_size", "50"], "image size 50x50 is not divisible by patch size 4"),
-        (["focused", "--attention", "linear"], "--attention is for another check than this one"),
-        (["--img_size", "32"], "--img_size is for another check than this one"),
+        (["focused", "--attention", "linear"], "--attention is for a backbone"),
+        (["--img_size", "32"], "--img_size is for a backbone"),
     ],
 )
 def test_mistakes_about_backbones_are_user_errors(arguments, message, capsys):

@@ -127,8 +127,8 @@ def test_a_whole_object_is_no_state_dict(tmp_path, content):
 
 @pytest.mark.parametrize(
     "tensor",
-    [torch.ones(1).expand(10**9), torch.ones(3, 3).to_sparse(), torch.ones(3, device="meta")],
-    ids=["expanded", "sparse", "meta"],
+    [torch.ones(3, 3).to_sparse(), torch.ones(3, device="meta")],
+    ids=["sparse", "meta"],
 )
 @pytest.mark.filterwarnings("ignore:Validating sparse tensor")
 def test_a_tensor_that_is_not_what_it_seems(tmp_path, tensor):

@@ -7,7 +7,6 @@ import datetime
 import pickle
 import struct
 import warnings
-import zipfile
 from collections import OrderedDict, defaultdict, deque
 from functools import partial
 from pathlib import Path
@@ -171,14 +170,6 @@ def test_a_truncated_file(tmp_path, old, fraction):
     data = path.read_bytes()
     path.write_bytes(data[: int(fraction * len(data))])
     with pytest.raises(linvit.UserError, match="is incomplete or not a checkpoint"):
-        torch_file.load(path)
-
-
-def test_a_zip_bomb_is_not_unpacked(tmp_path):
-    path = tmp_path / "x.pth"
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("archive/data.pkl", bytes(10**7))
-    with pytest.raises(linvit.UserError, match="unpacks to more than its size"):
         torch_file.load(path)
 
 

@@ -1,11 +1,9 @@
 """`linvit check`: holds attention mechanisms and backbones to their contracts, a plug-in's like linvit's own."""
 
-from collections.abc import Callable
-
 from linvit.cli.spec import read_spec, read_value
 from linvit.errors import UserError
 from linvit.io.terminal import argument_parser, reflow, table
-from linvit.registry import Registry, attentions, backbones
+from linvit.registry import attentions, backbones
 from linvit.testing import check_attention, check_backbone
 from linvit.testing.report import Report
 
@@ -26,10 +24,6 @@ exit code: 0 if nothing failed, 1 if something did. What a mechanism does not
 declare does not fail. In Python: linvit.testing.check_attention("focused"),
 check_backbone("swin_tiny", attention="focused")
 """
-KINDS: dict[str, tuple[Registry, Callable[..., Report], tuple[str, ...]]] = {  # with the options of each
-    "backbone": (backbones, check_backbone, ("attention", "img_size")),
-    "name": (attentions, check_attention, ()),
-}
 
 
 def main(argv: list[str]) -> int:
@@ -43,16 +37,16 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--quick", action="store_true", help="without the largest sizes, torch.compile, export, ONNX")
     args = parser.parse_args(argv)
 
-    kind = next((kind for kind in KINDS if getattr(args, kind) is not None), "name")
-    name, (registry, check, allowed) = getattr(args, kind), KINDS[kind]
     given = {each: text for each in ("attention", "img_size") if (text := getattr(args, each)) is not None}
-    if misplaced := given.keys() - {*allowed}:
-        raise UserError(f"--{min(misplaced)} is for another check than this one; see linvit check --help")
-    if name is None:
+    if given and args.backbone is None:
+        raise UserError(f"--{min(given)} is for a backbone: add --backbone NAME")
+    if args.backbone is not None:
+        options = {option: read_value(f"--{option}", text) for option, text in given.items()}
+        report = check_backbone(read_spec(backbones, args.backbone), **options, quick=args.quick)
+    elif args.name is not None:
+        report = check_attention(read_spec(attentions, args.name), quick=args.quick)
+    else:
         return _check_all(args.quick)
-    spec = read_spec(registry, name)
-    options = {option: read_value(f"--{option}", text) for option, text in given.items()}
-    report = check(spec, **options, quick=args.quick)
     print(_table(report))
     return int(not report.passed)
 

@@ -179,10 +179,9 @@ def split(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Ten
 
 
 def _checked(name: str, value: Tensor, source: str) -> Tensor:
-    """The tensor, detached. Raises a `UserError` if it is not dense, or has fewer numbers in memory than its shape."""
+    """The tensor, detached. Raises a `UserError` if it is not dense."""
     tensor = value.detach()
-    dense = tensor.layout is torch.strided and not tensor.is_meta and not tensor.is_quantized
-    if not dense or tensor.nbytes > tensor.untyped_storage().nbytes():
+    if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
         raise UserError(
             f"'{name}' of {source} is not a plain tensor; save the file again with dense, contiguous tensors"
         )

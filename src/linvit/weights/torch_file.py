@@ -28,7 +28,7 @@ FILLED = re.compile(r"Can only (SETITEM|append|extend).* but got <class '(\S+)'>
 def load(path: Path, *, objects: bool = True) -> Any:
     """Reads a file of `torch.save`: tensors on the CPU, plain values, containers, with `objects` stand-ins for others.
 
-    A `UserError` says if it is damaged, unpacks to more than its size, is a program, or holds other objects.
+    A `UserError` says if it is damaged, is a program, or holds other objects.
     """
     try:
         check_regular(path)
@@ -69,7 +69,7 @@ def stand_in(name: str, fill: type | None) -> type:
 
 
 def check_archive(path: Path) -> None:
-    """Refuses a zip file that is damaged, a program, or larger inside than outside, which `torch.save` never makes.
+    """Refuses a zip file that is damaged or a program.
 
     torch loads flipped bits. Each entry has a CRC-32 of its content, unless torch was told to write zeros there.
     """
@@ -80,10 +80,6 @@ def check_archive(path: Path) -> None:
             entries = archive.infolist()
             if any(entry.filename.endswith("/constants.pkl") for entry in entries):
                 raise UserError(f"'{path}' is a TorchScript program, which is not run. Use a file of weights")
-            if sum(entry.file_size for entry in entries) > path.stat().st_size:
-                raise UserError(
-                    f"'{path}' is a zip file that unpacks to more than its size. torch.save compresses nothing"
-                )
             damaged = archive.testzip() if any(entry.CRC for entry in entries) else None
     except UserError:
         raise
