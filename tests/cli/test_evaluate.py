@@ -113,16 +113,10 @@ def test_corruptions_are_the_same_on_two_ranks(run, tmp_path):
     assert found[0] == found[1]
 
 
-def test_a_record_that_is_damaged_or_of_another_best_costs_no_scores(run, tmp_path):
+def test_a_record_that_is_damaged_costs_no_scores(run, tmp_path):
     digit_folder(tmp_path / "few", ["0", "1"], 1)
     copy = tmp_path / "runs" / "version_0"
     shutil.copytree(run.folder, copy)
-    other = json.loads((copy / "result.json").read_text(encoding="utf-8"))
-    other["score"]["best"] += 0.125  # of another checkpoint, as after a resume that was killed
-    (copy / "result.json").write_text(json.dumps(other), encoding="utf-8")
-    done = linvit("evaluate", copy, "--sets", "a=few", *QUICK, cwd=tmp_path)
-    assert "The run was resumed since" in done.log
-    assert json.loads((copy / "result.json").read_text(encoding="utf-8")) == other
     (copy / "result.json").write_text("{", encoding="utf-8")
     done = linvit("evaluate", copy, "--sets", "a=few", *QUICK, cwd=tmp_path)
     assert (done.code, "result.json' cannot be read" in done.err) == (2, True)

@@ -81,10 +81,6 @@ def test_of_a_checkpoint_that_another_metric_has_chosen_the_score_is_recorded(tm
     state = {"val/loss": 1.25, "epochs": {"val/loss": 1}}
     record = result.derive(RunFolder(folder), result.kept_scores(state))
     assert (record["score"]["best"], record["score"]["best_epoch"]) == (0.5, 1)
-    path = folder / "result.json"
-    assert result.check_best(path, record, state) == ""
-    later = result.check_best(path, record, {"val/loss": 1.0, "epochs": {"val/loss": 2}})
-    assert "of epoch 1, and the checkpoint is of epoch 2, val/loss 1.0" in later
     unknown = result.derive(RunFolder(folder), {"val/loss": (1.0, 7)})
     assert (unknown["score"]["best"], unknown["score"]["best_epoch"]) == (None, 7)
 
@@ -133,19 +129,6 @@ def test_a_test_is_added_if_the_data_is_that_of_the_run(run, tmp_path):
     assert done.code == 0, done.err
     assert "other data" in done.log
     assert result.read(folder / "result.json") == record
-
-
-def test_a_test_of_a_best_checkpoint_that_the_record_does_not_know(run, tmp_path):
-    """As after a resume that was killed: the checkpoint is of a later epoch than the record."""
-    shutil.copytree(run.root, tmp_path / "copy")
-    folder = tmp_path / "copy" / run.folder.relative_to(run.root)
-    before = result.read(folder / "result.json")
-    before["score"] |= {"best_epoch": before["score"]["best_epoch"] + 1}
-    result.write(folder / "result.json", before)
-    done = run._replace(root=tmp_path / "copy").then("test", "--trainer.limit_test_batches=1")
-    assert done.code == 0, done.err
-    assert "The run was resumed since" in done.log
-    assert result.read(folder / "result.json") == before
 
 
 def test_a_test_of_another_checkpoint_or_size_is_not_that_of_the_run(run, tmp_path, monkeypatch):

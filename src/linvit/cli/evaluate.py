@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning.fabric import Fabric
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_warn
 
 from linvit.data import ClassificationData
 from linvit.errors import UserError, check_number
@@ -16,11 +16,9 @@ from linvit.evaluation.model import TIMM, EvaluatedModel, read_model
 from linvit.evaluation.report import corruption_tables, table_of, top1_by_set, write
 from linvit.evaluation.scores import Evaluator
 from linvit.evaluation.sets import ImageSet, read_set, real_labels
-from linvit.io.files import CHECKPOINTS
 from linvit.io.plain_text import shown
 from linvit.io.terminal import argument_parser, reflow, table
 from linvit.runs import result
-from linvit.runs.checkpoint import Checkpoint
 from linvit.runs.folder import RESULT, RunFolder, check_finished, check_writable, run_of_checkpoint
 from linvit.runs.options import read_config
 from linvit.runs.run import Run
@@ -80,12 +78,7 @@ def main(argv: list[str]) -> int:
         print(shown(write(scores, model, others, args.model, shlex.join(["linvit", "evaluate", *argv]), folder)))
         run = run_of_checkpoint(args.model)
         if run is not None and (run / RESULT).exists() and RunFolder(run).is_best(args.model):
-            record, best = result.read(run / RESULT), [run / CHECKPOINTS / name for name in RunFolder(run).best]
-            scored = Checkpoint(args.model if Path(args.model).is_file() else next(filter(Path.exists, best)))
-            if reason := result.check_best(run / RESULT, record, scored.saved):
-                rank_zero_info(reason)
-                return 0
-            named = scores
+            record, named = result.read(run / RESULT), scores
             if other := given.get("clean"):  # not the run's own images
                 name, of = other[0].resolve().name, ("clean", "real")
                 named = [one._replace(set=f"{one.set} of {name}") if one.set in of else one for one in scores]

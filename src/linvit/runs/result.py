@@ -152,24 +152,9 @@ def write(path: Path, record: Mapping[str, Any]) -> None:
     write_text(path, json.dumps(record, indent=1, allow_nan=False) + "\n")
 
 
-def check_best(path: Path, record: Mapping[str, Any], state: Any) -> str:
-    """Returns why scores of a best checkpoint, whose `SaveCheckpoints` had a state, are not of the run of a record."""
-    score, saved = record["score"], kept_scores(state)
-    named = score["best"], score["best_epoch"]
-    monitor = _monitored(saved, score["tag"])
-    kept = named if monitor is None else saved[monitor]
-    if kept[1] == named[1] and (kept[0] == named[0] or monitor != score["tag"]):
-        return ""
-    return (
-        f"these scores are not added to {path}: its best {score['tag']} is {named[0]} of epoch {named[1]}, and the "
-        f"checkpoint is of epoch {kept[1]}, {monitor} {kept[0]}. The run was resumed since; finish it first"
-    )
-
-
 def add_test(
     run: RunFolder,
     checkpoint: str,
-    state: Any,
     options: Mapping[str, Any],
     data: ImageData,
     scores: Mapping[str, float],
@@ -177,8 +162,8 @@ def add_test(
 ) -> None:
     """Adds the scores of `linvit test` to the record of a run.
 
-    They are its own if they are of the best checkpoint that it names, whose `SaveCheckpoints` had this `state`, and of
-    its data, with the `options` of data and evaluation that it was trained with.
+    They are its own if they are of its best checkpoint and of its data, with the `options` of data and evaluation that
+    it was trained with.
     """
     path = run.folder / RESULT
     record = read(path)
@@ -188,8 +173,6 @@ def add_test(
     other = "other data" if record["data"] != data_facts(data) else f"another {changed[0]}" if changed else ""
     if not run.is_best(checkpoint):
         rank_zero_info(f"these scores are not added to {path}, which is of {run.best[0]}")
-    elif reason := check_best(path, record, state):
-        rank_zero_info(reason)
     elif other:
         rank_zero_info(f"these scores are not added to {path}, whose run has {other}")
     else:

@@ -254,8 +254,7 @@ class Run:
                     run, checkpoint = RunFolder(self.folder), self.config["ckpt_path"]
                     own = ("data.", *(f"model.{name}" for name in self.task.evaluation_options))
                     options = {name: value for name, value in flat(self.config).items() if name.startswith(own)}
-                    state = self.checkpoint.saved if self.checkpoint else None
-                    result.add_test(run, checkpoint, state, options, self.data, scores, counter.images)
+                    result.add_test(run, checkpoint, options, self.data, scores, counter.images)
         return scores
 
     def _say_how_it_went(self) -> None:
