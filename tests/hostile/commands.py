@@ -75,8 +75,7 @@ CONFIG_DOORS: dict[str, Door] = {
     "linvit fit --config": lambda path, address: main(["fit", f"--config={path}"]),
     "linvit predict --config": lambda path, address: main(["predict", "--config", str(path)]),
 }
-PLUGIN_DOORS: dict[str, Door] = {
-    "linvit list": _with("list", "attentions"),
+PLUGIN_DOORS: dict[str, Door] = {  # linvit list, and check of a name, import plug-ins: those may do anything
     "linvit fit --help": _with("fit", "--help"),
     "linvit import-weights --help": _with("import-weights", "--help"),
     "linvit data check": _with("data", "check", "digits", "--workers", "0"),

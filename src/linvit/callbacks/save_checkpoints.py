@@ -26,10 +26,10 @@ from linvit.io.files import (
     link,
     lock,
     make_folder,
-    replacing,
     resume_command,
     sweep,
     unlock,
+    write_bytes,
 )
 from linvit.weights import torch_file
 
@@ -56,8 +56,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             # In memory, as Lightning does: errors of torch.save on a file lack the system's reason.
             archive = io.BytesIO()
             torch.save(on_cpu(checkpoint), archive)
-            with replacing(path) as file:
-                file.write(archive.getbuffer())
+            write_bytes(path, archive.getbuffer())
         except OSError as error:
             raise OSError(error.errno, error.strerror or str(error), str(path)) from error
 

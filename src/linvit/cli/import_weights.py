@@ -13,7 +13,7 @@ from safetensors.torch import save
 
 from linvit.cli.spec import read_spec
 from linvit.errors import UserError
-from linvit.io.files import check_new_file, replacing
+from linvit.io.files import check_new_file, write_bytes
 from linvit.io.reading import read_regular
 from linvit.io.terminal import argument_parser
 from linvit.registry import backbones, heads
@@ -100,7 +100,6 @@ def main(argv: list[str]) -> int:
         "source_key": report.key,
         "source_sha256": "" if weights.file is None else sha256(read_regular(weights.file)).hexdigest(),
     }
-    with replacing(output) as file:
-        file.write(save(written, metadata))
+    write_bytes(output, save(written, metadata))
     print(f"wrote {output}: {len(written)} tensors, {sum(tensor.numel() for tensor in written.values()):,} numbers")
     return 0

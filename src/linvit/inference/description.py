@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from linvit import tasks
 from linvit.errors import UserError, quote_first
 from linvit.finite import not_finite
-from linvit.io.files import CHECKPOINTS, replacing
+from linvit.io.files import CHECKPOINTS, write_bytes
 from linvit.io.reading import check_regular
 from linvit.registry.entries import restrict_imports_to
 from linvit.runs.checkpoint import check_same_model, checkpoint_in, read_checkpoint
@@ -177,5 +177,4 @@ def write_trained(path: str | Path, network: nn.Module, description: ModelDescri
     names = ("backbone", "attention", "head", "img_size")
     options = {name: description.options[name] for name in names if name in description.options}
     metadata = {WRITTEN_BY: description.version, "options": json.dumps(options)}  # which load_pretrained reads
-    with replacing(Path(path)) as file:
-        file.write(save(state, metadata | {"description": json.dumps(asdict(description))}))
+    write_bytes(Path(path), save(state, metadata | {"description": json.dumps(asdict(description))}))

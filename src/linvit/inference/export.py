@@ -21,7 +21,7 @@ from linvit.heads.detection.masks import paste_masks
 from linvit.image_size import image_size
 from linvit.inference.description import ModelDescription
 from linvit.inference.onnx import in_onnxruntime, to_onnx
-from linvit.io.files import replacing
+from linvit.io.files import write_bytes
 
 Dtype = Literal["float32", "float16"]
 TOLERANCE = {"float32": 1e-5, "float16": 2e-2}
@@ -160,8 +160,7 @@ class Export:
         for name, value in self.metadata.items():
             proto.metadata_props.add(key=name, value=value)
         content = proto.SerializeToString()
-        with replacing(path) as file:
-            file.write(content)
+        write_bytes(path, content)
         return run_onnx(content)
 
     def _write_program(self, path: Path, example: tuple[Tensor, ...], dynamic: Any) -> RunFile:
@@ -175,8 +174,7 @@ class Export:
             torch.export.save(program, content, extra_files={DESCRIPTION: json.dumps(self.metadata)})
             content.seek(0)
             run = torch.export.load(content).module()
-        with replacing(path) as file:
-            file.write(content.getvalue())
+        write_bytes(path, content.getvalue())
         return cast("RunFile", run)
 
     @torch.no_grad()

@@ -44,14 +44,12 @@ def make_folder(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
 
 
-@contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file to write, which takes the place of `path` when the block ends, and leaves nothing if the block fails."""
+def write_bytes(path: Path, content: bytes | memoryview) -> None:
+    """Writes a file whole or not at all; it takes the place of `path`, and nothing is left of one that fails."""
     prepared = temporary(path)
     try:
-        with naming(path), prepared.open("w+b") as file:
-            yield file
-            size = file.seek(0, os.SEEK_END)
+        with naming(path), prepared.open("wb") as file:
+            size = file.write(content)
             file.flush()
             os.fsync(file.fileno())
         if prepared.stat().st_size != size:  # some network file systems say so only here
@@ -63,8 +61,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 def write_text(path: Path, text: str) -> None:
     """Writes a text whole or not at all."""
-    with replacing(path) as file:
-        file.write(text.encode("utf-8", errors="backslashreplace"))
+    write_bytes(path, text.encode("utf-8", errors="backslashreplace"))
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from linvit.callbacks.monitors import (
 from linvit.callbacks.save_checkpoints import SaveCheckpoints
 from linvit.callbacks.stop_on_signal import StopOnSignal
 from linvit.errors import UserError
-from linvit.io.files import replacing
+from linvit.io.files import write_text
 from linvit.runs import yaml_text
 from linvit.runs.folder import RESULT, run_config, run_configs
 from linvit.tasks.base import Task
@@ -184,8 +184,7 @@ class SaveRunConfig(Callback):
         last = run_config(folder)
         if not last.exists() or _options(last) != _options(self.text):
             folder.mkdir(parents=True, exist_ok=True)  # perhaps in place of one that this process has trained in
-            with replacing(folder / self.name) as file:
-                file.write(self.text.encode())
+            write_text(folder / self.name, self.text)
             names = [path.name for path in run_configs(folder)]
             for name in names[names.index(self.name) + 1 :]:  # of later steps, which the run does again
                 (folder / name).unlink()
