@@ -95,7 +95,7 @@ def main(argv: list[str]) -> int:
         for stage in stages if config["stages"] or any(trained) else []:
             run = Run.from_config(stage_config(config, stage))
             run.task.distillation.load(run.task)  # one that does not fit a later stage ends it before the first
-            run.task.distillation.close()
+            run.task.distillation.teardown()
         if args.keep is not None:
             from linvit.experiments.keep import TABLE, find_kept
 

@@ -139,8 +139,8 @@ class Task(SavedTask):
         )
         self.save_hyperparameters()
         check_choices(type(self), self.hparams)
-        self.save_hyperparameters(asdict(self.optimisation))  # with its defaults
-        self.save_hyperparameters({"attention": kept_attention(attention, self.teacher)})
+        filled = {**asdict(self.optimisation), "attention": kept_attention(attention, self.teacher)}
+        self.save_hyperparameters(filled)  # with defaults, and what null stands for
         self.network = self.configure_network()
         load_initial_weights(self.network, pretrained)
         self.frozen = freeze_parameters(self.network, freeze or [])
@@ -302,11 +302,8 @@ class Task(SavedTask):
             rank_zero_warn(warning)
         for logger in self.loggers:
             logger.log_hyperparams({"total_batch": batch, "peak_lr": schedule.peak})
-        keeps: Literal["epoch", "step"] = "epoch" if self.trainer.max_steps == -1 else "step"
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": schedule.scheduler(optimizer, keeps), "interval": "step"},
-        }
+        scheduler = schedule.scheduler(optimizer, "epoch" if self.trainer.max_steps == -1 else "step")
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def backward(self, loss: Tensor, *args: Any, **options: Any) -> None:
         """Adds the gradient of a batch, so that the gradient of a step is the mean over its batches.
@@ -338,15 +335,10 @@ class Task(SavedTask):
         log_at_once(self.trainer)
         self._accumulated = 0
         if stage == "fit":  # while the parameters have their shapes and names, which FSDP takes from them
-            settings = self.optimisation
+            own = self.optimisation
+            scales = self.distillation.lr_scales(own.new_lr_scale)
             self._groups = parameter_groups(
-                self,
-                1.0,
-                settings.weight_decay,
-                layer_decay=settings.layer_decay,
-                backbone_lr_scale=settings.backbone_lr_scale,
-                no_decay=settings.no_decay,
-                lr_scales=self.distillation.lr_scales(settings.new_lr_scale),
+                self, 1.0, own.weight_decay, own.layer_decay, own.backbone_lr_scale, own.no_decay, scales
             )
 
     def train(self, mode: bool = True) -> Self:

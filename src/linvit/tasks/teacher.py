@@ -121,8 +121,8 @@ class TaskDistillation(Callback):
                 task.frozen = freeze_parameters(task.network, unreached)  # DDP waits for gradients of all others
         self.distance = distance
 
-    def close(self) -> None:
-        """Lets the teacher go."""
+    def teardown(self, *_: Any, **__: Any) -> None:
+        """Lets the teacher go, at the end of a run or before."""
         if self.distance is not None:
             self.distance.close()
             self.distance = None
@@ -172,10 +172,6 @@ class TaskDistillation(Callback):
             if self.distance is not None and trainer.num_sanity_val_steps:
                 trainer.num_sanity_val_steps = float("inf")
 
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Lets the teacher go."""
-        self.close()
-
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Logs at step 0 the teacher's score and, before any step, the student's score and its distances.
 
@@ -220,25 +216,24 @@ def kept_attention(attention: Any, teacher: Teacher | None) -> Any:
 
 def teacher_network(task: Any, teacher: Teacher) -> nn.Module:
     """The task's network with the teacher's attention and weights, for images of the task's size."""
-    options = {name: value for name, value in task.hparams.items() if name not in OF_TRAINING} | {"attention": None}
-    if teacher.source is None:
-        backbone = task.hparams["backbone"]
-        if not isinstance(backbone, Mapping) or not backbone.get("pretrained"):
-            raise UserError(
-                "the teacher has no trained weights: name a file of them, --model.teacher.source=FILE, or a backbone "
-                "that brings them, --model.backbone='{name: timm, model: MODEL, pretrained: true}'"
-            )
-        return type(task)(**options).network  # type: ignore[no-any-return]
+    backbone = task.hparams["backbone"]
+    if teacher.source is None and not (isinstance(backbone, Mapping) and backbone.get("pretrained")):
+        raise UserError(
+            "the teacher has no trained weights: name a file of them, --model.teacher.source=FILE, or a backbone that "
+            "brings them, --model.backbone='{name: timm, model: MODEL, pretrained: true}'"
+        )
     if teacher.untrained:
         raise UserError(
             f"the teacher '{teacher.source}' has not been trained to its end. linvit linearize does that first, and so "
             f"does\n  {resume_command(Path(str(teacher.config)))}"
         )
+    given = given_options(teacher)
+    options = {name: value for name, value in task.hparams.items() if name not in OF_TRAINING}
+    network: nn.Module = type(task)(**{**options, "attention": given.get("attention")}).network
+    if teacher.source is None:
+        return network
     from linvit.weights.load import load_pretrained  # knows the layouts of all official checkpoints
 
-    given = given_options(teacher)
-    options["attention"] = given.get("attention")
-    network: nn.Module = type(task)(**options).network
     averaged = given.get("predict_with") == "ema" if given else None
     report = load_pretrained(network, teacher.source, ema=averaged, min_fraction=0)
     lacking = report.missing | dict.fromkeys(report.unexpected, "not in the model")
@@ -247,7 +242,7 @@ def teacher_network(task: Any, teacher: Teacher) -> nn.Module:
         name = other[0] if other else next(iter(lacking))
         whose = f", {json.dumps(given['backbone'])}" if given else ""
         raise UserError(
-            f"the teacher {teacher.source} is not of the backbone {task.hparams['backbone']}: {name} "
+            f"the teacher {teacher.source} is not of the backbone {backbone}: {name} "
             f"({lacking[name]}). Set --model.backbone to that of the teacher{whose}"
         )
     new = report.missing | report.initialised
