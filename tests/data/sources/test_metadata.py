@@ -131,13 +131,6 @@ def test_a_byte_that_is_not_utf_8(tmp_path):
         load_splits(str(root))
 
 
-def test_a_word_for_nothing_is_told(tmp_path, caplog):
-    data = ClassificationData(str(write(tmp_path, train=["NA", "ant", "bee"])), num_workers=0, img_size=8)
-    with caplog.at_level("INFO"):
-        assert data.num_classes == 3
-    assert "'NA' is a class, as any word is; leave the cell empty if an image has no label" in caplog.text
-
-
 def test_a_table_beside_folders_of_classes_is_not_read(tmp_path):
     for name in "ab":
         save(picture(0), tmp_path / "train" / name / "0.png")

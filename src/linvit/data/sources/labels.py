@@ -9,14 +9,13 @@ import datasets
 import numpy as np
 import pyarrow
 import pyarrow.compute
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_warn
 
 from linvit.data.sources.read import name_of
 from linvit.errors import UserError, did_you_mean, quote_first
 from linvit.io.reading import read_text
 
 SHOWN = 5  # rows that a message names
-LIKE_MISSING = {"", "na", "n/a", "#n/a", "nan", "null", "none", "nil", "-", "?"}  # words that may stand for no label
 MAX_CLASSES = 100_000  # without names; from more on a label is taken for a mistake, unless num_classes says the same
 
 
@@ -74,11 +73,6 @@ def as_indices(splits: dict[str, datasets.Dataset], label: str, source: str) -> 
         raise UserError(
             f"column '{label}' of data source '{source}' ({', '.join(sorted(kinds)) or 'null'}) holds no class labels: "
             f"expected words, or whole numbers from 0, and not nulls alone. Name another one with --data.label_column"
-        )
-    if words and (missing := sorted(value for value in values if value.strip().lower() in LIKE_MISSING)):
-        rank_zero_info(
-            f"column '{label}' of '{source}': {quote_first(missing)} is a class, as any word is; leave the cell empty "
-            f"if an image has no label"
         )
     return {name: _numbered(rows, label, sorted(values)) for name, rows in splits.items()} if words else splits
 
