@@ -149,7 +149,7 @@ class Execution(Callback):
     _chosen = False
 
     def apply(self, task: Any) -> None:
-        """Applies to the network of a task, and to its moving average, what lasts."""
+        """Chooses kernels, turns on checkpointing and compiles, for a task's network and its moving average."""
         try:
             set_attention_kernel(task, self.attention_kernel)
         except UserError as error:  # a trained network runs on other machines, too
