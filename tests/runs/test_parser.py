@@ -8,6 +8,7 @@ from linvit.callbacks import AttentionRank
 from linvit.cli.options import read_options
 from linvit.data import ClassificationData  # noqa: F401  # its options are known once it is imported
 from linvit.errors import UserError
+from linvit.runs.options import read_config
 from linvit.runs.parser import Parser, TrainerOptions, instantiate, readable
 from linvit.runs.run import Run
 from tests.cli.runs import QUICKSTART, linvit
@@ -196,3 +197,11 @@ def test_every_run_logs_the_rank_unless_it_is_told_not_to(tmp_path, monkeypatch,
     own = [callback for callback in run.trainer.callbacks if isinstance(callback, AttentionRank)]
     assert len(own) == found
     assert all(callback.every_n_steps == (7 if "every_n_steps" in str(options) else None) for callback in own)
+
+
+def test_a_configuration_is_not_printed_because_of_an_earlier_mistake(tmp_path, capsys):
+    """All calls of a process share a parser, which keeps the request."""
+    done = linvit("fit", f"--config={QUICKSTART}", "--trainer.bogus=1", "--print_config", cwd=tmp_path)
+    assert done.code == 2
+    assert Run.from_config(read_config(QUICKSTART)).folder is None
+    assert capsys.readouterr().out == ""

@@ -172,8 +172,7 @@ def parse(
         UserError: If an option does not exist, or does not take its value.
     """
     first = given if isinstance(given, Mapping) else base
-    # a parser keeps a --print_config that a mistake beside it has left unprinted
-    parser = parser_of(verb) if isinstance(given, Mapping) else _Builder(verb).parser
+    parser = parser_of(verb)
     named: list[str] = [*((first or {}).get("config") or []), *names]
     before = None
     try:
@@ -182,7 +181,10 @@ def parse(
                 {name: value for name, value in copy.deepcopy({**first}).items() if name != "config"}
             )
         read = before if isinstance(given, Mapping) else parser.parse_args(given, before)
-    except ArgumentError as error:
+    except Exception as error:
+        parser_of.cache_clear()  # a parser keeps a --print_config that a mistake beside it has left unprinted
+        if not isinstance(error, ArgumentError):
+            raise
         options = [] if isinstance(given, Mapping) else [*given]
         files = [file for option, file in pairwise(options) if option == "--config" and file[:1] != "{"] or named
         raise UserError(_explain(error.message, verb, files, options) + see) from error
@@ -224,9 +226,7 @@ def _fact(name: str) -> Callable[[ImageData], Any]:
 
 def instantiate(config: Mapping[str, Any], **classes: type) -> Namespace:
     """Instances of sections of a configuration, such as `data=ImageData`; of the trainer's, those of its options."""
-    parser = Parser()
-    for section, owner in classes.items():
-        parser.add_lightning_class_args(owner, section, subclass_mode=owner is ImageData)
+    parser = _parser_of_sections(**classes)
     try:
         built: Namespace = parser.instantiate(parser.parse_object({name: config[name] for name in classes}))
     except (ValueError, ImportError) as error:
@@ -235,6 +235,14 @@ def instantiate(config: Mapping[str, Any], **classes: type) -> Namespace:
             raise UserError(str(reason)) from error
         raise reason from reason.__cause__
     return built
+
+
+@cache
+def _parser_of_sections(**classes: type) -> Parser:
+    parser = Parser()
+    for section, owner in classes.items():
+        parser.add_lightning_class_args(owner, section, subclass_mode=owner is ImageData)
+    return parser
 
 
 def build_task(model: Mapping[str, Any], **facts: Any) -> Task:
