@@ -18,6 +18,7 @@ from PIL import Image
 import linvit
 from linvit.cli import HELP
 from linvit.cli.training import VERBS
+from linvit.inference.export import Export
 from linvit.runs.configs import find
 from linvit.runs.options import whole_names
 from tests.cli.runs import linvit as command_line
@@ -129,7 +130,7 @@ def test_toml_is_toml(text):
 
 
 @pytest.mark.parametrize("line", commands())
-def test_a_command_is_understood(line, place):
+def test_a_command_is_understood(line, place, monkeypatch):
     """A run that a command speaks of is one of the quickstart."""
     program, verb, *arguments = shlex.split(re.sub(r"\bRUN\b", "checkpoints/quickstart/version_0", line))
     if program == "make":
@@ -159,8 +160,11 @@ def test_a_command_is_understood(line, place):
             depth = "depth: 2" if arguments[name] == "deit_nano" else "depths: [1, 1, 1, 1]"
             arguments[name] = f"{{name: {arguments[name]}, embed_dim: 24, {depth}}}"
             arguments.append("--quick")  # without a compiler
-        if verb == "export":
+        if verb == "export":  # what is written is tested in tests/cli/test_export.py
+            monkeypatch.setattr(Export, "write", lambda export, path: export.wanted)
             arguments.append("--skip_latency")
+        if verb == "probe" and not any(argument.startswith("--data.source") for argument in arguments):
+            arguments.append(f"--data.source={image_folder(place / 'few', ['train', 'val'], count=10)}")
         if verb == "bench":
             arguments += ["--images=32", "--rounds=1"] if "data" in arguments else ["--budget=0.1"]  # seconds
         done = command_line(verb, *arguments, cwd=place)

@@ -139,7 +139,7 @@ class Unsendable:
 def test_a_loader_process_that_cannot_send_a_batch_ends_the_run(capfd):
     """And does not let it wait for ever; the private name of Python that this goes by is gone if it does."""
     loader = make_loader(Unsendable(), 1, 1, list)
-    loader.timeout = 60
+    loader.timeout = 5
     with pytest.raises(RuntimeError, match=r"DataLoader worker .* exited unexpectedly"):
         next(iter(loader))
     assert "linvit: error: a loader process cannot send a batch: Can't pickle" in capfd.readouterr().err
