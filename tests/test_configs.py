@@ -61,7 +61,7 @@ def printed(*arguments, cwd):
     """The configuration that a command line amounts to."""
     done = linvit("fit", *arguments, "--print_config", cwd=cwd)
     assert done.code == 0, done.err
-    return yaml.safe_load(done.out)
+    return yaml.load(done.out, yaml.CSafeLoader)
 
 
 def bases(content):
