@@ -167,6 +167,7 @@ def test_a_command_is_understood(line, place, monkeypatch):
             arguments.append(f"--data.source={image_folder(place / 'few', ['train', 'val'], count=10)}")
         if verb == "bench":
             arguments += ["--images=32", "--rounds=1"] if "data" in arguments else ["--budget=0.1"]  # seconds
+            arguments = [argument.replace("64x64", "16x16") for argument in arguments]
         done = command_line(verb, *arguments, cwd=place)
         assert done.code == 0, done.err
     else:
