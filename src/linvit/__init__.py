@@ -12,6 +12,7 @@ from linvit.registry import preset as preset
 from linvit.registry.source import deferred
 
 if TYPE_CHECKING:
+    from linvit.advice.advise import advise as advise
     from linvit.attention.base import Attention as Attention
     from linvit.attention.base import Grid as Grid
     from linvit.attention.base import create_attention as create_attention

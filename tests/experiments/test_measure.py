@@ -1,12 +1,13 @@
 """Time and memory of callables: the rounds with a clock that works turn, the memory against what is known."""
 
 import itertools
+import math
 import time
 
 import pytest
 import torch
 
-from linvit.experiments.measure import Timing, interleaved, out_of_memory, peak_memory, processor_share
+from linvit.experiments.measure import Estimate, Timing, interleaved, out_of_memory, peak_memory, processor_share
 
 KIB = 1024
 
@@ -36,14 +37,23 @@ def test_callables_take_turns_and_a_disturbed_round_does_not_move_the_median():
     clock = Clock()
     works = {"a": clock.work("a", 9, 1, 1, 50, 1), "b": clock.work("b", 9, 2, 2, 60, 2)}
     found = interleaved(works, budget=150, clock=clock)
-    assert clock.order[:6] == ["a", "b", "a", "b", "a", "b"]  # a call each to warm up, then turns
+    assert clock.order[:8] == ["a", "b", "a", "b", "b", "a", "a", "b"]  # a call each to warm up, then turns
     assert found["a"].median == 1
     assert found["b"].median == 2
     assert max(found["a"].samples) == 50
 
 
 def test_ratios_are_of_samples_of_one_round():
-    assert Timing((2.0, 20.0, 2.0, 2.0)).over(Timing((1.0, 10.0, 1.0))) == 2
+    assert Timing((2.0, 20.0, 2.0, 2.0)).over(Timing((1.0, 10.0, 1.0))).median == 2
+
+
+@pytest.mark.parametrize(("samples", "beyond"), [(6, 0), (8, 0), (9, 1), (12, 2), (20, 5)])
+def test_the_interval_of_a_median_leaves_out_as_many_ranks_as_the_table_of_the_sign_test(samples, beyond):
+    assert Estimate.of(range(samples)) == ((samples - 1) / 2, beyond, samples - 1 - beyond, samples)
+
+
+def test_five_samples_have_no_interval():
+    assert Estimate.of([3, 1, 2, 5, 4]) == (3, 0, math.inf, 5)
 
 
 def test_each_has_its_share_of_the_budget_and_three_samples_at_least():

@@ -21,6 +21,7 @@ OWN = {
     "import-weights": "linvit.cli.import_weights:main",
     "data": "linvit.cli.data:main",
     "bench": "linvit.cli.bench:main",
+    "advise": "linvit.cli.advise:main",
     "analyze": "linvit.cli.analyze:main",
     "probe": "linvit.cli.probe:main",
     "evaluate": "linvit.cli.evaluate:main",
@@ -51,6 +52,7 @@ usage: linvit VERB [options]
              write an official checkpoint as a file for --model.pretrained
   data       decode every image of a set and list those that cannot be used
   bench      what mechanisms and backbones cost: time, memory and operations
+  advise     does another attention make a network faster here, and which?
   analyze    ranks and maps of a trained model's attention, as a page
   probe      kNN and linear classifiers on frozen features, layer by layer
   evaluate   a classifier on ImageNet-V2, A, R, C, ReaL ..., and its calibration
@@ -62,7 +64,7 @@ Runs are kept in checkpoints/CONFIG_NAME/version_N. Watch them with
   tensorboard --logdir checkpoints
 `linvit VERB --help` explains a verb; `linvit --version` prints the version.
 """
-OF_FILES = ("analyze", "data", "evaluate", "export", "import-weights", "linearize", "probe", "push")
+OF_FILES = ("advise", "analyze", "data", "evaluate", "export", "import-weights", "linearize", "probe", "push")
 """Verbs that open files of strangers, as predict --model and verbs of other packages may: they know local modules only
 if the user names code."""
 CODE = re.compile(r"(-c|--config)(=.*)?|(.*\W)?[\w.]+:[A-Za-z_]\w*\W*|--(trainer\.\w+\+?|data|model)=.*\w\.\w.*")

@@ -1,4 +1,4 @@
-"""Specs and mappings as one writes them in a shell: JSON or YAML in quotes."""
+"""Specs, mappings and sizes as one writes them in a shell."""
 
 from typing import Any
 
@@ -12,6 +12,17 @@ HINT = "Write it like '{option: value}', in quotes"
 def read_spec(registry: Registry, text: str) -> Spec:
     """A name, or a mapping with `name` and options, as a spec."""
     return read_value(f"the {registry.kind}", text) if text.lstrip().startswith("{") else text
+
+
+def parse_sizes(option: str, text: str) -> list[tuple[int, int]]:
+    """Sizes (H, W), each once, from sides and sizes such as "14,14x28"."""
+    found = []
+    for part in text.lower().split(","):
+        sides = part.strip().split("x")
+        if len(sides) > 2 or not all(side.isdigit() and int(side) > 0 for side in sides):
+            raise UserError(f"{option} takes sizes such as 14 or 14x28 (H x W), with commas; got '{part}'")
+        found.append((int(sides[0]), int(sides[-1])))
+    return list(dict.fromkeys(found))
 
 
 def timm_images(model: str) -> dict[str, Any]:

@@ -4,8 +4,8 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from lightning.pytorch.utilities.memory import is_out_of_cpu_memory
@@ -17,7 +17,28 @@ LEAST, MOST = 3, 100  # samples of each callable
 BUSY = 0.8  # the share of the processor below which a machine is busy
 
 Work = Callable[[], Any]
-Name = TypeVar("Name")
+Name = TypeVar("Name", bound=Hashable)
+
+
+class Estimate(NamedTuple):
+    """A median of so many samples, with the ends of its 95 % interval: 0 and infinity below six samples."""
+
+    median: float
+    low: float
+    high: float
+    samples: int
+
+    @classmethod
+    def of(cls, samples: Sequence[float]) -> "Estimate":
+        """The interval by ranks: the true median is outside two ordered samples as often as n coins fall alike.
+
+        It assumes nothing about the noise but that samples are independent. Six samples give 96.9 %, by their extremes.
+        """
+        ordered, outside, beyond = sorted(samples), 0.0, -1
+        while 2 * (outside := outside + math.comb(len(ordered), beyond + 1) / 2 ** len(ordered)) <= 0.05:
+            beyond += 1
+        low, high = (ordered[beyond], ordered[-1 - beyond]) if beyond >= 0 else (0.0, math.inf)
+        return cls(statistics.median(ordered) if ordered else math.nan, low, high, len(ordered))
 
 
 class Timing(NamedTuple):
@@ -38,9 +59,59 @@ class Timing(NamedTuple):
         low, _, high = statistics.quantiles(self.samples, method="inclusive")
         return low, high
 
-    def over(self, other: "Timing") -> float:
-        """The median, over the rounds, of the ratio to another: what lasts longer than a round slows down both."""
-        return statistics.median(a / b for a, b in zip(self.samples, other.samples, strict=False))
+    def over(self, other: "Timing") -> Estimate:
+        """The ratios to another of the same round: what lasts longer than a round slows down both."""
+        return Estimate.of([a / b for a, b in zip(self.samples, other.samples, strict=False)])
+
+
+class Turns(Generic[Name]):
+    """Takes samples of callables in rounds, so that other work of the machine slows all of them.
+
+    A sample is the mean of as many calls as take 2 ms. Each round begins with another callable.
+
+    Attributes:
+        times: Seconds per call, a sample per round, by name.
+    """
+
+    def __init__(
+        self,
+        device: str | torch.device = "cpu",
+        clock: Callable[[], float] = time.perf_counter,
+        times: dict[Name, list[float]] | None = None,
+    ) -> None:
+        self.device, self.clock = torch.device(device), clock
+        self.times = {} if times is None else times
+        self.calls: dict[Name, int] = {}
+        self._works: dict[Name, Work] = {}
+        self._rounds = 0
+
+    def add(self, name: Name, work: Work) -> float:
+        """Adds a callable after one call to warm up, or two of a short one; returns the seconds of the last."""
+        self.times[name] = []
+        seconds = self._seconds(work, 1)
+        if seconds < LONG:  # else the first call tells enough, and a second one takes too long
+            seconds = self._seconds(work, 1)
+        self.calls[name] = max(1, math.ceil(SAMPLE / max(seconds, 1e-9)))
+        self._works[name] = work
+        return seconds
+
+    def round(self, names: Sequence[Name]) -> Iterator[Name]:
+        """Takes a sample of each, and yields its name."""
+        first = self._rounds % max(len(names), 1)
+        self._rounds += 1
+        for name in (*names[first:], *names[:first]):
+            self.times[name].append(self._seconds(self._works[name], self.calls[name]))
+            yield name
+
+    def _seconds(self, work: Work, calls: int) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        start = self.clock()
+        for _ in range(calls):
+            work()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return (self.clock() - start) / calls
 
 
 def interleaved(
@@ -53,44 +124,26 @@ def interleaved(
     on_sample: Callable[[float], None] | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[Name, Timing]:
-    """Times callables in turns, so that other work of the machine slows all of them.
+    """Times callables in at most 100 rounds of `Turns`.
 
-    Each of at most 100 rounds takes a sample of every callable, the mean of as many calls as take 2 ms. A callable that
-    has had its share of the budget (seconds), and its `least` samples, leaves the rounds. `times` is filled as samples
-    come; `on_sample` is told an estimate of the seconds that are left.
+    A callable that has had its share of the budget (seconds), and its `least` samples, leaves the rounds. `times` is
+    filled as samples come; `on_sample` is told an estimate of the seconds that are left.
     """
-    cuda = torch.device(device).type == "cuda"
-    times = {} if times is None else times
-
-    def sample(work: Work, calls: int) -> float:
-        if cuda:
-            torch.cuda.synchronize(device)
-        start = clock()
-        for _ in range(calls):
-            work()
-        if cuda:
-            torch.cuda.synchronize(device)
-        return (clock() - start) / calls
-
-    calls = {}
+    turns = Turns[Name](device, clock, times)
     for name, work in works.items():
-        times[name] = []
-        seconds = sample(work, 1)
-        if seconds < LONG:  # else the first call tells enough, and a second one takes too long
-            seconds = sample(work, 1)
-        calls[name] = max(1, math.ceil(SAMPLE / max(seconds, 1e-9)))
+        turns.add(name, work)
     share, spent = budget / max(len(works), 1), dict.fromkeys(works, 0.0)
 
     def unfinished(name: Name) -> bool:
-        return len(times[name]) < least or (spent[name] < share and len(times[name]) < MOST)
+        taken = len(turns.times[name])
+        return taken < least or (spent[name] < share and taken < MOST)
 
     while running := [name for name in works if unfinished(name)]:
-        for name in running:
-            times[name].append(sample(works[name], calls[name]))
-            spent[name] += calls[name] * times[name][-1]
+        for name in turns.round(running):
+            spent[name] += turns.calls[name] * turns.times[name][-1]
             if on_sample is not None:
                 on_sample(sum(max(0.0, share - spent[name]) for name in works if unfinished(name)))
-    return {name: Timing(tuple(times[name])) for name in works}
+    return {name: Timing(tuple(turns.times[name])) for name in works}
 
 
 def processor_share(seconds: float = 0.1) -> float:

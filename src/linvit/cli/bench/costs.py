@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from linvit.attention.kernels.choice import kernel_names
 from linvit.attention.kernels.formula import INTERPRETED
-from linvit.cli.spec import read_spec, read_value, usable_device
+from linvit.cli.spec import parse_sizes, read_spec, read_value, usable_device
 from linvit.errors import UserError, check_number
 from linvit.experiments.bench import builders
 from linvit.experiments.bench.builders import BASELINES, backbone_label, spec_label
@@ -202,17 +202,6 @@ def _measured(
         known["warning"] = BUSY_MACHINE.format(share, CPU_TIME if args.cpu_time else CLOCK_TIME)
         print(f"linvit: warning: {known['warning']}", file=sys.stderr)
     return CostReport(costs=found, conditions=known, fitted=share >= BUSY, **about)
-
-
-def parse_sizes(option: str, text: str) -> list[tuple[int, int]]:
-    """Sizes (H, W), each once, from sides and sizes such as "14,14x28"."""
-    found = []
-    for part in text.lower().split(","):
-        sides = part.strip().split("x")
-        if len(sides) > 2 or not all(side.isdigit() and int(side) > 0 for side in sides):
-            raise UserError(f"{option} takes sizes such as 14 or 14x28 (H x W), with commas; got '{part}'")
-        found.append((int(sides[0]), int(sides[-1])))
-    return list(dict.fromkeys(found))
 
 
 def _finish(report: CostReport, output: Path | None, plots: Mapping[str, str] | None = None) -> int:

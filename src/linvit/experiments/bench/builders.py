@@ -99,7 +99,7 @@ def kernel_ratios(costs: Sequence[Cost], specs: Sequence[Spec], settings: Settin
             for size in {cost.size for cost in costs}:
                 slow, quick = at.get((name, "eager", size)), at.get((name, kernel, size))
                 if slow is not None and quick is not None:
-                    ratios[name] = min(ratios.get(name, math.inf), slow.over(quick))
+                    ratios[name] = min(ratios.get(name, math.inf), slow.over(quick).median)
         each = ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items())
         said.append(f"torch / {kernel}, at the least favourable size: {each or 'nothing measured'}")
     return "; ".join(said)

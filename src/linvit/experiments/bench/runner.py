@@ -2,13 +2,14 @@
 
 import copy
 import functools
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves
 
 from linvit.attention.kernels.choice import set_attention_kernel
 from linvit.errors import UserError
@@ -64,8 +65,9 @@ class Runner:
         options: dict[str, Any],
         settings: Settings,
         mode: Mode = "eager",
+        around: Callable[[], AbstractContextManager[Any]] = nullcontext,  # each forward pass
     ) -> None:
-        self.settings, self.mode, self.inputs, self.options = settings, mode, inputs, options
+        self.settings, self.mode, self.inputs, self.options, self.around = settings, mode, inputs, options, around
         if settings.kernels:
             set_attention_kernel(module, mode if mode in settings.kernels else "torch")
         if mode == "no recompute":
@@ -105,10 +107,12 @@ class Runner:
             return call
         return torch.compile(call, dynamic=False, isolate_recompiles=True)  # type: ignore[call-overload, no-any-return]
 
-    def _precision(self) -> AbstractContextManager[Any]:
-        if not self.settings.autocast:
-            return nullcontext()
-        return torch.autocast(torch.device(self.settings.device).type, self.settings.dtype)
+    @contextmanager
+    def _precision(self) -> Iterator[None]:
+        device = torch.device(self.settings.device).type
+        autocast = torch.autocast(device, self.settings.dtype) if self.settings.autocast else nullcontext()
+        with autocast, self.around():
+            yield
 
     def forward(self) -> Tensor:
         """A forward pass in evaluation mode, without gradients."""
@@ -130,10 +134,9 @@ class Runner:
             leaf.grad = None
 
     def training_step(self) -> None:
-        """Forward, cross entropy with random classes, backward, and AdamW."""
+        """Forward, cross entropy with random classes (squares of other outputs than logits), backward, and AdamW."""
         with self._precision():
-            out = self._train()
-            loss = F.cross_entropy(out, torch.randint(out.shape[-1], out.shape[:1], device=out.device))
+            loss = _loss(self._train())
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -142,3 +145,11 @@ class Runner:
     def optimizer(self) -> torch.optim.Optimizer:
         """AdamW at a rate of 0, with which it does all its work and changes no weight."""
         return torch.optim.AdamW(self.trained.parameters(), lr=0.0, fused=True)
+
+
+def _loss(out: Any) -> Tensor:
+    """A loss of logits (B, K), or of the tensors in any other output."""
+    if isinstance(out, Tensor) and out.ndim == 2:
+        return F.cross_entropy(out, torch.randint(out.shape[-1], out.shape[:1], device=out.device))
+    leaves = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor) and leaf.requires_grad]
+    return torch.stack([leaf.float().square().mean() for leaf in leaves]).sum()

@@ -1,0 +1,240 @@
+"""`linvit.advise`: one sentence on whether another attention makes a network faster, and the table behind it."""
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from linvit.advice.count import square_root_steps
+from linvit.advice.measure import MECHANISMS, Bench, TimeIsUpError, Way
+from linvit.advice.report import Advice
+from linvit.advice.rivals import smaller
+from linvit.advice.subject import find_subject
+from linvit.advice.verdict import BUSY, Measured, Row, decide, room_of
+from linvit.errors import UserError, check_choice, check_number
+from linvit.experiments.bench.builders import spec_label
+from linvit.experiments.bench.runner import Settings
+from linvit.experiments.measure import processor_share
+from linvit.image_size import image_size
+from linvit.io import machine
+from linvit.registry import Spec, attentions
+from linvit.runs.conditions import conditions, cpu_load
+
+LARGEST = 1024  # side of the default sizes
+DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
+CEILINGS = 0.3  # of the time limit, at most, to resolve ceilings
+LARGEST_SHARE = 0.6  # of what is left then, for the largest size
+
+
+def advise(
+    model: str | Path | nn.Module,
+    img_size: int | Sequence[int | Sequence[int]] | None = None,
+    *,
+    mode: Literal["inference", "train"] = "inference",
+    device: str = "cpu",
+    dtype: str = "float32",
+    batch_size: int = 1,
+    attention: Spec | Sequence[Spec] | None = None,
+    minutes: float = 5.0,
+    smaller_model: str | None = None,
+    compile: bool = False,
+    all_sizes: bool = False,
+    threads: int | None = None,
+    say: Callable[[str], None] | None = None,
+    progress: Callable[[str], None] = lambda text: None,
+    clock: Callable[[], float] | None = None,
+) -> Advice:
+    """Measures whether another attention makes a network faster on this device, from which image size, and which.
+
+    First come the operations of the cores of attention, then the time without them, which no attention between the same
+    projections can beat. Where that leaves no room, the answer is no. Else mechanisms in all blocks, in all but two and
+    in half of them are measured in turns with softmax attention at its best and in windows. Quality is not measured.
+
+    Args:
+        model: A name of timm or linvit, a run or file that `linvit.load` takes, or a module.
+        img_size: Side of the images, or several; a size may be (H, W). None takes the network's own, then steps of
+            sqrt(2) up to 1024.
+        mode: "inference", or "train": a training step with AdamW.
+        device: "cpu" or a CUDA device.
+        dtype: Of weights and images. On a GPU float32 has bfloat16 as a rival.
+        batch_size: Images per call.
+        attention: Mechanisms, names or specs; "*" takes all. None takes the six that are quickest alone, of those that
+            project q, k and v and have no parameters per token.
+        minutes: Time limit. What is not measured until then is left out, and said.
+        smaller_model: A rival, as `model`; None looks for timm's next smaller model of the family.
+        compile: Measure softmax compiled too, and mechanisms as it if that is quicker.
+        all_sizes: Measure mechanisms also at sizes without room.
+        threads: Of torch on a CPU. None takes torch's, or one and its processor time if the machine is busy.
+        say: Is told lines of the result as they come.
+        progress: Is told what is being measured.
+        clock: Seconds, for tests.
+
+    Returns:
+        The verdict with all rows; `str` of it is what `linvit advise` prints. Ctrl-C returns what is known by then.
+
+    Raises:
+        UserError: There is no such model, it cannot take a size, or it has no attention that can be taken out.
+
+    Example:
+        >>> linvit.advise("vit_tiny_patch16_224", img_size=(224, 448)).verdict.answer
+        'room'
+    """
+    check_choice("mode", mode, ["inference", "train"])
+    check_choice("dtype", dtype, DTYPES)
+    check_number("batch_size", batch_size, at_least=1, whole=True)
+    check_number("minutes", minutes, above=0)
+    start, cpu = time.monotonic(), torch.device(device).type == "cpu"
+    told = say or (lambda text: None)
+    if attention is not None and attention != "*":
+        for spec in [attention] if isinstance(attention, str | dict) else attention:
+            attentions.get(attentions.parse(spec)[0])
+    subject = find_subject(model)
+    sizes = _sizes(img_size, subject.own, subject.multiple)
+    shares = [processor_share()] if cpu and clock is None else []
+    before = torch.get_num_threads()
+    if threads is not None:
+        check_number("threads", threads, at_least=1, whole=True)
+    elif shares and shares[0] * BUSY < 1:
+        threads = 1
+    if cpu and threads is not None:
+        torch.set_num_threads(threads)
+    own_clock = time.process_time if cpu and torch.get_num_threads() == 1 else time.perf_counter
+    train = mode == "train"
+    settings = Settings(device, DTYPES[dtype], backward=train, optimizer=train, batch=batch_size)
+    bench = Bench(
+        subject,
+        settings,
+        limit=60 * minutes - (time.monotonic() - start),
+        clock=clock or own_clock,
+        say=lambda text: progress(f"{max(0.0, bench.left):.0f} s left at most; {text}"),
+    )
+    known = conditions(device) | {
+        "settings": f"{mode}, batch {batch_size}, {dtype}, {'eager and compiled' if compile else 'eager'}",
+        "clock": "processor time" if own_clock is time.process_time else "clock",
+    }
+    if not cpu:
+        known["driver"] = f"CUDA {torch.version.cuda}"
+    advice = Advice(subject, known)
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # it hides the attention of nn.MultiheadAttention
+    try:
+        with suppress(KeyboardInterrupt, TimeIsUpError), machine.memory_limit() if cpu else nullcontext():
+            advice.stopped = "interrupted"
+            _count(bench, advice, sizes, img_size is not None, told)
+            _measure(bench, advice, attention, smaller_model, compile, all_sizes, told, shares)
+            advice.stopped = ""
+        if advice.stopped and bench.left < 0:
+            advice.stopped = f"stopped after {minutes:g} minutes"
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast_path)
+        if cpu and clock is None:
+            shares.append(processor_share())
+        torch.set_num_threads(before)
+    busy = 1 / max(sorted(shares)[len(shares) // 2], 1e-3) if shares else 1.0
+    known |= {"load at the end": cpu_load(), "clock over processor time": f"{busy:.2f}" if shares else "not measured"}
+    advice.verdict = decide(subject.name, advice.sizes, busy)
+    return advice
+
+
+def _sizes(given: Any, own: tuple[int, int], multiple: int) -> list[tuple[int, int]]:
+    if given is None:
+        if own[0] != own[1]:
+            return [own]
+        return [(side, side) for side in square_root_steps(own[0], max(LARGEST, own[0]), multiple)]
+    each = [given] if isinstance(given, int) else list(given)
+    found = [image_size(one) for one in each]
+    if not found:
+        raise UserError("img_size must name at least one size, such as 224; got none")
+    return sorted(dict.fromkeys(found), key=lambda size: size[0] * size[1])
+
+
+def _count(
+    bench: Bench, advice: Advice, sizes: Sequence[tuple[int, int]], named: bool, told: Callable[[str], None]
+) -> None:
+    for size in sizes:
+        bench.say(f"{size[0]} x {size[1]}: counting")
+        try:
+            found = bench.count(size)
+        except UserError as error:
+            if named or not advice.sizes:
+                raise
+            advice.notes.append(str(error))
+            break  # a network that takes its own size alone
+        advice.sizes.append(Measured(size, found.bound, found.tokens))
+        advice.intercepted = advice.intercepted or found.intercepted > 0
+    told("counted, faster without attention: " + ", ".join(f"{x.counted:.2f}x at {x.size}" for x in advice.sizes))
+
+
+def _measure(
+    bench: Bench,
+    advice: Advice,
+    attention: Any,
+    small: str | None,
+    compile: bool,
+    all_sizes: bool,
+    told: Callable[[str], None],
+    shares: list[float],
+) -> None:
+    budget = bench.left
+    for i, size in enumerate(advice.sizes):
+        if i and (last := advice.sizes[i - 1].ceiling):
+            tokens = size.tokens / max(advice.sizes[i - 1].tokens, 1)
+            expected = 8 * (last["now"].median * tokens**2 + last["ceiling"].median * tokens)
+            if expected > bench.left:
+                size.notes.append(f"{size.size}: left out, since it takes up to {expected:.0f} s")
+                continue
+        done = (i + 1) / len(advice.sizes)
+        bench.measure_ceiling(size, advice.intercepted, budget * (1 - CEILINGS * done))
+        if shares:
+            shares.append(processor_share())
+        if size.room.samples:
+            told(_ceiling_line(size))
+    measured = [size for size in advice.sizes if size.room.samples]
+    chosen = [size for size in measured if all_sizes or room_of(size) != "closed"]
+    if not chosen:
+        return
+    smaller_model = small or (smaller(advice.subject.timm) if advice.subject.timm else None)
+    advice.smaller = smaller_model or "none found"
+    specs: list[Spec] = []
+    for size in reversed(chosen):
+        calls = size.ceiling["now"].median + size.ceiling["ceiling"].median
+        if 20 * calls > bench.left:
+            size.notes.append(f"{size.size}: rivals and mechanisms left out, since they take more than the time left")
+            continue
+        start = bench.left
+        seconds = start if size is chosen[0] else LARGEST_SHARE * start
+        if not specs:
+            named = attention is not None and attention != "*"
+            given = [attention] if isinstance(attention, str | dict) else attention
+            pool = given if named else attentions.names() if attention == "*" else bench.usual(size)
+            specs = bench.quickest(pool, size)
+            specs = specs if attention is not None else specs[:MECHANISMS]
+            told(f"quickest alone at {size.size}: {', '.join(map(spec_label, specs)) or 'none'}")
+        way, ways = bench.best_way(size, compile)
+        others = [row for row in ways if row.name not in ("softmax, as it is", way.label if way != Way() else "")]
+        advice.ways += [(size.img_size, row) for row in others]
+        bench.compare(size, specs, way, ways, advice.intercepted, seconds - (start - bench.left), smaller_model)
+        if shares:
+            shares.append(processor_share())
+        told(_best_line(size))
+
+
+def _ceiling_line(size: Measured) -> str:
+    room = size.room
+    answer = {"closed": "no room", "open": "room", "unclear": "unclear"}[room_of(size)]
+    return (
+        f"{size.size}: at most {room.median:.2f}x ({room.low:.2f} to {room.high:.2f}, {room.samples} turns), counted "
+        f"{size.counted:.2f}x: {answer}"
+    )
+
+
+def _best_line(size: Measured) -> str:
+    rival = size.best_rival
+    best: Row | None = min(size.candidates, key=lambda row: row.median, default=None)
+    if rival is None or best is None:
+        return f"{size.size}: no mechanism was measured"
+    return f"{size.size}: {rival.name} {1e3 * rival.median:.3g} ms, {best.name} {1e3 * best.median:.3g} ms"

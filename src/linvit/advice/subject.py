@@ -1,0 +1,125 @@
+"""Networks that advice is asked for: built at any image size, as they are or with another attention."""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import timm
+from torch import nn
+
+from linvit.advice.ceiling import Values
+from linvit.backbones.create import create_backbone
+from linvit.backbones.replace_attention import replace_attention
+from linvit.backbones.timm.model import timm_backbone
+from linvit.errors import UserError
+from linvit.inference.model import load
+from linvit.registry import Spec, backbones
+from linvit.weights.read import HUB
+
+CEILING = "linvit.advice.ceiling:Values"
+EXPORTED = (".onnx", ".pt2")
+
+
+@dataclass
+class Subject:
+    """A network.
+
+    Attributes:
+        name: As it stands in sentences.
+        own: Image size (H, W) that it is made for.
+        build: Makes it for a size (H, W).
+        code: Python that makes it for the side `{size}`.
+        timm: Its name there, or "".
+        multiple: Sides of images are multiples of this: the stride of its last features.
+    """
+
+    name: str
+    own: tuple[int, int]
+    build: Callable[[tuple[int, int]], nn.Module]
+    code: str
+    timm: str = ""
+    in_chans: int = 3
+    multiple: int = 32
+
+    def with_attention(self, network: nn.Module, attention: Spec | Sequence[Any], size: tuple[int, int]) -> nn.Module:
+        """Replaces the attention of a copy of a network, whose other weights both share."""
+        shared = {id(tensor): tensor for tensor in (*network.parameters(), *network.buffers())}
+        made = copy.deepcopy(network, shared)
+        replace_attention(getattr(made, "backbone", made), attention, size)
+        return made
+
+
+def find_subject(model: str | Path | nn.Module) -> Subject:
+    """Returns the network of a name of timm or linvit, a run or file that `linvit.load` takes, or a module.
+
+    Raises:
+        UserError: There is no such name, or the file is of another kind.
+    """
+    if isinstance(model, nn.Module):
+        subject = _of_module(model, type(model).__name__, "model  # yours")
+    elif Path(model).suffix in EXPORTED:
+        raise UserError(f"'{model}' is an exported program, whose attention cannot be replaced; give the run instead")
+    elif Path(model).exists() or str(model).startswith(HUB):
+        trained = load(model)
+        subject = _of_module(trained.network, str(model), f"linvit.load({str(model)!r}).network")
+        sizes = (trained.description.preprocessing or {}).get("size"), trained.description.options.get("img_size")
+        size = next((each for each in sizes if each), subject.own)
+        subject.own = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+        subject.in_chans = int(trained.description.options.get("in_chans") or 3)
+    else:
+        subject = _of_name(str(model))
+    network = subject.build(subject.own)
+    levels: Any = getattr(getattr(network, "backbone", network), "feature_info", None)
+    subject.multiple = int(levels[-1]["reduction"]) if levels else 32
+    return subject
+
+
+def _of_name(name: str) -> Subject:
+    architecture = name.partition(".")[0]
+    ours = name in backbones.names() or ":" in name
+    entry = timm.models.model_entrypoint(architecture) if timm.is_model(architecture) else None
+    if ours and (entry is None or entry.__module__.startswith("linvit.")):
+        network: Any = create_backbone(name)
+        config = getattr(network, "pretrained_cfg", None) or {}
+        own = tuple(config.get("input_size", (3, 224, 224))[1:])
+        code = f"linvit.create_backbone({name!r}, img_size={{size}})"
+        return Subject(name, (own[0], own[1]), lambda size: create_backbone(name, img_size=list(size)), code)
+    if not timm.is_model(architecture) and ("/" in name or "." in name):
+        raise UserError(f"'{name}' is no file or folder here, and no model of timm or linvit")
+    build: Callable[[tuple[int, int]], nn.Module] = lambda size: timm_backbone(name, img_size=list(size))  # noqa: E731
+    if not timm.is_model(architecture):
+        build((224, 224))  # says so, and which names are near
+    known: Any = timm.get_pretrained_cfg(architecture)
+    fixed = known is not None and known.fixed_input_size
+    own = known.input_size[1:] if known is not None else (224, 224)
+    code = f"timm.create_model({name!r}{', img_size={size}' * fixed}, pretrained=True)"
+    return Subject(name, (own[0], own[1]), build, code, timm=name)
+
+
+def _of_module(network: nn.Module, name: str, code: str) -> Subject:
+    config = getattr(network, "pretrained_cfg", None) or getattr(network, "default_cfg", None) or {}
+    own = tuple(config.get("input_size", (3, 224, 224)))
+
+    def build(size: tuple[int, int]) -> nn.Module:
+        made = copy.deepcopy(network)
+        inner: Any = getattr(made, "backbone", made)
+        if hasattr(inner, "set_input_size") and tuple(size) != tuple(own[1:]):
+            inner.set_input_size(img_size=size)
+        return made
+
+    return Subject(name, (own[1], own[2]), build, code, in_chans=own[0])
+
+
+def without_cores(subject: Subject, network: nn.Module, size: tuple[int, int], project: str = "qkv") -> nn.Module:
+    """A copy of a network whose attention is replaced by `Values`; as it is where linvit cannot replace it."""
+    try:
+        return subject.with_attention(network, {"name": CEILING, "project": project}, size)
+    except UserError:
+        return copy.deepcopy(network)
+
+
+def cores_of(network: nn.Module) -> list[Values]:
+    """The `Values` in a network."""
+    return [module for module in network.modules() if isinstance(module, Values)]

@@ -1,0 +1,261 @@
+"""The verdict on a network: a pure function of measured rows, so that it can be tested without timing anything."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from linvit.experiments.measure import Estimate, Timing
+
+ROOM = 1.15
+"""Speed-up below which a network has no room for another attention."""
+JUDGED = 3
+"""Mechanisms per size whose interval is judged: three one-sided errors of 1.6 % (six turns) are less than 5 %."""
+SIEVE = 2
+"""Turns by which rows are chosen. They are left out of the turns that judge the chosen ones."""
+BUSY = 1.2
+"""Clock over processor time above which a machine is busy."""
+
+Kind = Literal["now", "softmax", "windows", "ceiling", "mechanism", "loses quality"]
+Answer = Literal["no", "room", "yes", "undecided"]
+
+
+@dataclass
+class Row:
+    """A network that was measured at one size.
+
+    Attributes:
+        kind: "now", as it is; "softmax", the same executed in another way; "windows"; "ceiling", without the cores of
+            its attention; "mechanism", with another attention; "loses quality", a rival that has to be scored.
+        softmax_blocks: Blocks that keep softmax attention; None where it is not known.
+        sieved: Whether the first turns have chosen this row, so that they do not count for its intervals.
+    """
+
+    name: str
+    kind: Kind
+    softmax_blocks: int | None = None
+    seconds: list[float] = field(default_factory=list)
+    sieved: bool = False
+    peak: int | None = None  # bytes
+    compile_seconds: float | None = None
+    note: str = ""
+    attention: list[object] | None = None  # specs, one per block
+
+    @property
+    def median(self) -> float:
+        """Seconds; NaN if it was not measured."""
+        return Timing(tuple(self.seconds)).median if self.seconds else math.nan
+
+    def spread(self) -> Estimate:
+        """Seconds with their interval."""
+        return Estimate.of(self.seconds)
+
+
+@dataclass
+class Measured:
+    """All rows of one size.
+
+    Attributes:
+        counted: Speed-up without cores if time goes with FLOPs.
+        ceiling: Rows "now" and "ceiling" in the precision and execution that were asked for, measured alone.
+        rows: Rows that were measured together, rivals and mechanisms.
+    """
+
+    img_size: tuple[int, int]
+    counted: float
+    tokens: int = 0
+    ceiling: dict[str, Row] = field(default_factory=dict)
+    rows: list[Row] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def size(self) -> str:
+        """The size as one writes it."""
+        height, width = self.img_size
+        return f"{height} x {width}"
+
+    @property
+    def room(self) -> Estimate:
+        """Time as it is over time without the cores of attention."""
+        if not {"now", "ceiling"} <= self.ceiling.keys():
+            return Estimate.of([])
+        return ratio(self.ceiling["now"], self.ceiling["ceiling"])
+
+    @property
+    def rivals(self) -> list[Row]:
+        """Softmax attention in all ways that keep the quality, and in windows."""
+        return [row for row in self.rows if row.kind in ("now", "softmax", "windows") and row.seconds]
+
+    @property
+    def candidates(self) -> list[Row]:
+        """Mechanisms that are judged, the quickest of the first turns first."""
+        measured = [row for row in self.rows if row.kind == "mechanism" and len(row.seconds) > SIEVE]
+        return sorted(measured, key=lambda row: Timing(tuple(row.seconds[:SIEVE])).median)[:JUDGED]
+
+    @property
+    def best_rival(self) -> Row | None:
+        """The quickest rival."""
+        return min(self.rivals, key=lambda row: row.median, default=None)
+
+    def share(self, row: Row) -> Estimate | None:
+        """Share of the ceiling's gain that a row reaches; None where there may be no room."""
+        rows = {each.kind: each for each in self.rows if each.kind in ("now", "ceiling")}
+        softmax = [each for each in self.rows if each.kind == "softmax" and each.seconds]
+        now = min((rows.get("now"), *softmax), key=lambda one: one.median if one and one.seconds else math.inf)
+        if now is None or "ceiling" not in rows or not ratio(now, rows["ceiling"]).low >= ROOM:
+            return None
+        parts = zip(judged(now), judged(row), judged(rows["ceiling"]), strict=False)
+        return Estimate.of([(a - b) / (a - c) for a, b, c in parts if a > c])
+
+
+@dataclass
+class Verdict:
+    """An answer with its reasons.
+
+    Attributes:
+        answer: "no"; "room", the ceiling is above `ROOM`; "yes", a mechanism is quicker than all rivals; "undecided".
+        from_size: Smallest size (H, W) from which on the answer is "room" or "yes".
+        below: Largest size below it that was measured and is not.
+        winner: The row that wins at the largest size that was measured.
+    """
+
+    answer: Answer
+    sentence: str
+    from_size: tuple[int, int] | None = None
+    below: tuple[int, int] | None = None
+    winner: Row | None = None
+
+
+def judged(row: Row) -> list[float]:
+    """Seconds of the turns that judge."""
+    return row.seconds[SIEVE:]
+
+
+def ratio(slow: Row, quick: Row) -> Estimate:
+    """How many times as fast one row is as another, by ratios within a turn."""
+    first = SIEVE if slow.sieved or quick.sieved else 0
+    return Timing(tuple(slow.seconds[first:])).over(Timing(tuple(quick.seconds[first:])))
+
+
+def room_of(size: Measured) -> Literal["open", "closed", "unclear"]:
+    """Whether a network has room for another attention at a size."""
+    room = size.room
+    return "closed" if room.high < ROOM else "open" if room.low >= ROOM else "unclear"
+
+
+def gain(size: Measured, candidate: Row) -> Estimate:
+    """How many times as fast a mechanism is as the rival that leaves it least."""
+    return min((ratio(rival, candidate) for rival in size.rivals), key=lambda one: one.median)
+
+
+def state_of(size: Measured) -> Literal["closed", "pays", "loses", "open", "unclear"]:
+    """What is known of a size: "pays" or "loses" if mechanisms were judged beside the rivals."""
+    if not size.candidates or not size.rivals:
+        return room_of(size)
+    gains = [[ratio(rival, one) for rival in size.rivals] for one in size.candidates]
+    if any(all(each.low > 1 for each in own) for own in gains):
+        return "pays"
+    if all(any(each.high < 1 for each in own) for own in gains):
+        return "loses"
+    return room_of(size)
+
+
+def decide(name: str, sizes: Sequence[Measured], busy: float = 1.0) -> Verdict:
+    """Returns the verdict on a network from what was measured of it.
+
+    Args:
+        name: Of the network.
+        sizes: What was measured at each size, in any order; sizes without a ceiling do not count.
+        busy: Clock over processor time, about 1 on an idle machine.
+    """
+    known = sorted((one for one in sizes if one.room.samples), key=lambda one: math.prod(one.img_size))
+    if not known:
+        counted = "; ".join(f"{one.counted:.2f}x at {one.size}" for one in sizes)
+        return Verdict("undecided", f"Undecided. {name}: no size was measured. Counted: at most {counted}.")
+    states = [state_of(one) for one in known]
+    load = f" The machine was busy: clock {busy:.1f} x processor time." if busy > BUSY else ""
+    first = next((i for i in range(len(known)) if all(state == "pays" for state in states[i:])), None)
+    if first is not None:
+        return _yes(name, known, first, states, load)
+    if all(state == "closed" for state in states):
+        said = "; ".join(_ceiling(one) for one in known)
+        return Verdict("no", f"No. {name}: {said}. No attention can make it more than 15 % faster here.{load}")
+    if all(state in ("closed", "loses") for state in states):
+        return _beaten(name, known, states, load)
+    open_at = [i for i in range(len(known)) if all(state in ("open", "pays", "loses") for state in states[i:])]
+    if open_at and states[-1] != "loses":
+        return _room(name, known, open_at[0], states, load)
+    return _undecided(name, known, states, busy)
+
+
+def _yes(name: str, known: Sequence[Measured], first: int, states: Sequence[str], load: str) -> Verdict:
+    parts = []
+    for size in (known[first], known[-1])[: 1 + (first < len(known) - 1)]:
+        winner = max(size.candidates, key=lambda one: gain(size, one).low)
+        rival = min(size.rivals, key=lambda one: ratio(one, winner).median)
+        parts.append(f"at {size.size} {winner.name} is {_times(gain(size, winner))} as fast as {rival.name}")
+    below = known[first - 1] if first else None
+    if below is None:
+        edge = "It is the smallest size that was measured."
+    elif states[first - 1] in ("loses", "closed"):
+        edge = f"At {below.size} it does not pay."
+    else:
+        edge = f"At {below.size} it is undecided."
+    winner = max(known[-1].candidates, key=lambda one: gain(known[-1], one).low)
+    sentence = f"Yes from {known[first].size}. {name}: {'; '.join(parts)}. {edge} Quality not measured.{load}"
+    return Verdict("yes", sentence, known[first].img_size, below.img_size if below else None, winner)
+
+
+def _beaten(name: str, known: Sequence[Measured], states: Sequence[str], load: str) -> Verdict:
+    said = []
+    for size in (one for one, state in zip(known, states, strict=True) if state == "loses"):
+        rival, best = size.best_rival, min(size.candidates, key=lambda one: one.median)
+        assert rival is not None
+        said.append(f"at {size.size} {rival.name} is {_times(ratio(best, rival))} as fast as {best.name}, the best")
+    return Verdict("no", f"No. {name}: {'; '.join(said)} mechanism.{load}")
+
+
+def _room(name: str, known: Sequence[Measured], first: int, states: Sequence[str], load: str) -> Verdict:
+    said = ", ".join(f"{_times(one.room)} at {one.size}" for one in known[first:])
+    compared = any(one.candidates for one in known[first:])
+    why = (
+        "Mechanisms and rivals are within the noise of one another; more --minutes may decide."
+        if compared
+        else "No mechanism was measured beside the rivals; more --minutes measure them."
+    )
+    below = known[first - 1] if first else None
+    return Verdict(
+        "room",
+        f"Room from {known[first].size}. {name}: at most {said}. {why}{load}",
+        known[first].img_size,
+        below.img_size if below else None,
+    )
+
+
+def _undecided(name: str, known: Sequence[Measured], states: Sequence[str], busy: float) -> Verdict:
+    said = []
+    for size, state in zip(known, states, strict=True):
+        width = (size.room.high - size.room.low) / size.room.median
+        doubt = f"uncertain by {width:.0%}" if math.isfinite(width) else f"{size.room.samples} turns, six are needed"
+        told = {"pays": "another attention pays", "loses": "no other attention pays", "closed": "no room"}.get(state)
+        said.append(f"at {size.size} {told or f'{size.room.median:.2f}x, counted {size.counted:.2f}x, {doubt}'}")
+    way = f"Clock {busy:.1f} x processor time: repeat on an idle machine" if busy > BUSY else "Give it more --minutes"
+    return Verdict("undecided", f"Undecided. {name}: {'; '.join(said)}. {way}.")
+
+
+def _ceiling(size: Measured) -> str:
+    now, without = size.ceiling["now"].median, size.ceiling["ceiling"].median
+    return (
+        f"at {size.size} {milliseconds(without)} without attention, {milliseconds(now)} with it "
+        f"({size.room.median:.2f}x, counted {size.counted:.2f}x)"
+    )
+
+
+def _times(one: Estimate) -> str:
+    ends = f" ({one.low:.2g} to {one.high:.2g})" if one.samples and math.isfinite(one.high) else ""
+    return f"{one.median:.2g}x{ends}"
+
+
+def milliseconds(seconds: float) -> str:
+    """Three digits, as "194 ms"."""
+    return f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{1e3 * seconds:,.0f} ms"

@@ -1,0 +1,90 @@
+"""`linvit advise`: does another attention make a network faster here, from which image size, and which attention?"""
+
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from linvit.io.terminal import argument_parser, reflow
+
+EPILOG = """examples:
+  linvit advise vit_small_patch16_224             its own size, then steps of
+                                                  sqrt(2) up to 1024
+  linvit advise vit_small_patch16_224 --img_size 224,512,1024
+  linvit advise vit_small_patch14_dinov2 --mode train --device cuda --batch_size 16
+  linvit advise checkpoints/mine/version_3 --minutes 15
+  linvit advise vit_tiny_patch16_224 --attention focused --attention hydra
+
+The answer is No, Room from a size, Yes from a size, or Undecided. No is said
+when the network without attention is less than 15 % faster, or when softmax at
+its best or in windows is faster than all mechanisms. Room: the network without
+attention is faster, and mechanisms are not (yet) proven to be. Quality is not
+measured. advise.json and advise.html have all rows. Ctrl-C prints what is known
+by then.
+"""
+CTRL_C = 130  # the exit code of a program that it ended
+
+
+def main(argv: list[str]) -> int:
+    """Runs `linvit advise`; prints the verdict and the table, returns 0, or 130 after Ctrl-C."""
+    begun = time.monotonic()
+    parser = argument_parser("linvit advise", __doc__, EPILOG)
+    parser.add_argument("model", metavar="MODEL", help="a name of timm or linvit, a run, or a file of linvit.load")
+    parser.add_argument("--img_size", help="sides or HxW, with commas (its own, then steps of sqrt(2) up to 1024)")
+    parser.add_argument("--mode", choices=["inference", "train"], default="inference", help="(%(default)s)")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, ... (%(default)s)")
+    dtypes = ["float32", "float64", "bfloat16", "float16"]
+    parser.add_argument("--dtype", choices=dtypes, default="float32", help="of weights and images (%(default)s)")
+    parser.add_argument("--batch_size", type=int, default=1, help="images per call (%(default)s)")
+    about = "a mechanism: NAME or {name: ..., option: value}; more than once; '*' is all (the six quickest alone)"
+    parser.add_argument("--attention", action="append", metavar="SPEC", help=about.replace("%", "%%"))
+    parser.add_argument("--minutes", type=float, default=5.0, help="time limit (%(default)s)")
+    parser.add_argument("--smaller", metavar="MODEL", help="a smaller model, as a rival (timm's next of the family)")
+    parser.add_argument("--compile", action="store_true", help="measure softmax by torch.compile too; takes minutes")
+    parser.add_argument("--all", action="store_true", help="measure mechanisms also at sizes without room")
+    parser.add_argument("--threads", type=int, help="of torch on a CPU (torch's; one if the machine is busy)")
+    parser.add_argument("--output", type=Path, metavar="FOLDER", help="for advise.json and advise.html (advise/DATE)")
+    args = parser.parse_args(argv)
+
+    from tqdm import tqdm
+
+    from linvit.advice.advise import advise
+    from linvit.cli.spec import parse_sizes, read_spec, usable_device
+    from linvit.io.machine import keep_memory
+    from linvit.registry import attentions
+
+    if usable_device(args.device) == "cpu":
+        keep_memory()
+    given: Any = [read_spec(attentions, each) for each in args.attention] if args.attention else None
+    with tqdm(bar_format="{desc}", leave=False, disable=None) as line:
+
+        def progress(text: str) -> None:
+            line.set_description_str(text, refresh=False)
+            line.update(0)
+
+        def say(text: str) -> None:
+            with line.external_write_mode(file=sys.stdout):
+                print(reflow(f"[{time.monotonic() - begun:.0f} s] {text}"), flush=True)
+
+        advice = advise(
+            args.model,
+            None if args.img_size is None else parse_sizes("--img_size", args.img_size),
+            mode=args.mode,
+            device=args.device,
+            dtype=args.dtype,
+            batch_size=args.batch_size,
+            attention="*" if given == ["*"] else given,
+            minutes=args.minutes,
+            smaller_model=args.smaller,
+            compile=args.compile,
+            all_sizes=args.all,
+            threads=args.threads,
+            say=say,
+            progress=progress,
+        )
+    print(f"\n{advice}")
+    folder = args.output or Path("advise") / datetime.now(UTC).strftime("%Y-%m-%d-%H%M%S")
+    advice.write(folder)
+    print(f"\nall rows and a picture: {folder / 'advise.html'}")
+    return CTRL_C if advice.stopped == "interrupted" else 0
