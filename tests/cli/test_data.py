@@ -255,6 +255,48 @@ class TestHints:
         ).groups()
         assert "12 images, 2 classes" in self.out(tmp_path, capsys, hint, column, code=0)
 
+    @pytest.mark.parametrize("folders", [("pictures", "pictures_mask"), ("a", "b")])
+    def test_masks_that_look_like_a_class(self, tmp_path, capsys, folders):
+        """By their name, or by few colours."""
+        for split in ("train", "val"):
+            for number in range(2):
+                image = picture(number + 2 * (split == "val"), 30, 20)
+                save(image, tmp_path / split / folders[0] / f"{number}.png")
+                save(image.convert("L").point(lambda value: value % 2), tmp_path / split / folders[1] / f"{number}.png")
+        said = self.out(tmp_path, capsys, code=1)
+        files = [tmp_path / "train" / folder / "0.png" for folder in folders]
+        assert f"'{files[1]}' is a mask of '{files[0]}'" in said
+        as_masks, as_classes = re.findall(r"(?:--data\S*=\w+ ?)+", said)
+        self.out(tmp_path, capsys, as_classes, code=0)
+        for split in ("train", "val"):
+            for old, new in zip(folders, ("images", "masks"), strict=True):
+                (tmp_path / split / old).rename(tmp_path / split / new)
+        assert "task      SegmentationData" in self.out(tmp_path, capsys, code=1)
+        assert "2 masks" in self.out(tmp_path, capsys, *as_masks.replace("=N", "=2").split(), code=0)
+
+    @pytest.mark.parametrize(
+        "names",
+        [
+            ("a/images/{}.png", "a/masks/of_{}.png"),
+            ("a/x/{}_leftImg8bit.png", "a/y/{}_gtFine_labelIds.png"),
+            ("{}.jpg", "{}.png"),
+            ("{}.jpg", "{}_mask.png"),
+            ("a/images_png/{}.png", "a/masks_png/{}.png"),
+        ],
+    )
+    def test_masks_that_lie_beside_images_or_below_classes(self, tmp_path, capsys, names):
+        for number in range(2):
+            image = picture(number, 30, 20)
+            save(image, tmp_path / "train" / names[0].format(number))
+            save(image.convert("L").point(lambda value: value % 2), tmp_path / "train" / names[1].format(number))
+            if names[0].startswith("a/"):
+                save(picture(number + 9, 30, 20), tmp_path / "train" / "b" / f"{number}.png")
+        said = self.out(tmp_path, capsys, code=1)
+        assert (
+            f"'{tmp_path / 'train' / names[1].format(0)}' is a mask of '{tmp_path / 'train' / names[0].format(0)}'"
+            in said
+        )
+
     @pytest.mark.parametrize(
         ("table", "text", "named"),
         [
@@ -288,6 +330,14 @@ class TestHints:
         assert len(named) > 20
         known = {name for task in TASKS for name in options_of(task)}
         assert named - {"augmentation"} <= known
+
+
+@pytest.mark.parametrize("classes", [("left", "right"), ("with_mask", "without_mask")])
+def test_class_folders_with_files_called_alike_are_no_masks(tmp_path, capsys, classes):
+    folder = image_folder(tmp_path / "data", ["train", "val"], classes)
+    for number, path in enumerate(sorted(folder.rglob("*.png"))):
+        save(picture(number, 30, 20), path)
+    assert main(["check", str(folder), "--workers", "0"]) == 0
 
 
 def test_the_task_is_the_one_that_is_asked_for_or_that_has_the_options(tmp_path, capsys):

@@ -8,7 +8,7 @@ import torch
 
 from linvit.runs import loggers
 from linvit.runs.folder import RunFolder
-from linvit.runs.loggers import CsvLogger
+from linvit.runs.loggers import CsvLogger, RowCount
 
 
 def rows(folder):
@@ -140,6 +140,19 @@ def test_a_damaged_table_is_read_as_far_as_it_goes(damage, kept, said, tmp_path,
     assert [(row["step"], row["loss"]) for row in rows(tmp_path)] == [(step, f"{step}.0") for step in [*kept, "3"]]
     texts = [str(one.message) for one in recwarn]
     assert re.search(said, texts[0]) if said else texts == []
+
+
+def test_rows_that_are_missing_are_named_when_a_run_is_resumed(tmp_path, recwarn):
+    logger = CsvLogger(tmp_path)
+    for step in range(3):
+        logger.log_metrics({"loss": float(step)}, step)
+    logger.save()
+    state = RowCount(logger).state_dict()
+    RowCount(CsvLogger(tmp_path, purge_step=3)).load_state_dict(state)
+    assert not recwarn.list
+    (tmp_path / "metrics.csv").unlink()
+    with pytest.warns(UserWarning, match="3 of the 3 rows that .* are missing"):
+        RowCount(CsvLogger(tmp_path, purge_step=3)).load_state_dict(state)
 
 
 def test_nothing_logged_no_file(tmp_path):

@@ -99,7 +99,8 @@ def test_a_run_without_its_rows_records_the_score_of_its_checkpoint(run, tmp_pat
         path.unlink()  # perhaps a link to the other
         torch.save(content, path)
     options = ("--config", folder / "config.yaml", "--resume=auto", "--trainer.max_epochs=3")
-    done = linvit("fit", *options, cwd=tmp_path)
+    with pytest.warns(UserWarning, match="20 of the 20 rows that .* are missing"):
+        done = linvit("fit", *options, cwd=tmp_path)
     assert done.code == 0, done.err
     score = result.read(folder / "result.json")["score"]
     assert (score["best"], score["best_epoch"], score["final_epoch"]) == (0.99, state["epochs"]["val/score"], 3)

@@ -23,6 +23,7 @@ from linvit.data.sources.labels import (
     label_counts,
     places_of,
 )
+from linvit.data.sources.mask_folders import find_masks
 from linvit.data.sources.pairs import has_masks
 from linvit.data.sources.scan import ScanResult
 from linvit.data.sources.splits import folder_of_images, load_splits
@@ -145,11 +146,11 @@ class ClassificationData(ImageData):
         if not self.labels:
             return {}
         label = self.label_column
-        if self.has_masks:
+        if self.masks_found:
             classes = "" if label is None else f". If they are classes, set --data.num_classes={self.num_classes}"
             raise UserError(
-                f"'{self.source}' looks like a segmentation dataset: it has folders of images and masks. Check them "
-                f"with linvit data check {self.source} --data=SegmentationData --data.num_classes=N{classes}"
+                f"'{self.source}' looks like a segmentation dataset: {self.masks_found}. Check them with linvit data "
+                f"check {self.source} --data=SegmentationData --data.num_classes=N{classes}"
             )
         if label is None or (split in self.splits and split not in self.labelled):
             whose = "" if label is None else f"the {split} split of "
@@ -171,9 +172,16 @@ class ClassificationData(ImageData):
         return {"label": Target(label, reader)}
 
     @cached_property
-    def has_masks(self) -> bool:
-        """True if the source has folders of images and masks, and `num_classes` does not say that they are classes."""
-        return self.expected_classes is None and has_masks(self.source)
+    def masks_found(self) -> str:
+        """Says which masks are taken for classes or images; "" for none, or if `num_classes` is given."""
+        if self.expected_classes is not None:
+            return ""
+        if has_masks(self.source):
+            return "it has folders of images and masks"
+        rows = self.splits.get("train") if folder_of_images(self.source) else None
+        found = None if rows is None else find_masks(rows, self.image_column, self.images)
+        move = "Put them into folders called images and masks, as in train/images and train/masks"
+        return f"'{found[1]}' is a mask of '{found[0]}'. {move}" if found else ""
 
     @cached_property
     def unread_tables(self) -> list[str]:
@@ -220,5 +228,5 @@ class ClassificationData(ImageData):
         if self.labelled and self.unread_tables:
             lines.append(f"  WARNING: tables that name images are not read: {quote_first(self.unread_tables)}")
         folder = folder_of_images(self.source)
-        trainable = asked or packed or (folder and in_folders(folder)) or self.has_masks  # others are to be predicted
+        trainable = asked or packed or (folder and in_folders(folder)) or self.masks_found  # others are to be predicted
         return TargetReport([*lines, *found.lines()], refused=refused, trainable=bool(trainable))

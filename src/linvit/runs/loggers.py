@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from lightning.fabric.loggers.logger import rank_zero_experiment
+from lightning.pytorch import Callback
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
-from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 from torch.utils.tensorboard import SummaryWriter
 
 from linvit.io.files import rewriting, sync
@@ -62,6 +63,11 @@ class CsvLogger(Logger):
                 found.setdefault(str(step), {"step": str(step)}).update(values)
         return found
 
+    @property
+    def count(self) -> int:
+        """Number of rows."""
+        return len(self._rows)
+
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Adds to the row of a step."""
@@ -100,6 +106,26 @@ class CsvLogger(Logger):
             sync(path)
         self._columns = columns
         self._new.clear()
+
+
+class RowCount(Callback):
+    """Notes in each checkpoint how many rows metrics.csv has, and warns in a resumed run if it has fewer of them."""
+
+    def __init__(self, table: CsvLogger) -> None:
+        self.table = table
+
+    def state_dict(self) -> dict[str, Any]:
+        """The number of rows."""
+        return {"rows": self.table.count}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Compares the number of rows with that of the checkpoint."""
+        rows, found = state_dict.get("rows"), self.table.count
+        if isinstance(rows, int) and found < rows:
+            rank_zero_warn(
+                f"{rows - found} of the {rows} rows that '{self.table.file}' had at this checkpoint are missing: its "
+                f"curves have gaps. The best checkpoint and its score are known from the checkpoint itself"
+            )
 
 
 class NoEvents:

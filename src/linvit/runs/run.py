@@ -42,7 +42,7 @@ from linvit.runs.folder import (
     run_name,
     run_of_config,
 )
-from linvit.runs.loggers import run_loggers
+from linvit.runs.loggers import CsvLogger, RowCount, run_loggers
 from linvit.runs.options import Source, read_config, replace_options, whole_names
 from linvit.runs.parser import Config, TrainerOptions, build_task, config_text, instantiate, parse
 from linvit.runs.resolve import check_epochs, find_checkpoint, find_pretrained, find_run, find_teacher, root_of
@@ -355,6 +355,7 @@ class Run:
         step = 0 if self.checkpoint is None or self.checkpoint.run != self.folder else self.checkpoint.step
         if self._fits:
             options["logger"] = run_loggers(options["logger"], *self._version(step))
+            callbacks += [RowCount(logger) for logger in options["logger"] if isinstance(logger, CsvLogger)]
         elif self.config["trainer"]["logger"] is None:
             options["logger"] = False
         if not saves:

@@ -10,6 +10,7 @@ from linvit import UserError
 from linvit.cli.data import main
 from linvit.data import DetectionData
 from linvit.data.sources.coco import find_coco, load_coco
+from linvit.data.sources.mask_folders import ENDING
 from linvit.data.sources.other_annotations import other_annotations
 from tests.data.coco import SIZES, write_coco, write_json
 from tests.data.images import picture, save
@@ -76,10 +77,11 @@ def test_other_formats_are_named(tmp_path, files, kind):
     assert DetectionData.recognises(str(tmp_path))
 
 
-def test_a_text_that_a_pattern_matches_in_many_ways_takes_no_time(tmp_path):
-    """It took twice as long with each repetition."""
+def test_texts_and_names_that_patterns_match_in_many_ways_take_no_time(tmp_path):
+    """Both took twice as long with each repetition."""
     write(tmp_path, **{"train/*5.xml": "<!>" * 1000})
     assert other_annotations(tmp_path) == ""
+    assert ENDING.sub("", "gt" * 100 + "1_gtFine_labelIds") == "gt" * 100 + "1"
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,28 @@ class TestSize:
             assert "10000 x 10000 pixels are more than" in reason({"bytes": bomb(10_000, 10_000), "path": None})
         assert "200000000 pixels" in reason({"bytes": bomb(20_000, 10_000), "path": None})
 
+    def test_a_jpeg_of_very_many_scans_is_refused_before_it_is_decoded(self, monkeypatch):
+        """Each of them takes as long as the image has pixels: 3,000 in 200 kB take minutes."""
+        buffer = io.BytesIO()
+        photo(0).save(buffer, "JPEG", progressive=True)
+        head, *scans = buffer.getvalue()[:-2].split(b"\xff\xda")
+        scan = b"\xff\xda" + scans[-1]
+        thumbnails = b"\xff\xe1\xff\xff" + 200 * b"\xff\xda" + bytes(0xFFFF - 2 - 400)
+        behind = b"\xff\xd9" + 200 * b"\xff\xda"  # the video of a moving photo
+        whole = buffer.getvalue()[:2] + thumbnails + buffer.getvalue()[2:] + behind
+        assert ImageReader().read({"bytes": whole, "path": None}, "x").shape == (3, 56, 48)
+        monkeypatch.setattr("linvit.data.sources.read.decode", lambda *args: pytest.fail("decoded"))
+        assert "a JPEG file of 3,000 scans" in reason({"bytes": head + 3000 * scan + b"\xff\xd9", "path": None})
+
+    def test_a_baseline_jpeg_of_very_many_scans_is_refused_too(self, monkeypatch):
+        buffer = io.BytesIO()
+        photo(0).convert("L").save(buffer, "JPEG")
+        head, scan = buffer.getvalue()[:-2].split(b"\xff\xda")
+        data = head + 101 * (b"\xff\xda" + scan) + b"\xff\xd9"
+        monkeypatch.setattr("linvit.data.sources.read.decode", lambda *args: pytest.fail("decoded"))
+        assert "a JPEG file of 101 scans" in reason({"bytes": data, "path": None})
+        assert ImageReader().size({"bytes": data, "path": None}) is None
+
     def test_bands_that_nobody_asks_for_are_not_read(self):
         """A TIFF of a few hundred bytes whose values would take 33 GiB."""
         strips = {278: 1, 273: [0] * 9000, 279: [0] * 9000}  # of a row each; GDAL takes those that are missing for 0

@@ -25,6 +25,9 @@ SIZ = b"\xff\x4f\xff\x51"  # how the codestream of JPEG 2000 begins
 LEVELS = 255.0
 RANGE = (1e-30, 1e30)  # widths of a value range that float32 can scale; beyond lie marks of missing data, as -3.4e38
 JPEG, PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
+START_OF_SCAN, END_OF_IMAGE = b"\xda", b"\xd9"
+MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd7\xff])")  # of JPEG, with a length behind it
+MAX_SCANS = 100  # of a JPEG file: each takes as long as the image has pixels; libtiff has the same limit
 TEXTS = (b"eXIf", b"tEXt", b"zTXt", b"iTXt")  # chunks of a PNG that may say the orientation, also behind the pixels
 XMP_ORIENTATION = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
 TURNED_BACK = {6: 8, 8: 6}  # orientations that undo others; the rest undo themselves
@@ -267,11 +270,26 @@ def open_image(data: bytes) -> Image.Image:
 
 
 def header(data: bytes) -> Kind:
-    """Returns what an image file holds; no pixels are decoded."""
+    """Returns what an image file holds; no pixels are decoded. An `OSError` if it is a JPEG of too many scans."""
     if data[:4] in TIFF:
         return kind_of_tiff(data)
+    if (
+        data.startswith(JPEG)
+        and data.count(b"\xff" + START_OF_SCAN) > MAX_SCANS
+        and (scans := _scans(data)) > MAX_SCANS
+    ):
+        raise OSError(f"a JPEG file of {scans:,} scans, where encoders write about 10; save it again")
     with open_image(_without_pixels(data) if data.startswith(PNG) else data) as picture:
         return kind_of(picture, data)
+
+
+def _scans(data: bytes) -> int:
+    """The scans of a JPEG file, without those of thumbnails and of what follows its end."""
+    scans, at = 0, 2
+    while (found := MARKER.search(data, at)) and found[1] != END_OF_IMAGE:
+        scans += found[1] == START_OF_SCAN
+        at = found.end() + int.from_bytes(data[found.end() : found.end() + 2])
+    return scans
 
 
 def _without_pixels(data: bytes) -> bytes:
