@@ -72,6 +72,15 @@ def test_a_pattern_stands_for_registered_names(parsed, pattern):
     assert list(grid.variants) == attentions.names(pattern)
 
 
+def test_attentions_without_their_convolutions_have_a_folder_of_their_own(parsed):
+    grid, (name, *_) = parsed("quickstart", "--model.attention=softmax,focused", "--without_convolution")
+    assert grid.variants == {
+        "softmax": {"model.attention": "softmax"},
+        "focused-dwc-false": {"model.attention": {"name": "focused", "dwc": False}},
+    }
+    assert name == "quickstart-attention-without_convolution"
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
@@ -84,6 +93,7 @@ def test_a_pattern_stands_for_registered_names(parsed, pattern):
         (["--config=quickstart", "--partition=gpu"], "add --engine=slurm"),
         (["quickstart"], "nothing differs between the runs"),
         (["--config=quickstart", "--model.attention=linear"], "nothing differs between the runs: .*--seeds=3"),
+        (["quickstart", "--without_convolution"], "add --model.attention=NAME,NAME"),
         (["quickstart", "--tune", "model.lr"], "--tune takes an option and its values, .*got 'model.lr'"),
         (["--report", "x", "--model.lr=1"], "--report takes folders only"),
     ],

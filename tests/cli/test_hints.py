@@ -180,7 +180,7 @@ def test_a_folder_that_is_moved_while_a_run_trains_ends_it(change, hook, tmp_pat
     done = fit(tmp_path, trainer__max_epochs=3)
     run = tmp_path / "checkpoints/quickstart/version_0"
     assert done.code == 2
-    assert "could not be saved: the folder of the run was renamed or deleted" in done.err
+    assert "was renamed, replaced or deleted" in done.err
     assert not (run / "result.json").exists()
     assert not (run / "config.yaml").exists()
     assert change is replaced or not run.exists()

@@ -23,6 +23,7 @@ from linvit.io.files import (
     BEST_AVERAGE,
     CHECKPOINTS,
     LAST,
+    check_reserved,
     link,
     lock,
     make_folder,
@@ -116,7 +117,7 @@ class SaveCheckpoints(Checkpoint):
     The file of the best state gets the name best.ckpt as well, and with a moving average that of the epoch whose
     average scored best the name best_ema.ckpt. The folder is reserved for this run while it trains, and what killed
     runs left unfinished in it is deleted. A run whose folder is renamed or deleted meanwhile ends at the next
-    checkpoint, which cannot be saved.
+    validation or checkpoint.
 
     last.ckpt is the record of its moment, and the last thing to be written: the loggers have written all rows before
     it, and the best have their names. So after a kill a run that is resumed does the rest again.
@@ -135,6 +136,7 @@ class SaveCheckpoints(Checkpoint):
         self.best = [] if monitor is None else [Best(monitor, mode, BEST)]
         self.dirpath: str | None = None
         self.config = "config.yaml"  # of the run, from which it is continued; beside the folder
+        self._reserved: Path | None = None  # the folder, on rank 0 while it trains
         self._scored = False  # since the last save that asked
 
     def state_dict(self) -> dict[str, Any]:
@@ -165,6 +167,12 @@ class SaveCheckpoints(Checkpoint):
             folder = Path(str(self.dirpath))
             if self._writes(trainer) and (reason := on_rank_zero(trainer, reserve, folder)):
                 raise UserError(f"checkpoints cannot be saved to '{folder}': {reason}")
+            self._reserved = folder if self._writes(trainer) and trainer.is_global_zero else None
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Checks the folder before reports are written to it."""
+        if trainer.state.fn == "fit" and not trainer.sanity_checking:
+            self._check_folder(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Saves after a validation, unless the epoch ends with it, which saves."""
@@ -176,6 +184,10 @@ class SaveCheckpoints(Checkpoint):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Saves at the end of each epoch, also where validation is within epochs or not after each."""
         self._save_and_choose(trainer)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Checks the folder a last time."""
+        self._check_folder(trainer)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Saves what was trained if a validation fails, as by a damaged image; of several ranks others may not fail."""
@@ -193,11 +205,11 @@ class SaveCheckpoints(Checkpoint):
         """Gives the folder back."""
         if stage == "fit" and self.dirpath is not None:
             unlock(Path(self.dirpath))
+            self._reserved = None
 
     def _save_and_choose(self, trainer: Trainer) -> None:
         """Saves, also under the names of the best if this state is one of them."""
-        if trainer.is_global_zero and self._writes(trainer):
-            self._compare_with_files()
+        self._compare_with_files()
         values = {name: float(value) for name, value in trainer.callback_metrics.items()}
         # Without a new validation the score is that of other weights, as where max_steps ends an epoch early.
         due = [best for best in self.best if self._scored or not best.monitor.startswith("val/")]
@@ -213,7 +225,8 @@ class SaveCheckpoints(Checkpoint):
 
         After a resume from an earlier checkpoint, files of later ones are still there. Files are read once.
         """
-        for best in self.best:
+        there = self._reserved is not None and self._reserved.is_dir()
+        for best in self.best if there else []:
             path = Path(str(self.dirpath), best.name)
             if best.value is None or (best.compared and path.is_file()):
                 continue
@@ -246,6 +259,7 @@ class SaveCheckpoints(Checkpoint):
         """
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
+        self._check_folder(trainer)
         log_now(trainer)
         for logger in trainer.loggers:
             logger.save()
@@ -274,6 +288,16 @@ class SaveCheckpoints(Checkpoint):
                 f"{reason}. What was saved before is as it was. Correct that, then continue with\n"
                 f"  {resume_command(Path(path).parent.parent / self.config)}"
             )
+
+    def _check_folder(self, trainer: Trainer) -> None:
+        """Raises a `UserError` on all ranks if the folder was renamed or deleted: nothing is written in its place."""
+        if self._writes(trainer) and (reason := on_rank_zero(trainer, self.check_folder)):
+            raise UserError(reason)
+
+    def check_folder(self) -> None:
+        """Raises a `UserError` if the folder that this process has reserved was renamed or deleted."""
+        if self._reserved is not None:
+            check_reserved(self._reserved, self.config)
 
     def _writes(self, trainer: Trainer) -> bool:
         """True if the run saves to a folder of this machine's file systems."""

@@ -188,6 +188,19 @@ def is_locked(folder: Path) -> bool:
     return False
 
 
+def check_reserved(folder: Path, config: str) -> None:
+    """Raises a `UserError` unless a folder that this process has reserved is still where it was.
+
+    It names the configuration from which the run is continued, a file beside the folder.
+    """
+    if not _is_own(folder):
+        raise UserError(
+            f"'{folder}' was renamed, replaced or deleted while the run trained, so the run ends: it could not be "
+            f"resumed from what it saves now. If the folder was deleted, start a new run; if not, give it back its "
+            f"name, then continue from its last checkpoint with\n  {resume_command(folder.parent / config)}"
+        )
+
+
 def resume_command(config: Path) -> str:
     """Returns the command that resumes the run of a configuration in its folder."""
     return f"linvit fit --config {in_shell(config)} --resume=auto"

@@ -47,7 +47,6 @@ COMMANDS = {
     "bench data": "Use benchmarks/loading.py of linvit's repository, which measures the same",
     "check --head": "Use a test of a few lines with linvit.create_segmentor or create_detector (tests/plugin has two)",
     **{name.replace(".", " --"): row.instead for name, row in OPTIONS.items() if row.owner == "compare"},
-    "compare --without_convolution": "Use a value of each, such as --model.attention='{name: focused, dwc: false}'",
     "doctor": "Use pip check, which names packages that do not fit, and python -m torch.utils.collect_env",
     "export --int8": "Use torchao on the network of linvit.load (docs/export.md, 8 bits)",
     "leaderboard": "Use linvit compare --report FOLDER..., which makes one table of the runs in all folders",

@@ -165,6 +165,8 @@ def report_exit(trainer: Trainer, ranks: Ranks) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno in REFUSALS:  # by the disk
             way = "" if ranks.run is None or trainer.world_size > 1 else f"; {how_to_resume(ranks.run, ranks.command)}"
             mistake = UserError(f"a file could not be written: {error}{way}")
+        if isinstance(error, FileNotFoundError) and mistake is None:
+            mistake = moved(trainer)
         if trainer.world_size == 1 and loader is None:
             if mistake is not None:
                 raise mistake from error
@@ -183,6 +185,17 @@ def report_exit(trainer: Trainer, ranks: Ranks) -> Iterator[None]:
             raise SystemExit(1) from error
         ranks.explain(error, own)
         STOP.exit_now(1 if mistake is None else 2)
+
+
+def moved(trainer: Trainer) -> UserError | None:
+    """Returns an error if the folder of the run was renamed or deleted; None if not, or on other ranks than 0."""
+    for callback in trainer.checkpoint_callbacks:
+        if isinstance(callback, SaveCheckpoints) and trainer.is_global_zero and trainer.state.fn == "fit":
+            try:
+                callback.check_folder()
+            except UserError as error:
+                return error
+    return None
 
 
 def run_summary(saves: SaveCheckpoints, predict_with: str, run: Path, changes: Sequence[str]) -> str:

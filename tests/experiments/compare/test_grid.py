@@ -2,8 +2,8 @@
 
 import pytest
 
-from linvit import UserError
-from linvit.experiments.compare.grid import Sweep, expand_names, split, value_label
+from linvit import Grid, UserError, create_attention
+from linvit.experiments.compare.grid import Sweep, expand_names, split, value_label, without_convolution
 from linvit.registry import attentions
 
 
@@ -112,3 +112,24 @@ def test_a_star_stands_for_the_registered_names():
     assert expand_names("data.split", ["a*"]) == ["a*"]
     with pytest.raises(UserError, match=r"no registered name fits model.attention='nothing\*'"):
         expand_names("model.attention", ["nothing*"])
+
+
+def test_every_attention_but_one_has_an_option_that_leaves_its_convolution_out():
+    def convolved(spec):
+        return "convolution" in create_attention(spec, dim=32, num_heads=2, grid=Grid((4, 4))).matrix_parts()
+
+    names = [name for name in attentions.names() if attentions.entries()[name][0].owner == "linvit"]
+    assert [name for name in names if convolved(without_convolution(name))] == ["linear_angular"]
+    unchanged = [name for name in names if without_convolution(name) == name]
+    assert not [name for name in unchanged if name != "linear_angular" and convolved(name)]
+    assert {"softmax", "linear", "nystrom"} <= {*unchanged}
+
+
+def test_without_convolution_keeps_what_is_given():
+    assert without_convolution({"name": "pola", "dwc_kernel": 7}) == {"name": "pola", "dwc_kernel": 7, "dwc": False}
+    assert without_convolution({"name": "pola", "dwc": False, "dwc_kernel": 0}) == {
+        "name": "pola",
+        "dwc": False,
+        "dwc_kernel": 0,
+    }
+    assert without_convolution([None, "agent"]) == [None, {"name": "agent", "dwc_kernel": 0}]

@@ -92,6 +92,19 @@ def test_a_cell_that_dies_keeps_its_log_and_stops_no_other(experiment, program):
     assert experiment.runs[1].last_words() == "its process was ended by SIGKILL"
 
 
+@pytest.mark.parametrize("renamed", ["folder", "folder.parent"])
+def test_a_folder_that_is_renamed_meanwhile_ends_the_comparison(experiment, program, renamed):
+    """Nothing is made in its place; with its name again what is missing is run."""
+    program(softmax=f"{renamed}.rename({renamed}.with_name('elsewhere'))")
+    place = experiment.root if "parent" in renamed else experiment.run("softmax", 0).folder
+    with pytest.raises(UserError, match="seed0' was renamed or deleted while linvit compare was running"):
+        run(experiment, jobs=1)
+    assert not place.exists()
+    place.with_name("elsewhere").rename(place)
+    program()
+    assert run(experiment) == (True, dict.fromkeys([run.name for run in experiment.runs], "finished"))
+
+
 def test_a_signal_ends_all_cells_and_the_next_start_runs_what_is_missing(experiment, program):
     program(linear="time.sleep(60)")
     threading.Thread(target=_signal_when, args=(experiment.root / "linear-seed1" / "starts",)).start()

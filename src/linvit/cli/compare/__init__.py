@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from linvit.errors import UserError, check_choice, check_number
-from linvit.experiments.compare.grid import UNSAFE, Sweep, expand_names, split
+from linvit.experiments.compare.grid import UNSAFE, Sweep, expand_names, split, without_convolution
 from linvit.io.terminal import argument_parser
 from linvit.registry.model_info import CONFIGS
 from linvit.registry.removed import without_removed
@@ -66,6 +66,7 @@ OPTIONS: dict[str, tuple[str, str, Any]] = {
     "baseline": ("VARIANT", "what the others are compared with (default: the runs' teacher, or the first)", {}),
     "score": ("TAG", "a column of metrics.csv, whose last is compared (default: of the weights that predict)", {}),
     "tune": ("OPTION=VALUE,VALUE", "each variant takes the value that is best in a run with another seed", TIMES),
+    "without_convolution": ("", "of the attentions of --model.attention; linear_angular keeps its own", FLAG),
     "name": ("NAME", "of the folder in checkpoints/compare (default: that of the file)", {}),
     "jobs": ("N", "runs at a time (default: one per GPU; on a CPU 1)", {"type": int}),
     "gpus_per_run": ("N", "GPUs of each run (default: 1)", {"type": int, "default": 1}),
@@ -157,6 +158,12 @@ def grid_of(args: argparse.Namespace, options: Sequence[str]) -> tuple[Sweep, st
             spec.vary[key] = values
         else:
             spec.set[key] = values[0]
+    if args.without_convolution:
+        key = "model.attention"
+        if key not in spec.vary | spec.set:
+            raise UserError(f"--without_convolution changes the attentions of a grid: add --{key}=NAME,NAME or '*'")
+        values = expand_names(key, spec.vary.get(key) or [spec.set.pop(key)])
+        spec.vary[key] = [without_convolution(value) for value in values]
     if wrong := [text for text in args.tune if not re.fullmatch(r"[\w.]+=.+", text)]:
         raise UserError(f"--tune takes an option and its values, such as model.lr=1e-3,2e-3; got '{wrong[0]}'")
     spec.tune |= _options([f"--{text}" for text in args.tune])
@@ -164,7 +171,7 @@ def grid_of(args: argparse.Namespace, options: Sequence[str]) -> tuple[Sweep, st
         spec.seeds = _seeds(args.seeds)
     spec.baseline = args.baseline or spec.baseline
     spec.score = args.score or spec.score
-    plain = "-tuned" * bool(spec.tune)
+    plain = "-without_convolution" * args.without_convolution + "-tuned" * bool(spec.tune)
     if args.grid is not None:
         return spec, Path(args.grid).stem + plain
     last = next(config for config in reversed(spec.config) if config not in parts or len(parts) == len(spec.config))

@@ -84,6 +84,7 @@ class _LocalJob:
                 self._told = True
                 print(f"{self._run.name} waits for the process that a killed command has left", flush=True)
             if self._slots and not self._cancelled and not busy:
+                self._run.check_folder()
                 self._slot, self._begun = self._slots.pop(0), time.monotonic()
                 self._process = start(self._run.command, str(self._run.log), self._slot)
                 STOP.children.append(self._process)

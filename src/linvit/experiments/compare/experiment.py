@@ -82,8 +82,17 @@ class SweepRun:
         self.folder.mkdir(parents=True, exist_ok=True)
         write_text(self.config, yaml.safe_dump(config, sort_keys=False))
 
+    def check_folder(self) -> None:
+        """Raises a `UserError` if the folder was renamed or deleted since it was made."""
+        if not self.folder.is_dir():
+            raise UserError(
+                f"'{self.folder}' was renamed or deleted while linvit compare was running, so it ends. Give it back "
+                f"its name, then repeat the command: what is missing is run"
+            )
+
     def ended(self, code: int, seconds: float) -> State:
         """Writes down with which exit code a process has ended, and how many seconds it has taken."""
+        self.check_folder()
         stopped = STOP.received is not None or STOP.is_exit_code(code)
         state: State = "finished" if code == 0 else "stopped" if stopped else "failed"
         outcome = {"state": state, "exit_code": code, "seconds": round(self.seconds + seconds, 1)}

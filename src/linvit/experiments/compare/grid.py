@@ -11,12 +11,15 @@ from jsonargparse import ArgumentParser
 
 from linvit.errors import UserError, check_choice, check_number
 from linvit.registry import attentions, backbones, heads
+from linvit.registry.signatures import parameters_of
 
 Settings = Mapping[str, Any]
 """Options of `linvit fit` by name, such as `{"model.attention": "softmax"}`."""
 
 UNSAFE = re.compile(r"[^\w.+-]+")
 REGISTRIES = {"attention": attentions, "backbone": backbones, "head": heads}
+CONVOLUTIONS = {"dwc": False, "dwc_kernel": 0, "lepe_kernel": 0, "residual_kernel": 0, "conv_size": 0, "scales": []}
+"""Options of mechanisms that have a convolution, and the values that leave it out."""
 TEACHER = "teacher"  # the name of a row of the table: the teacher of the runs, whose score they have logged
 TUNING_SEED = 1000
 LONGEST = 80  # characters of a variant's name, which names folders
@@ -139,6 +142,18 @@ def expand_names(key: str, values: Sequence[Any]) -> list[Any]:
         else:
             raise UserError(f"no registered name fits {key}={value!r}: linvit list has them")
     return found
+
+
+def without_convolution(spec: Any) -> Any:
+    """An attention, or a list of them, without its convolution of tokens, where an option leaves that out."""
+    if spec is None or isinstance(spec, list):
+        return spec and [without_convolution(one) for one in spec]
+    name, options = attentions.parse(spec)
+    given = parameters_of(attentions.get(name)) | options
+    for option, off in CONVOLUTIONS.items():
+        if given.get(option, 0) not in (0, False):
+            return {"name": name, **options, option: off}
+    return spec
 
 
 def value_label(key: str, value: Any) -> str:
