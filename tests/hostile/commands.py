@@ -9,13 +9,15 @@ from pathlib import Path
 from linvit.cli import main
 from linvit.registry import entries
 from tests.plugin.distributions import write_distribution
+from tests.runs.test_yaml_text import BOMBS
 
 Door = Callable[[Path, str], object]
 
 
 def configurations(root: Path, mark: Path) -> Iterator[Path]:
     """Configurations that are not text, never end, or run something if they are read carelessly."""
-    files: dict[str, str | bytes] = {
+    files: dict[str, str | bytes] = {name.replace(" ", "_"): text for name, (text, _) in BOMBS.items()}
+    files |= {
         "binary": os.urandom(5000),
         "nul": b"\0" * 1000,
         "latin": "é: ü".encode("latin-1"),

@@ -167,7 +167,7 @@ def _configuration(name: str, output: Path | None) -> str:
     if output is None and len(files := chain(path)) > 1:
         tree: dict[str, Any] = {}
         for file in files:
-            _add(yaml_text.load(configs.text(file)) or {}, tree, file)
+            _add(yaml_text.load(configs.text(file), f"'{file}'") or {}, tree, file)
         lines = [*itertools.takewhile(lambda line: line.startswith("#"), lines), *_lines(tree, path)]
     if output is None:
         return "\n".join(lines)

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from linvit.errors import UserError
+from linvit.runs import yaml_text
 from linvit.runs.configs import expand
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def with_bases(argv: Sequence[str]) -> list[str]:
     expanded: list[str] = []
     for argument, config in arguments(argv):
         if config is None:
+            yaml_text.check(argument.partition("=")[2] or argument, f"'{argument[:40]}'")
             expanded.append(argument)
         else:
             expanded += [part for text in expand(config) for part in (FLAG, text)]

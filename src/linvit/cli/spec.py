@@ -52,7 +52,7 @@ def usable_device(name: str) -> str:
 def read_value(what: str, text: str) -> Any:
     """JSON or YAML, read as a configuration is."""
     try:
-        return yaml_text.load(text)
+        return yaml_text.load(text, what)
     except UserError:
         raise
     except Exception as error:  # the loader's own kinds

@@ -95,7 +95,7 @@ def chain(path: Path, seen: set[Path] | None = None) -> list[Path]:
 def _content(path: Path) -> dict[str, Any]:
     """Returns what a configuration holds; an empty mapping if it is none, which the parser reports."""
     try:
-        content = yaml_text.load(text(path))
+        content = yaml_text.load(text(path), f"'{path}'")
     except yaml.YAMLError:
         return {}
     except ValueError as error:  # a number of thousands of digits

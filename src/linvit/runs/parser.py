@@ -192,7 +192,7 @@ def parse(
     if not isinstance(seed := read.seed_everything, bool | None):
         check_number("--seed_everything", seed, at_least=0, below=2**32, whole=True)
     text = parser.dump(read, skip_unset=False, skip_validation=True)  # they have been checked
-    config: Config = yaml_text.load(text)
+    config: Config = yaml_text.load(text, "the configuration")
     for part in (config["model"], config["data"]):
         if isinstance(part, dict):
             part.setdefault("init_args", {})  # of a class without options

@@ -197,7 +197,7 @@ def _options(given: str | Path) -> Any:
     """Returns the options in a file or text but for the checkpoint; None if the file is damaged, of which it warns."""
     try:
         text = yaml_text.read(given) if isinstance(given, Path) else given
-        return {**yaml_text.load(text), "ckpt_path": None}
+        return {**yaml_text.load(text, "the configuration"), "ckpt_path": None}
     except (OSError, UserError, TypeError, yaml.YAMLError) as error:
         rank_zero_warn(f"'{given}' cannot be read, and another file takes its place: {str(error).splitlines()[0]}")
         return None

@@ -1,4 +1,4 @@
-"""YAML from a file or the command line."""
+"""YAML from a file or the command line, checked before anything is built from it."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +10,9 @@ from linvit.errors import UserError
 from linvit.io.reading import read_text
 
 MAX_BYTES = 10 * 2**20  # of a file
+MAX_DEPTH = 100  # lists and mappings within each other; at about 50,000 the loader overflows the stack
+MAX_VALUES = 100_000  # after every alias is replaced by what it stands for
+SHORT = 2 * MAX_DEPTH  # characters that can be neither deep nor large
 
 
 def read(path: Path) -> str:
@@ -22,8 +25,9 @@ def read(path: Path) -> str:
         raise UserError(f"'{path}' is not a configuration: {error.strerror}") from error
 
 
-def load(text: str) -> Any:
+def load(text: str, what: str) -> Any:
     """The value of a YAML text, read as a configuration is: `1e-6` is a number."""
+    check(text, what)
     import jsonargparse  # `linvit list` reads the tables of configurations without it
 
     return jsonargparse.get_loader("yaml")(text)
@@ -34,11 +38,11 @@ def dump(value: Any) -> str:
     return str(yaml.safe_dump(value, default_flow_style=False, allow_unicode=True, sort_keys=False))
 
 
-def mapping(path: Path, loader: Callable[[str], Any] = load) -> dict[str, Any]:
+def mapping(path: Path, loader: Callable[[str, str], Any] = load) -> dict[str, Any]:
     """Returns the content of a configuration; raises a `UserError` if it cannot be read, or is not a mapping."""
     try:
-        content = loader(read(path))
-    except (yaml.YAMLError, OSError, ValueError, RecursionError) as error:
+        content = loader(read(path), f"'{path}'")
+    except (yaml.YAMLError, OSError, ValueError) as error:
         raise UserError(f"'{path}' cannot be read: {str(error).splitlines()[0]}") from error
     if not isinstance(content, dict):
         raise UserError(f"'{path}' is not the configuration of a run")
@@ -52,6 +56,42 @@ class _Tuples(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
 _Tuples.add_constructor("tag:yaml.org,2002:python/tuple", lambda loader, node: loader.construct_sequence(node, True))
 
 
-def load_with_tuples(text: str) -> Any:
+def load_with_tuples(text: str, what: str) -> Any:
     """The same of a file that Lightning has written, in which a tuple has a tag; it becomes a list."""
+    check(text, what)
     return yaml.load(text, _Tuples)
+
+
+def check(text: str, what: str) -> None:
+    """Raises a `UserError` if a text nests too deeply or stands for too much; the loader reports what is not YAML."""
+    if len(text) < SHORT and "*" not in text:
+        return
+    open_: list[tuple[str | None, int]] = [(None, 0)]  # the anchor of each open list or mapping, and its values so far
+    sizes: dict[str | None, int] = {}  # values below each anchor
+    try:
+        for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+            match event:
+                case yaml.CollectionStartEvent(anchor=anchor):
+                    open_.append((anchor, 1))
+                    if len(open_) > MAX_DEPTH:
+                        raise UserError(f"{what} nests lists and mappings more than {MAX_DEPTH} deep")
+                    continue
+                case yaml.CollectionEndEvent():
+                    anchor, size = open_.pop()
+                    sizes[anchor] = size
+                case yaml.AliasEvent(anchor=anchor):
+                    if anchor in dict(open_):
+                        raise UserError(f"{what} repeats '&{anchor}' within itself, by '*{anchor}'")
+                    size = sizes.get(anchor, 1)
+                case yaml.ScalarEvent(value=value):
+                    if value[:1] in ("[", "{"):  # the parser reads such text as YAML, too
+                        check(value, what)
+                    size = 1
+                case _:
+                    continue
+            outer, count = open_[-1]
+            open_[-1] = outer, count + size
+            if count + size > MAX_VALUES:
+                raise UserError(f"{what} holds more than {MAX_VALUES:,} values, repetitions by * included")
+    except yaml.YAMLError:
+        return

@@ -140,7 +140,7 @@ def grid_of(args: argparse.Namespace, options: Sequence[str]) -> tuple[Sweep, st
     spec = Sweep()
     if args.grid is not None:
         path = config_file(args.grid)
-        content = yaml_text.load(text(path))
+        content = yaml_text.load(text(path), f"'{path}'")
         if isinstance(content, dict) and content.keys() & {"base", "model", "data", "trainer"}:  # which no grid has
             args.config, args.grid = [args.grid, *args.config], None
         else:
@@ -192,7 +192,7 @@ def _options(options: Sequence[str]) -> dict[str, list[Any]]:
             way = "--seeds" if key == "seed_everything" else "--name" if "root" in key else "nothing"
             raise UserError(f"--{key} is set by linvit compare for each run; use {way} instead")
         for value in split(text):  # a * at the beginning is a pattern, and to YAML the name of an anchor
-            found.setdefault(key, []).append(value if value[:1] == "*" else yaml_text.load(value))
+            found.setdefault(key, []).append(value if value[:1] == "*" else yaml_text.load(value, f"--{key}"))
     return found
 
 

@@ -58,7 +58,7 @@ def main(argv: list[str]) -> None:
             raise UserError(f"write {name}=VALUE, with a =")
         if section == "--model" and own in parameters_of(load):
             raise UserError(f"{option}: the task has no option '{own}'; --device, --compile, --weights are linvit's")
-        given[section][own] = yaml_text.load(value)
+        given[section][own] = yaml_text.load(value, f"'{option}'")
     check_writable(args.output, "--output")
     model = load(
         args.model,
