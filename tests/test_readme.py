@@ -165,6 +165,8 @@ def test_a_command_is_understood(line, place, monkeypatch):
             arguments.append("--skip_latency")
         if verb == "probe" and not any(argument.startswith("--data.source") for argument in arguments):
             arguments.append(f"--data.source={image_folder(place / 'few', ['train', 'val'], count=10)}")
+        if verb == "advise":
+            arguments.append("--minutes=0.02")
         if verb == "bench":
             arguments += ["--images=32", "--rounds=1"] if "data" in arguments else ["--budget=0.1"]  # seconds
             arguments = [argument.replace("64x64", "16x16") for argument in arguments]

@@ -78,6 +78,13 @@ def test_yes_from_the_size_from_which_on_a_mechanism_is_faster_than_every_rival(
     assert "At 320 x 320 it does not pay. Quality not measured." in verdict.sentence
 
 
+def test_a_size_without_mechanisms_is_not_called_undecided():
+    clock = Noisy(1)
+    verdict = decide("planted", [ceiling_of(0.4, clock, 448), compared(640, clock, mechanism=0.7)])
+    assert verdict.answer == "yes"
+    assert "At 448 x 448 no mechanism was measured; more --minutes measure it." in verdict.sentence
+
+
 def test_windows_that_are_faster_say_no():
     verdict = decide("planted", [compared(448, Noisy(2), mechanism=0.8, windows=0.65)])
     assert verdict.answer == "no"

@@ -28,7 +28,7 @@ class Row:
         kind: "now", as it is; "softmax", the same executed in another way; "windows"; "ceiling", without the cores of
             its attention; "mechanism", with another attention; "loses quality", a rival that has to be scored.
         softmax_blocks: Blocks that keep softmax attention; None where it is not known.
-        sieved: Whether the first turns have chosen this row, so that they do not count for its intervals.
+        sieved: True if the first turns have chosen this row, so that they do not count for its intervals.
     """
 
     name: str
@@ -138,7 +138,7 @@ def ratio(slow: Row, quick: Row) -> Estimate:
 
 
 def room_of(size: Measured) -> Literal["open", "closed", "unclear"]:
-    """Whether a network has room for another attention at a size."""
+    """Returns if a network has room for another attention at a size."""
     room = size.room
     return "closed" if room.high < ROOM else "open" if room.low >= ROOM else "unclear"
 
@@ -197,6 +197,8 @@ def _yes(name: str, known: Sequence[Measured], first: int, states: Sequence[str]
     below = known[first - 1] if first else None
     if below is None:
         edge = "It is the smallest size that was measured."
+    elif not below.candidates and states[first - 1] != "closed":
+        edge = f"At {below.size} no mechanism was measured; more --minutes measure it."
     elif states[first - 1] in ("loses", "closed"):
         edge = f"At {below.size} it does not pay."
     else:

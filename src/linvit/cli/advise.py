@@ -12,7 +12,7 @@ EPILOG = """examples:
   linvit advise vit_small_patch16_224             its own size, then steps of
                                                   sqrt(2) up to 1024
   linvit advise vit_small_patch16_224 --img_size 224,512,1024
-  linvit advise vit_small_patch14_dinov2 --mode train --device cuda --batch_size 16
+  linvit advise vit_small_patch14_dinov2 --mode train --device cuda
   linvit advise checkpoints/mine/version_3 --minutes 15
   linvit advise vit_tiny_patch16_224 --attention focused --attention hydra
 
