@@ -61,7 +61,7 @@ class Registry:
             built = constructor.func if isinstance(constructor, functools.partial) else constructor
             target = f"{built.__module__}:{built.__qualname__}"
             entry = Entry(name, target, f"module {built.__module__}", constructor)
-            owners = [other for other in self.entries().get(name, []) if other.target != target]
+            owners = [other for other in self.owners(name) if other.target != target]
             if owners:
                 raise UserError(self._collision(name, [*owners, entry]))
             self._registered[name] = entry
@@ -71,12 +71,14 @@ class Registry:
 
     def entries(self) -> dict[str, list[Entry]]:
         """Returns every name with all its entries, sorted by name; nothing is imported."""
-        found: dict[str, list[Entry]] = {}
-        for entry in announced(self.group):
-            found.setdefault(entry.name, []).append(entry)
-        for name, entry in self._registered.items():
-            found[name] = [other for other in found.get(name, []) if other.target != entry.target] + [entry]
-        return dict(sorted(found.items()))
+        names = {entry.name for entry in announced(self.group)} | self._registered.keys()
+        return {name: self.owners(name) for name in sorted(names)}
+
+    def owners(self, name: str) -> list[Entry]:
+        """Returns the entries of a name; nothing is imported."""
+        found = [entry for entry in announced(self.group) if entry.name == name]
+        own = self._registered.get(name)
+        return found if own is None else [*(other for other in found if other.target != own.target), own]
 
     def names(self, pattern: str = "*") -> list[str]:
         """Returns names that match a wildcard pattern such as `"*linear*"`; nothing is imported."""
@@ -84,7 +86,7 @@ class Registry:
 
     def get(self, name: str) -> Callable[..., Any]:
         """Returns the constructor of a registered name, or of a class path `package.module:Class`; or a `UserError`."""
-        owners = [by_path(self.kind, name, self.entries())] if ":" in name else self.entries().get(name, [])
+        owners = [by_path(self.kind, name, self.entries())] if ":" in name else self.owners(name)
         if not owners:
             raise UserError(self._unknown(name))
         if len(owners) > 1:
@@ -101,7 +103,7 @@ class Registry:
 
     def describe(self, name: str) -> Description:
         """Returns the docstrings of a name: files of linvit are read, all other names are imported, as by `get`."""
-        owners = self.entries().get(name, [])
+        owners = self.owners(name)
         if len(owners) == 1 and owners[0].owner == "linvit":
             return source.read(owners[0].target)
         return source.of(self.get(name))
