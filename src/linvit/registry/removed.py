@@ -46,6 +46,7 @@ COMMANDS = {
     "bench --roofline": "Use benchmarks/roofline.py of linvit's repository, on a machine with a GPU",
     "bench data": "Use benchmarks/loading.py of linvit's repository, which measures the same",
     "check --head": "Use a test of a few lines with linvit.create_segmentor or create_detector (tests/plugin has two)",
+    "check --timeout": "Use timeout 60 linvit check NAME: plug-ins are imported in the process of the check",
     **{name.replace(".", " --"): row.instead for name, row in OPTIONS.items() if row.owner == "compare"},
     "doctor": "Use pip check, which names packages that do not fit, and python -m torch.utils.collect_env",
     "export --int8": "Use torchao on the network of linvit.load (docs/export.md, 8 bits)",
