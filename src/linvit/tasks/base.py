@@ -219,11 +219,11 @@ class Task(SavedTask):
 
     def higher_is_better(self, curve: str) -> bool | None:
         """Returns whether a curve such as "val/score" is the better the higher it is; None if that is not known."""
-        metrics, name = (
-            cast("Mapping[str, Metric]", self.metrics["val/"]),
-            curve.rpartition("/")[2].removeprefix("ema_"),
-        )
-        return {"loss": False, "score": True}.get(name, metrics[name].higher_is_better if name in metrics else None)
+        name = curve.rpartition("/")[2].removeprefix("ema_")
+        if name in ("loss", "score"):
+            return name == "score"
+        metrics = cast("Mapping[str, Metric]", self.metrics["val/"])
+        return metrics[name].higher_is_better if name in metrics else None
 
     def forward(self, images: Tensor) -> Tensor:
         """Images (B, C, H, W) to what the network predicts.
