@@ -14,7 +14,7 @@ from linvit.advice.measure import MECHANISMS, Bench, TimeIsUpError, Way
 from linvit.advice.report import Advice
 from linvit.advice.rivals import smaller
 from linvit.advice.subject import find_subject
-from linvit.advice.verdict import BUSY, Measured, Row, decide, room_of
+from linvit.advice.verdict import BUSY, UNCHANGED, Measured, Row, decide, room_of
 from linvit.errors import UserError, check_choice, check_number
 from linvit.experiments.bench.builders import spec_label
 from linvit.experiments.bench.runner import Settings
@@ -69,8 +69,8 @@ def advise(
         compile: Measure softmax compiled too, and mechanisms as it if that is quicker.
         all_sizes: Measure mechanisms also at sizes without room.
         threads: Of torch on a CPU. None takes torch's, or one and its processor time if the machine is busy.
-        say: Is told lines of the result as they come.
-        progress: Is told what is being measured.
+        say: Called with each line of the result as it comes.
+        progress: Called with a line about the current measurement.
         clock: Seconds, for tests.
 
     Returns:
@@ -215,7 +215,7 @@ def _measure(
             specs = specs if attention is not None else specs[:MECHANISMS]
             told(f"quickest alone at {size.size}: {', '.join(map(spec_label, specs)) or 'none'}")
         way, ways = bench.best_way(size, compile)
-        others = [row for row in ways if row.name not in ("softmax, as it is", way.label if way != Way() else "")]
+        others = [row for row in ways if row.name not in (UNCHANGED, way.label if way != Way() else "")]
         advice.ways += [(size.img_size, row) for row in others]
         bench.compare(size, specs, way, ways, advice.intercepted, seconds - (start - bench.left), smaller_model)
         if shares:

@@ -16,7 +16,7 @@ from linvit.advice.ceiling import InterceptedAttention
 from linvit.advice.count import Counted, count
 from linvit.advice.rivals import windowed
 from linvit.advice.subject import Subject, cores_of, find_subject, without_cores
-from linvit.advice.verdict import JUDGED, SIEVE, Measured, Row, room_of, state_of
+from linvit.advice.verdict import JUDGED, SIEVE, UNCHANGED, Measured, Row, room_of, state_of
 from linvit.analysis.operations import make_inputs, num_parameters
 from linvit.attention.base import Attention, Grid
 from linvit.errors import UserError
@@ -32,7 +32,7 @@ Context = Callable[[], AbstractContextManager[Any]]
 
 
 class Way(NamedTuple):
-    """How softmax is executed: SDPA backend, compiler and precision."""
+    """Execution of softmax: SDPA backend, compiler and precision."""
 
     backend: SDPBackend | None = None
     compiled: bool = False
@@ -40,7 +40,7 @@ class Way(NamedTuple):
 
     @property
     def label(self) -> str:
-        """What differs from the network as it is."""
+        """Name of a row, with the differences from the unchanged network."""
         backend = self.backend.name.lower().replace("_attention", "") if self.backend else ""
         dtype = str(self.dtype).removeprefix("torch.") if self.dtype else ""
         return ", ".join(filter(None, ["softmax", backend, "compiled" * self.compiled, dtype]))
@@ -149,7 +149,7 @@ class Bench:
         turns = Turns[str](self.settings.device, self.clock)
         around: Context = InterceptedAttention if intercepted else nullcontext
         network = self.network(size.img_size)
-        now = Row("softmax, as it is", "now")
+        now = Row(UNCHANGED, "now")
         without = Row("no attention (the ceiling)", "ceiling", 0)
         bare = without_cores(self.subject, network, size.img_size)
         for row, one, context in ((now, network, nullcontext), (without, bare, around)):
@@ -182,7 +182,7 @@ class Bench:
     def best_way(self, size: Measured, compiled: bool) -> tuple[Way, list[Row]]:
         """The quickest way to execute softmax in two turns, and rows of the others, which keep these turns."""
         turns, rows = Turns[str](self.settings.device, self.clock), []
-        ways = {"softmax, as it is": Way(), **{way.label: way for way in self.ways(size, compiled)}}
+        ways = {UNCHANGED: Way(), **{way.label: way for way in self.ways(size, compiled)}}
         if len(ways) == 1:
             return Way(), []
         for name, way in ways.items():
@@ -284,7 +284,7 @@ class Bench:
         bare = without_cores(self.subject, network, img_size)
         blocks = len(cores_of(bare))
         total = blocks or None
-        add(Row("softmax, as it is", "now", total), self.network(img_size), how=Way())
+        add(Row(UNCHANGED, "now", total), self.network(img_size), how=Way())
         if way != Way():
             add(Row(way.label, "softmax", total), network)
         add(Row("no attention (the ceiling)", "ceiling", 0), bare, how=way._replace(backend=None), context=around)

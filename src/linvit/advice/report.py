@@ -25,7 +25,7 @@ ABOUT = (
 
 @dataclass
 class Advice:
-    """What `linvit.advise` found.
+    """Result of `linvit.advise`.
 
     Attributes:
         subject: The network.
@@ -62,7 +62,7 @@ class Advice:
         return "\n".join(parts)
 
     def all_notes(self) -> list[str]:
-        """What was not measured, and why."""
+        """Notes on rows and sizes that were not measured, with reasons."""
         return [*self.notes, *(note for size in self.sizes for note in size.notes)]
 
     def rows(self) -> list[list[str]]:

@@ -13,6 +13,8 @@ JUDGED = 3
 """Mechanisms per size whose interval is judged: three one-sided errors of 1.6 % (six turns) are less than 5 %."""
 SIEVE = 2
 """Turns by which rows are chosen. They are left out of the turns that judge the chosen ones."""
+UNCHANGED = "softmax (unchanged)"
+"""Name of the row of the network as it is."""
 BUSY = 1.2
 """Clock over processor time above which a machine is busy."""
 
@@ -132,24 +134,24 @@ def judged(row: Row) -> list[float]:
 
 
 def ratio(slow: Row, quick: Row) -> Estimate:
-    """How many times as fast one row is as another, by ratios within a turn."""
+    """Returns the speed-up of the second row over the first, by ratios within a turn."""
     first = SIEVE if slow.sieved or quick.sieved else 0
     return Timing(tuple(slow.seconds[first:])).over(Timing(tuple(quick.seconds[first:])))
 
 
 def room_of(size: Measured) -> Literal["open", "closed", "unclear"]:
-    """Returns if a network has room for another attention at a size."""
+    """State of the ceiling at a size: "closed" if at most 15 % can be gained, "open" if more, else "unclear"."""
     room = size.room
     return "closed" if room.high < ROOM else "open" if room.low >= ROOM else "unclear"
 
 
 def gain(size: Measured, candidate: Row) -> Estimate:
-    """How many times as fast a mechanism is as the rival that leaves it least."""
+    """Returns the speed-up of a mechanism over the rival that is nearest to it."""
     return min((ratio(rival, candidate) for rival in size.rivals), key=lambda one: one.median)
 
 
 def state_of(size: Measured) -> Literal["closed", "pays", "loses", "open", "unclear"]:
-    """What is known of a size: "pays" or "loses" if mechanisms were judged beside the rivals."""
+    """State of a size: "pays" or "loses" if mechanisms were judged beside the rivals, else that of its room."""
     if not size.candidates or not size.rivals:
         return room_of(size)
     gains = [[ratio(rival, one) for rival in size.rivals] for one in size.candidates]
@@ -254,8 +256,8 @@ def _ceiling(size: Measured) -> str:
 
 
 def _times(one: Estimate) -> str:
-    ends = f" ({one.low:.2g} to {one.high:.2g})" if one.samples and math.isfinite(one.high) else ""
-    return f"{one.median:.2g}x{ends}"
+    ends = f" ({one.low:.3g} to {one.high:.3g})" if one.samples and math.isfinite(one.high) else ""
+    return f"{one.median:.3g}x{ends}"
 
 
 def milliseconds(seconds: float) -> str:
