@@ -15,8 +15,7 @@ import pytest
 import linvit
 from linvit.cli import HELP, OWN, WAITING, main
 from linvit.cli.training import command_line as train
-from linvit.registry import entries
-from tests.plugin.distributions import python, write_distribution
+from tests.plugin.distributions import forget_packages, python, write_distribution
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["help"], []], ids=str)
@@ -77,12 +76,12 @@ def greet(tmp_path, monkeypatch):
         points = f"[linvit.verbs]\n{verb} = {next(iter(modules))}:greet\n"
         write_distribution(tmp_path, name, "1.0", points, **modules)
         importlib.invalidate_caches()
-        entries.announced.cache_clear()
+        forget_packages()
 
     install(verb_greet=GREET)
     yield install
     monkeypatch.undo()
-    entries.announced.cache_clear()
+    forget_packages()
     sys.modules.pop("verb_greet", None)
 
 
@@ -132,7 +131,7 @@ def test_a_broken_verb_is_named_with_its_package(greet, code, capsys):
 def test_a_verb_is_a_function(greet, tmp_path, target, message, capsys):
     points = tmp_path / "linvit_greet-1.0.dist-info" / "entry_points.txt"
     points.write_text(f"[linvit.verbs]\ngreet = {target}\n")
-    entries.announced.cache_clear()
+    forget_packages()
     assert main(["greet"]) == 2
     assert message in capsys.readouterr().err
 

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from linvit.cli import main
-from linvit.registry import entries
-from tests.plugin.distributions import write_distribution
+from tests.plugin.distributions import forget_packages, write_distribution
 from tests.runs.test_yaml_text import BOMBS
 
 Door = Callable[[Path, str], object]
@@ -67,7 +66,7 @@ def _with(*arguments: str) -> Door:
     def run(path: Path, address: str) -> object:
         sys.path.insert(0, str(path))
         importlib.invalidate_caches()
-        entries.announced.cache_clear()
+        forget_packages()
         return main(list(arguments))
 
     return run

@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
+from linvit.registry import entries
 from tests.cli.forked import Forked
 
 
@@ -19,6 +20,12 @@ def write_distribution(folder: Path, name: str, version: str, entry_points: str,
     (info / "entry_points.txt").write_text(entry_points, encoding="utf-8")
     for module, source in modules.items():
         (folder / f"{module}.py").write_text(source, encoding="utf-8")
+
+
+def forget_packages() -> None:
+    """Lets linvit look for installed packages again."""
+    entries.installed.cache_clear()
+    entries.announced.cache_clear()
 
 
 def python(*arguments: str, path: Path | None = None, cwd: Path | None = None, timeout: float = 900):

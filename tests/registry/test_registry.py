@@ -11,10 +11,10 @@ from torch import nn
 
 import linvit
 from linvit import Grid, UserError
-from linvit.registry import Registry, attentions, backbones, entries
+from linvit.registry import Registry, attentions, backbones
 from linvit.registry.entries import Entry
 from linvit.registry.signatures import parameters_of, takes
-from tests.plugin.distributions import forked, python, write_distribution
+from tests.plugin.distributions import forget_packages, forked, python, write_distribution
 
 SIZES = {"dim": 24, "num_heads": 3, "grid": Grid((2, 2))}
 MECHANISM = '"""Doc."""\nimport linvit\n\nclass Mine(linvit.Attention):\n    pass\n'
@@ -29,12 +29,12 @@ def install(tmp_path, monkeypatch):
     def install(name, version, entry_points, **modules):
         write_distribution(tmp_path, name, version, entry_points, **modules)
         importlib.invalidate_caches()
-        entries.announced.cache_clear()
+        forget_packages()
 
     yield install
     monkeypatch.undo()
     importlib.invalidate_caches()
-    entries.announced.cache_clear()
+    forget_packages()
     for module in set(sys.modules) - before:
         if getattr(sys.modules[module], "__file__", None) and str(tmp_path) in sys.modules[module].__file__:
             del sys.modules[module]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from importlib.metadata import Distribution, entry_points
+from importlib.metadata import Distribution, EntryPoints, entry_points
 from operator import attrgetter
 from typing import Any
 
@@ -94,11 +94,17 @@ def by_path(kind: str, path: str, known: Mapping[str, list[Entry]]) -> Entry:
 
 
 @functools.cache
+def installed() -> EntryPoints:
+    """Returns the entry points of all packages, which takes a file of each."""
+    return entry_points()
+
+
+@functools.cache
 def announced(group: str) -> tuple[Entry, ...]:
     """The names of a group, read without an import: an entry point is a class, or a module with its presets."""
     found: list[Entry] = []
     owners: dict[Distribution | None, str] = {}  # a distribution parses its name and version at each look
-    for point in entry_points(group=group):
+    for point in installed().select(group=group):
         match = point.pattern.match(point.value)  # without spaces and `[extras]`
         module, attribute = (match["module"], match["attr"] or "") if match else (point.value, "")
         if point.dist not in owners:
