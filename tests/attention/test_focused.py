@@ -2,13 +2,14 @@
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from linvit import Grid, UserError
+from linvit import Grid
 from linvit.attention.focused import FocusedAttention
 from tests.golden_files import (
     Golden,
@@ -18,17 +19,10 @@ from tests.golden_files import (
     focused_spec,
     of_case,
 )
-from tests.helpers import assert_near, assert_same_gradients, inputs, mechanism
+from tests.helpers import assert_formula, assert_near, formulas, inputs, mechanism
 
-GRIDS = [
-    Grid((4, 6)),
-    Grid((7, 9), num_prefix=2),
-    Grid((3, 2)),  # smaller than the kernel
-    Grid((1, 50), num_prefix=1),
-    Grid((50, 1)),
-    Grid((13, 31)),
-]
-REDUCED = [Grid((4, 6), (2, 3)), Grid((5, 7), (2, 3), num_prefix=1), Grid((3, 4), (7, 7))]
+GRIDS = [Grid((7, 9), num_prefix=2), Grid((3, 2)), Grid((1, 20), num_prefix=1)]  # the second smaller than the kernel
+REDUCED = [Grid((5, 7), (2, 3), num_prefix=1), Grid((3, 4), (7, 7))]
 
 
 # The reference implementations
@@ -165,76 +159,18 @@ OPTIONS = [
 ]
 
 
-def check(options: dict[str, object], grid: Grid, **context: int) -> None:
-    """Output and the gradients of inputs and parameters equal the formula's."""
-    module = mechanism({"name": "focused", **options}, grid, **context)
-    given = inputs(module, grid, grad=True)
-    sources = [*given.tensors, *module.parameters()]
-    assert_same_gradients(given(module, grid), naive(module, given.q, given.k, given.v, grid), sources, 1e-10)
-
-
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_equals_formula(options: dict[str, object]) -> None:
-    check(options, Grid((4, 3), num_prefix=1))
-
-
-@pytest.mark.parametrize("grid", GRIDS, ids=str)
-def test_equals_formula_on_any_grid(grid: Grid) -> None:
-    check({}, grid)
+@formulas({"focused": (naive, [*OPTIONS, {"key_dim": 5}], [Grid((4, 3), num_prefix=1), *GRIDS])})
+def test_equals_formula(spec: dict[str, object], grid: Grid, naive: Any) -> None:
+    assert_formula(spec, grid, naive)
 
 
 @pytest.mark.parametrize("interp", ["linear1d", "bilinear2d"])
 @pytest.mark.parametrize("grid", REDUCED, ids=str)
 def test_equals_formula_under_spatial_reduction(grid: Grid, interp: str) -> None:
-    check({"sr_interp": interp}, grid)
-
-
-def test_equals_formula_with_narrow_keys() -> None:
-    check({}, Grid((4, 3)), key_dim=5)
-
-
-@pytest.mark.parametrize("options", [{}, {"norm_scope": "per_head"}, {"focusing_factor": 1.5}, {"stable_power": False}])
-def test_gradients_are_those_of_finite_differences(options: dict[str, object]) -> None:
-    grid = Grid((2, 3), num_prefix=1)
-    module = mechanism({"name": "focused", **options}, grid, dim=4, num_heads=2)
-    with torch.no_grad():
-        module.positional_encoding.zero_()
-    given = inputs(module, grid, batch=1)
-    away = given.map(lambda x: (x + 0.2 * x.sign()).requires_grad_())  # relu has no derivative at 0
-    sources = (away.q, away.k, away.v, *module.parameters())
-    assert torch.autograd.gradcheck(lambda q, k, v, *_: module(q, k, v, grid), sources)
-
-
-# The equivalent matrix
+    assert_formula({"name": "focused", "sr_interp": interp}, grid, naive)
 
 
 # Prefix tokens, other grids
-
-
-def test_convolution_reads_and_writes_patch_tokens_only() -> None:
-    grid = Grid((3, 4), num_prefix=1)
-    module = mechanism("focused", grid)
-    without = mechanism({"name": "focused", "dwc": False}, grid)
-    without.load_state_dict({name: t for name, t in module.state_dict().items() if "dwc" not in name})
-    q, k, v, _ = inputs(module, grid)
-    changed = v.clone()
-    changed[:, :, 0] += 100
-    local, local_changed = (module(q, k, x, grid) - without(q, k, x, grid) for x in (v, changed))
-    assert (local[:, :, 0] == 0).all()
-    assert local[:, :, 1:].abs().min() > 0
-    assert_near(local_changed, local, 1e-12)
-
-
-def test_position_encoding_is_for_patch_tokens_only() -> None:
-    grid = Grid((3, 4), num_prefix=2)
-    module = mechanism("focused", grid)
-    q, k, _, _ = inputs(module, grid)
-    _, with_positions = module.features(q, k, grid)
-    with torch.no_grad():
-        module.positional_encoding.zero_()
-    _, without = module.features(q, k, grid)
-    differs = (with_positions != without).any(-1).all(1).all(0)
-    assert differs.tolist() == [False] * 2 + [True] * 12
 
 
 def cubic_resize(new: int, old: int) -> Tensor:
@@ -254,7 +190,7 @@ def cubic_resize(new: int, old: int) -> Tensor:
     return matrix
 
 
-@pytest.mark.parametrize("grid", [*GRIDS, Grid((8, 12), (4, 6))], ids=str)
+@pytest.mark.parametrize("grid", [GRIDS[0], Grid((8, 12), (4, 6))], ids=str)
 def test_position_encoding_follows_another_grid(grid: Grid) -> None:
     """One instance, every grid: as if it had been built for that grid with the bicubically resized table."""
     nominal = Grid((5, 6), num_prefix=grid.num_prefix)
@@ -270,13 +206,10 @@ def test_position_encoding_follows_another_grid(grid: Grid) -> None:
     assert torch.equal(at_home(module, nominal), before)  # nothing is kept from the other grid
 
 
-# Rank, factors
-
-
 # In place
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("options", [{}, {"norm_scope": "per_head"}, {"stable_power": False}, {"dwc": False}], ids=str)
 def test_working_in_place_writes_to_no_input_and_parameter(options: dict[str, object]) -> None:
     """Nor to the module's own tensors, with one head, where views need no copy, and with several."""
     for heads in (1, 3):
@@ -290,7 +223,7 @@ def test_working_in_place_writes_to_no_input_and_parameter(options: dict[str, ob
         assert all(torch.equal(t, state[name]) for name, t in module.state_dict().items())
 
 
-@pytest.mark.parametrize("options", [{}, {"focus": False}, {"dwc": False}, {"stable_power": False}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"stable_power": False}], ids=str)
 def test_entries_of_exactly_zero_get_no_gradient(options: dict[str, object]) -> None:
     """As with relu: queries and keys (and positions) at the kink."""
     grid = Grid((3, 4))
@@ -308,7 +241,7 @@ def test_entries_of_exactly_zero_get_no_gradient(options: dict[str, object]) -> 
 
 
 @pytest.mark.parametrize("norm_scope", ["all_heads", "per_head"])
-@pytest.mark.parametrize("focusing_factor", [1, 3, 8, 32])
+@pytest.mark.parametrize("focusing_factor", [1, 32])
 def test_token_without_a_positive_channel_stays_finite(focusing_factor: float, norm_scope: str) -> None:
     grid = Grid((3, 4))
     spec = {"name": "focused", "focusing_factor": focusing_factor, "norm_scope": norm_scope}
@@ -339,17 +272,3 @@ def test_parameters_begin_as_in_flatten() -> None:
     assert module.positional_encoding.eq(0).all()
     assert module.dwc.weight.abs().max() <= 1 / 5  # torch's default: uniform within 1 / sqrt(fan in)
     assert module.dwc.bias.abs().max() <= 1 / 5
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"dwc_kernel": 4}, "dwc_kernel must be odd and positive, such as 3 or 5; got 4"),
-        ({"dwc_kernel": -1}, "dwc_kernel must be odd and positive"),
-        ({"focusing_factor": 0.5}, r"focusing_factor must be a number at least 1 \(1: no focusing\); got 0.5"),
-    ],
-    ids=str,
-)
-def test_bad_option_is_refused(options: dict[str, object], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        FocusedAttention(24, 3, Grid((4, 4)), **options)

@@ -7,20 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from linvit import AttentionLayer, Grid, UserError
+from linvit import AttentionLayer, Grid
 from linvit.analysis import attention_matrix
 from linvit.attention.linear_angular import LinearAngularAttention
 from tests.golden_files import Golden, both_precisions, of_case
 from tests.helpers import assert_near, assert_same_gradients, inputs, mechanism
 
-GRIDS = [
-    Grid((4, 6)),
-    Grid((7, 9), num_prefix=2),
-    Grid((2, 3)),  # fewer tokens than taps
-    Grid((1, 50), num_prefix=1),
-    Grid((50, 1)),
-    Grid((5, 13)),
-]
+GRIDS = [Grid((5, 7), num_prefix=2), Grid((2, 3)), Grid((1, 20), num_prefix=1)]  # the second of fewer tokens than taps
 OPTIONS = [
     {},
     {"eps": 0.0},
@@ -129,14 +122,6 @@ def test_equals_formula_with_narrow_keys() -> None:
     check({"sparse_reg": True}, Grid((4, 3)), training=True, key_dim=5)
 
 
-@pytest.mark.parametrize("options", [{}, {"half": "mean", "dconv": "grid2d"}, {"out_norm": False}], ids=str)
-def test_gradients_are_those_of_finite_differences(options: dict[str, object]) -> None:
-    grid = Grid((2, 3), num_prefix=1)
-    module = mechanism({"name": "linear_angular", **options}, grid, dim=4, num_heads=2)
-    q, k, v, _ = inputs(module, grid, batch=1, grad=True)
-    assert torch.autograd.gradcheck(lambda q, k, v, *_: module(q, k, v, grid), (q, k, v, *module.parameters()))
-
-
 # The sparse branch
 
 
@@ -168,13 +153,10 @@ def test_weights_at_the_threshold_are_dropped() -> None:
     assert (below - at).abs().max() > 1e-3
 
 
-# What holds of any input
-
-
 # The equivalent matrix
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("options", [{}, {"out_norm": False, "dconv": "grid2d"}, {"sparse_reg": True}], ids=str)
 def test_matrix_gives_the_output(options: dict[str, object]) -> None:
     grid = Grid((3, 4), num_prefix=1)
     module = mechanism({"name": "linear_angular", **options}, grid)
@@ -191,23 +173,7 @@ def test_matrix_gives_the_output(options: dict[str, object]) -> None:
 # Prefix tokens, vectors of zeros, errors
 
 
-def test_convolution_on_the_grid_reads_and_writes_patch_tokens_only() -> None:
-    grid = Grid((3, 4), num_prefix=1)
-    module = mechanism({"name": "linear_angular", "dconv": "grid2d"}, grid)
-    without = mechanism({"name": "linear_angular", "dconv": "grid2d"}, grid)
-    with torch.no_grad():
-        without.dconv.weight.zero_()
-    q, k, v, _ = inputs(module, grid)
-    changed = v.clone()
-    changed[:, :, 0] += 100
-    local, local_changed = (module(q, k, x, grid) - without(q, k, x, grid) for x in (v, changed))
-    assert (local[:, :, 0] == 0).all()
-    assert local[:, :, 1:].abs().min() > 0
-    assert_near(local_changed, local, 1e-12)
-
-
-@pytest.mark.parametrize("eps", [0.0, 1e-6])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize(("dtype", "eps"), [(torch.float16, 1e-6), (torch.float64, 0.0)], ids=str)
 def test_vectors_of_zeros_give_finite_output_and_gradients(dtype: torch.dtype, eps: float) -> None:
     grid = Grid((3, 4))
     module = mechanism({"name": "linear_angular", "eps": eps}, grid, dtype=dtype)
@@ -220,31 +186,3 @@ def test_vectors_of_zeros_give_finite_output_and_gradients(dtype: torch.dtype, e
     out.float().sum().backward()
     assert out.isfinite().all()
     assert all(x.grad.isfinite().all() for x in [*given.tensors, *module.parameters()])
-
-
-def test_convolution_begins_as_in_torch() -> None:
-    module = LinearAngularAttention(24, 3, Grid((4, 4)))
-    assert module.dconv.weight.shape == (3, 1, 9, 1)
-    assert module.dconv.bias is None
-    assert 0 < module.dconv.weight.abs().max() <= 1 / 3  # uniform within 1 / sqrt(fan in)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"res_kernel_size": 4}, "res_kernel_size must be odd and positive, such as 9; got 4"),
-    ],
-    ids=str,
-)
-def test_bad_option_is_refused(options: dict[str, object], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        LinearAngularAttention(24, 3, Grid((4, 4)), **options)
-
-
-def test_fewer_keys_than_queries_are_refused() -> None:
-    with pytest.raises(UserError, match="LinearAngularAttention declares same_grid"):
-        AttentionLayer(24, 3, Grid((6, 8)), attention="linear_angular", sr_ratio=2)
-    grid = Grid((6, 8), kv_size=(3, 4))
-    module = LinearAngularAttention(24, 3, grid)
-    with pytest.raises(UserError, match=r"got a grid of 6x8 queries and 3x4 keys\. Use sr_ratio=1 and sr_pool=0"):
-        inputs(module, grid)(module, grid)

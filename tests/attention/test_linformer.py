@@ -120,9 +120,7 @@ def test_equals_formula(options: dict[str, object]) -> None:
     assert_same_gradients(given(module, GRID), want, [*given.tensors, *module.parameters()], 1e-10)
 
 
-@pytest.mark.parametrize(
-    "grid", [Grid((7, 9), num_prefix=2), Grid((1, 50)), Grid((50, 1), num_prefix=1), Grid((13, 31))], ids=str
-)
+@pytest.mark.parametrize("grid", [Grid((7, 9), num_prefix=2), Grid((1, 50))], ids=str)
 def test_equals_formula_on_any_grid(grid: Grid) -> None:
     module = mechanism({"name": "linformer", "k": 5}, grid)
     given = inputs(module, grid, grad=True)
@@ -136,14 +134,6 @@ def test_equals_formula_with_narrow_keys() -> None:
     assert_near(given(module, GRID), naive(module, given.q, given.k, given.v), 1e-12)
 
 
-@pytest.mark.parametrize("options", [{}, {"share": "none"}, {"one_kv_head": True, "share": "kv"}], ids=str)
-def test_gradients_are_those_of_finite_differences(options: dict[str, object]) -> None:
-    grid, other = Grid((2, 2), num_prefix=1), Grid((3, 2), num_prefix=1)
-    module = mechanism({"name": "linformer", "k": 2, **options}, grid, dim=4, num_heads=2)
-    q, k, v, _ = inputs(module, other, batch=1, grad=True)
-    assert torch.autograd.gradcheck(lambda q, k, v, *_: module(q, k, v, other), (q, k, v, *module.parameters()))
-
-
 def test_one_head_may_come_alone() -> None:
     module = mechanism({"name": "linformer", "one_kv_head": True, "k": 3}, GRID)
     q, k, v, _ = inputs(module, GRID)
@@ -152,25 +142,17 @@ def test_one_head_may_come_alone() -> None:
 
 def test_dropout_acts_in_training_only_and_keeps_the_mean() -> None:
     module = mechanism({"name": "linformer", "attn_drop": 0.5}, GRID)
-    given = inputs(module, GRID)
+    given = inputs(module, GRID, batch=1)
     calm = given(module, GRID)
-    module.train()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        noisy = torch.stack([given(module, GRID) for _ in range(2000)])
+    noisy = given.map(lambda x: x.expand(2000, -1, -1, -1))(module.train(), GRID)
     assert noisy.std(0).min() > 0
-    assert_near(noisy.mean(0), calm, 0.1)
-
-
-# The equivalent matrix
+    assert_near(noisy.mean(0, keepdim=True), calm, 0.1)
 
 
 # Other grids
 
 
-@pytest.mark.parametrize(
-    "grid", [Grid((4, 3), num_prefix=2), Grid((9, 7)), Grid((1, 50)), Grid((8, 12), (4, 6), num_prefix=1)], ids=str
-)
+@pytest.mark.parametrize("grid", [Grid((4, 3), num_prefix=2), Grid((8, 12), (4, 6), num_prefix=1)], ids=str)
 def test_matrices_follow_another_grid(grid: Grid) -> None:
     """As if built for that grid with the resized matrices: patches bicubic in 2-D and rescaled, prefix columns kept."""
     nominal = Grid((5, 6), num_prefix=grid.num_prefix)
@@ -253,24 +235,6 @@ def test_only_layers_of_the_same_width_share_a_matrix() -> None:
     first, second = (mechanism(LAYERWISE, GRID, dim=dim) for dim in (24, 48))
     second.tie([first])
     assert second.proj_k is not first.proj_k
-
-
-# Half precision
-
-
-@pytest.mark.parametrize("scale", [1e-3, 16.0])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("options", [{"share": "none"}, {"one_kv_head": True}, {"resize": "slice"}], ids=str)
-def test_half_precision(options: dict[str, object], dtype: torch.dtype, scale: float) -> None:
-    nominal, grid = Grid((8, 9), num_prefix=1), Grid((7, 9), num_prefix=1)
-    module = mechanism({"name": "linformer", "k": 16, **options}, nominal, dtype=dtype)
-    exact = mechanism({"name": "linformer", "k": 16, **options}, nominal)
-    exact.load_state_dict(module.state_dict())
-    given = inputs(module, grid, dtype=dtype, scale=scale, grad=True)
-    out = given(module, grid)
-    out.float().sum().backward()
-    assert all(t.grad.isfinite().all() for t in [*given.tensors, *module.parameters()])
-    assert_near(out, given.map(lambda x: x.detach().double())(exact, grid), 4 * torch.finfo(dtype).eps)
 
 
 # Initial values and errors

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from linvit import Grid, UserError
+from linvit import Grid
 from linvit.attention.ops.linear import linear_attention
 from linvit.attention.performer import PerformerAttention, draw
 from tests.golden_files import Golden, both_precisions, of_case
@@ -127,7 +127,7 @@ OPTIONS = [
 
 @pytest.mark.parametrize(
     ("options", "grid"),
-    options_then_grids(OPTIONS, [GRID, Grid((7, 9)), Grid((1, 50)), Grid((50, 1)), Grid((13, 31))]),
+    options_then_grids([*OPTIONS, {"key_dim": 3}], [GRID, Grid((7, 9))]),
     ids=str,
 )
 def test_equals_formula(options: dict[str, object], grid: Grid) -> None:
@@ -137,14 +137,7 @@ def test_equals_formula(options: dict[str, object], grid: Grid) -> None:
     assert_same_gradients(given(module, grid), want, given.tensors, 1e-10)
 
 
-def test_equals_formula_with_narrow_keys() -> None:
-    module = mechanism("performer", GRID, key_dim=3)
-    given = inputs(module, GRID)
-    assert module.projection_matrix.shape == (3, 3)
-    assert_near(given(module, GRID), naive(module, given.q, given.k, given.v), 1e-12)
-
-
-@pytest.mark.parametrize("kernel", ["softmax", "exp", "none"])
+@pytest.mark.parametrize("kernel", ["softmax", "exp"])
 def test_gradients_are_those_of_finite_differences(kernel: str) -> None:
     """The detached maxima change no gradient where they cancel: without kernel_eps, and always in "exp"."""
     grid = Grid((2, 3))
@@ -182,8 +175,7 @@ def test_features_estimate_the_softmax_kernel_without_bias() -> None:
 # Large inputs
 
 
-@pytest.mark.parametrize("eps", [1e-3, 0.0])
-@pytest.mark.parametrize("scale", [1e-3, 16.0, 100.0])
+@pytest.mark.parametrize(("scale", "eps"), [(1e-3, 1e-3), (100.0, 1e-3), (100.0, 0.0)])
 def test_exponential_features_do_not_overflow(scale: float, eps: float) -> None:
     """exp(u) itself is beyond float32 from u = 89; the quotient is not."""
     grid = Grid((7, 9))
@@ -196,18 +188,6 @@ def test_exponential_features_do_not_overflow(scale: float, eps: float) -> None:
     out.sum().backward()
     assert all(x.grad.isfinite().all() for x in given.tensors)
     assert_near(out, given.map(lambda x: x.detach().double())(exact, grid), 1e-3)
-
-
-@pytest.mark.parametrize("scale", [1e-3, 16.0])
-@pytest.mark.parametrize("kernel", ["softmax", "relu", "exp", "none"])
-def test_half_precision_at_12544_tokens(kernel: str, scale: float) -> None:
-    grid = Grid((112, 112))
-    module = mechanism({"name": "performer", "kernel": kernel}, grid, dim=8, num_heads=1, dtype=torch.float16)
-    given = inputs(module, grid, batch=1, dtype=torch.float16, scale=scale, grad=True)
-    out = given(module, grid)
-    out.float().mean().backward()
-    assert out.isfinite().all()
-    assert all(x.grad.isfinite().all() for x in given.tensors)
 
 
 # Redrawing
@@ -319,25 +299,3 @@ def test_compiled_training_redraws_alike() -> None:
         )
         assert torch.equal(module.projection_matrix, same.projection_matrix)
     assert module.passes == 5
-
-
-# Errors
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"nb_features": 0}, r"nb_features must be a whole number at least 1, or null for int\(dk ln dk\); got 0"),
-        (
-            {"kernel_eps": -1e-3},
-            "kernel_eps must be a number at least 0, as it keeps the features positive; got -0.001",
-        ),
-        ({"ortho_scaling": 2}, r"ortho_scaling must be .*: 0 for Gaussian lengths, 1 for sqrt\(dk\); got 2"),
-        ({"redraw_interval": 0}, "redraw_interval must be a whole number at least 1, or null for never; got 0"),
-        ({"seed": -1}, r"seed must be a whole number at least 0 and below 9.22337e\+18 \(2\^63\), .*; got -1"),
-    ],
-    ids=str,
-)
-def test_bad_option_is_refused(options: dict[str, object], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        PerformerAttention(24, 3, Grid((4, 4)), **options)

@@ -1,12 +1,15 @@
-"""SOFT equals its reference code and, option by option, the formula written out naively."""
+"""SOFT and SOFT++ equal their reference codes and, option by option, the formulas written out naively."""
+
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 import linvit
-from linvit import AttentionLayer, Grid, UserError
+from linvit import Grid, UserError
 from linvit.attention.soft import SoftAttention
+from linvit.attention.soft_norm import SoftNormAttention
 from tests.attention.soft_formula import (
     GRIDS,
     check_kernel,
@@ -17,170 +20,135 @@ from tests.attention.soft_formula import (
     naive_parts,
 )
 from tests.golden_files import Golden, both_precisions, of_case
-from tests.helpers import assert_near, assert_same_gradients, inputs, mechanism, relative_error
+from tests.helpers import assert_formula, assert_near, formulas, inputs, mechanism, relative_error
 
-# The reference implementation
-
-
-@both_precisions
-@of_case("soft_attention")
-def test_layer_equals_soft(golden: Golden, dtype: torch.dtype) -> None:
-    check_layer(golden, {"name": "soft", **kernel_options(golden)}, dtype)
+SPECS: dict[str, dict[str, Any]] = {  # as the references compute: SOFT++ has one alpha for the batch
+    "soft": {"name": "soft"},
+    "softpp": {"name": "soft_norm", "alpha_scope": "batch"},
+}
 
 
 @both_precisions
-@of_case("soft_kernel")
-def test_mechanism_equals_soft(golden: Golden, dtype: torch.dtype) -> None:
+@of_case("soft_attention", "softpp_attention")
+def test_layer_equals_reference(golden: Golden, dtype: torch.dtype) -> None:
+    check_layer(golden, {**SPECS[golden.meta["case"].partition("_")[0]], **kernel_options(golden)}, dtype)
+
+
+@both_precisions
+@of_case("soft_kernel", "softpp_kernel")
+def test_mechanism_equals_reference(golden: Golden, dtype: torch.dtype) -> None:
     official = golden.constructor
+    spec = {**SPECS[golden.meta["case"].partition("_")[0]], **kernel_options(golden)}
     grid = Grid((golden.kwargs["H"], golden.kwargs["W"]))
-    module = SoftAttention(official["dim"], official["num_heads"], grid, **kernel_options(golden))
+    module = linvit.create_attention(spec, dim=official["dim"], num_heads=official["num_heads"], grid=grid)
     check_kernel(golden, module.to(dtype))
 
 
-# The formula
-
-
-def naive_matrix(module: SoftAttention, q: Tensor, k: Tensor, grid: Grid) -> Tensor:
-    """`P Y P^T + T(w_h)`, (B, h, N, M)."""
+def naive(
+    module: SoftAttention | SoftNormAttention, q: Tensor, k: Tensor, v: Tensor, grid: Grid, **extra: Tensor
+) -> Tensor:
+    """`(P Y P^T + T(w_h)) v`, of SOFT++ `P D^-1/2 Y D^-1/2 P^T` with `D = diag(A 1)`."""
     left, kernel, right = naive_parts(module.kernels, q, k, grid)
-    matrix = torch.einsum("bhnl,bhlj,bhmj->bhnm", left, naive_inverse(module.inverse, kernel), right)
-    return matrix if module.conv is None else matrix + naive_local(module.conv.weight, grid)
+    middle = naive_inverse(module.inverse, kernel)
+    if isinstance(module, SoftNormAttention):
+        scale = torch.diag_embed(1 / torch.einsum("bhij->bhi", kernel).sqrt())
+        middle = scale @ middle @ scale
+    matrix = torch.einsum("bhnl,bhlj,bhmj->bhnm", left, middle, right)
+    return (matrix if module.conv is None else matrix + naive_local(module.conv.weight, grid)) @ v
 
 
-def check(options: dict[str, object], grid: Grid, tolerance: float = 1e-9, **context: int) -> None:
-    """Output and the gradients of inputs and parameters equal the formula's."""
-    module = mechanism({"name": "soft", "ratio": 2, **options}, grid, **context)
-    given = inputs(module, grid, grad=True)
-    want = naive_matrix(module, given.q, given.k, grid) @ given.v
-    assert_same_gradients(given(module, grid), want, [*given.tensors, *module.parameters()], tolerance)
+FIRST = Grid((4, 6), num_prefix=1)
+FEW: dict[str, Any] = {"ratio": 2, "newton_iters": 4}
+SHARED: list[dict[str, Any]] = [
+    {"ratio": 2},
+    {"ratio": None},
+    FEW,
+    {**FEW, "alpha_scope": "batch"},
+    {"ratio": 2, "conv_size": 0},
+    {"ratio": 2, "conv_size": 5},
+    {"ratio": 2, "inverse": "solve"},
+    {"ratio": 2, "tie_qk": False},
+    {"ratio": 2, "key_dim": 5},
+]
+OF_SOFT = [
+    {"ratio": 1},
+    {"ratio": 4},
+    {"ratio": 2, "landmarks": "avgpool"},
+    {"ratio": 2, "landmarks": "random"},
+    {"ratio": 2, "landmark_norm": False},
+    {"ratio": 2, "landmarks": "avgpool", "landmark_norm": False},
+    {**FEW, "newton_alpha": 0.7},
+    {**FEW, "inverse_backward": "autograd"},
+    {**FEW, "max_backtrack": 10, "newton_beta": 0.7, "backtrack_tol": 1.2},
+    {"ratio": 2, "ridge": 0.0},
+    {**FEW, "ridge": 0.05},
+    {"ratio": 2, "tie_qk": False, "conv_size": 0, "landmarks": "avgpool"},
+]
+OF_SOFT_NORM = [
+    {"ratio": 2, "landmarks": "random", "landmark_norm": False},
+    {**FEW, "newton_alpha": 1.8, "ridge": 0.01},
+    {**FEW, "newton_beta": 0.7},
+    {**FEW, "max_backtrack": 1},
+    {**FEW, "max_backtrack": 0},
+    {**FEW, "backtrack_tol": 1.0},
+    {**FEW, "backtrack_tol": 2.0},
+    {**FEW, "inverse_backward": "analytic"},
+]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"ratio": 1},
-        {"ratio": 4},
-        {"ratio": None},
-        {"landmarks": "avgpool"},
-        {"landmarks": "random"},
-        {"landmark_norm": False},
-        {"landmarks": "avgpool", "landmark_norm": False},
-        {"newton_iters": 4},
-        {"newton_iters": 4, "newton_alpha": 0.7},
-        {"newton_iters": 4, "inverse_backward": "autograd"},
-        {"newton_iters": 4, "max_backtrack": 10, "newton_beta": 0.7, "backtrack_tol": 1.2},
-        {"newton_iters": 4, "alpha_scope": "batch"},
-        {"ridge": 0.0},
-        {"ridge": 0.05, "newton_iters": 4},
-        {"conv_size": 0},
-        {"conv_size": 5},
-        {"inverse": "solve"},
-        {"tie_qk": False},
-        {"tie_qk": False, "conv_size": 0, "landmarks": "avgpool"},
-    ],
-    ids=str,
+@formulas(
+    {
+        "soft": (naive, [*SHARED, *OF_SOFT], [FIRST, *GRIDS]),
+        "soft_norm": (naive, [*SHARED, *OF_SOFT_NORM], [FIRST, *GRIDS]),
+    }
 )
-def test_equals_formula(options: dict[str, object]) -> None:
-    check(options, Grid((4, 6), num_prefix=1))
+def test_equals_formula(spec: dict[str, Any], grid: Grid, naive: Any) -> None:
+    assert_formula(spec, grid, naive, 1e-8)
 
 
-@pytest.mark.parametrize("ratio", [2, 4])
-@pytest.mark.parametrize("grid", GRIDS, ids=str)
-def test_equals_formula_on_any_grid(grid: Grid, ratio: int) -> None:
-    check({"ratio": ratio}, grid)
-
-
-@pytest.mark.parametrize("conv_size", [0, 3])
+@pytest.mark.parametrize("name", ["soft", "soft_norm"])
 @pytest.mark.parametrize("grid", [Grid((4, 6), (2, 3), num_prefix=1), Grid((3, 4), (7, 7))], ids=str)
-def test_equals_formula_under_spatial_reduction(grid: Grid, conv_size: int) -> None:
-    check({"tie_qk": False, "conv_size": conv_size}, grid)
+def test_equals_formula_under_spatial_reduction(grid: Grid, name: str) -> None:
+    assert_formula({"name": name, "ratio": 2, "tie_qk": False}, grid, naive, 1e-8)
 
 
-def test_equals_formula_with_narrow_keys() -> None:
-    check({}, Grid((4, 3)), key_dim=5)
-
-
-@pytest.mark.parametrize("options", [{}, {"inverse_backward": "autograd", "newton_iters": 3}, {"inverse": "solve"}])
-def test_gradients_are_those_of_finite_differences(options: dict[str, object]) -> None:
-    grid = Grid((2, 4), num_prefix=1)
-    module = mechanism({"name": "soft", "ratio": 2, "newton_iters": 40, **options}, grid, dim=4, num_heads=2)
-    q, _, v, _ = inputs(module, grid, batch=1, grad=True)
-    assert torch.autograd.gradcheck(lambda q, v, *_: module(q, q, v, grid), (q, v, *module.parameters()))
-
-
-# The equivalent matrix
-
-
-# Symmetries
-
-
-def test_prefix_tokens_are_queries_and_keys_without_a_place() -> None:
-    grid = Grid((4, 6), num_prefix=3)
-    module = mechanism({"name": "soft", "ratio": 2}, grid)
-    q, _, v, _ = inputs(module, grid)
-    out = module(q, q, v, grid)
-    order = [2, 0, 1, *range(3, 27)]
-    assert_near(module(q[:, :, order], q[:, :, order], v[:, :, order], grid), out[:, :, order], 1e-12)
-    changed = torch.cat([v[:, :, :1] + 1, v[:, :, 1:]], dim=2)
-    assert (module(q, q, changed, grid) - out)[:, :, 3:].abs().amin() > 0
-
-    without = mechanism({"name": "soft", "ratio": 2, "conv_size": 0}, grid)
-    without.load_state_dict({name: t for name, t in module.state_dict().items() if not name.startswith("conv.")})
-    local = out - without(q, q, v, grid)
-    assert local[:, :, :3].eq(0).all()
-    assert local[:, :, 3:].abs().amin() > 0
-
-
-def test_shared_alpha_couples_the_images_of_a_batch() -> None:
+@pytest.mark.parametrize("name", ["soft", "soft_norm"])
+def test_shared_alpha_couples_the_images_of_a_batch(name: str) -> None:
+    """The reference's choice of SOFT++; ours is an alpha for every image and head."""
     grid = Grid((4, 6))
-    coupled, own = (
-        mechanism({"name": "soft", "ratio": 2, "newton_iters": 4, "alpha_scope": scope}, grid)
-        for scope in ("batch", "head")
-    )
+    coupled, own = (mechanism({"name": name, **FEW, "alpha_scope": scope}, grid) for scope in ("batch", "head"))
     given = inputs(own, grid)
     alone = given.map(lambda x: x[1:])  # alpha is the other image's
     assert_near(alone(own, grid), given(own, grid)[1:], 1e-13)
     assert relative_error(alone(coupled, grid), given(coupled, grid)[1:]) > 1e-4
 
 
-# Hosts, sizes, errors
+@pytest.mark.parametrize("inverse", ["newton", "solve"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_blank_image_stays_finite(dtype: torch.dtype, inverse: str) -> None:
+    """All landmarks coincide: A has rank 1. Newton's backtracking halves alpha, "solve" has a least ridge."""
+    grid = Grid((14, 14))
+    module = mechanism({"name": "soft_norm", "inverse": inverse}, grid, dtype=dtype)
+    given = inputs(module, grid, dtype=dtype).map(lambda x: torch.zeros_like(x).requires_grad_())
+    out = given(module, grid)
+    out.sum().backward()
+    assert out.isfinite().all()
+    assert all(x.grad.isfinite().all() for x in [*given.tensors, *module.parameters()])
 
 
-def test_layer_projects_keys_only_if_they_are_not_the_queries() -> None:
-    grid = Grid((8, 8))
-    assert AttentionLayer(32, 4, grid, attention="soft").qkv.out_features == 64
-    assert AttentionLayer(32, 4, grid, attention={"name": "soft", "tie_qk": False}).qkv.out_features == 96
-    layer = AttentionLayer(32, 4, grid, attention={"name": "soft", "tie_qk": False}, sr_ratio=2)
-    assert layer(torch.randn(2, 64, 32), grid).shape == (2, 64, 32)
+def test_defaults_of_soft_norm_are_the_references_but_for_the_batch() -> None:
+    inverse = SoftNormAttention(32, 1, Grid((56, 56))).inverse
+    assert (inverse.alpha, inverse.ridge, inverse.beta, inverse.iters) == (2.0, 0.0, 0.5, 20)
+    assert (inverse.max_backtrack, inverse.backtrack_tol, inverse.backward) == (10, 1.01, "autograd")
+    assert inverse.alpha_scope == "head"
 
 
-@pytest.mark.parametrize(("side", "ratio", "size"), [(56, 8, 9), (28, 4, 5), (14, 2, 3), (7, 1, 3)])
-def test_defaults_are_the_papers_at_every_stage(side: int, ratio: int, size: int) -> None:
-    module = SoftAttention(32, 1, Grid((side, side)))
-    assert module.kernels.ratio == ratio
-    assert module.conv.kernel_size == (size, size)
-    assert module.conv.bias is None
-    assert module.kernels.conv.bias is None
-    assert module.kernels.conv.weight.shape == (32, 32, ratio, ratio)
-
-
-def test_tied_keys_on_a_grid_of_their_own_are_refused() -> None:
+def test_what_does_not_go_together_is_refused() -> None:
     grid = Grid((6, 8), (3, 4))
     with pytest.raises(UserError, match=r"got 6x8 for the queries and 3x4 for the keys; .* tie_qk=False"):
         SoftAttention(24, 3, grid)
     module = SoftAttention(24, 3, Grid((6, 8)))
     with pytest.raises(UserError, match="got 6x8 for the queries and 3x4 for the keys"):
         module(torch.randn(1, 3, 48, 8), torch.randn(1, 3, 12, 8), torch.randn(1, 3, 12, 8), grid)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"conv_size": 4}, "conv_size must be odd"),
-    ],
-    ids=str,
-)
-def test_bad_option_is_refused(options: dict[str, object], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        linvit.create_attention({"name": "soft", **options}, dim=24, num_heads=3, grid=Grid((14, 14)))
+    with pytest.raises(UserError, match=r"newton_alpha=2.0 and ridge=0.01: .* lower newton_alpha to 1.96"):
+        SoftNormAttention(24, 3, Grid((14, 14)), ridge=0.01)

@@ -1,7 +1,5 @@
 """The shared mathematics: properties of the focused function, linear attention's factors, resizing of tables."""
 
-import math
-
 import pytest
 import torch
 from hypothesis import assume, given
@@ -101,23 +99,6 @@ def test_unit_of_nan_is_nan() -> None:
     x = randn(3, 5)
     x[1, 2] = torch.nan
     assert normalize(x, 1e-12).isnan().all(1).tolist() == [False, True, False]
-
-
-def test_resize_keeps_a_table_of_the_same_size() -> None:
-    table = randn(1, 12, 5)
-    assert torch.equal(resize_tokens(table, (3, 4), (3, 4)), table)
-
-
-@pytest.mark.parametrize("new", [(6, 8), (1, 50), (13, 31), (2, 2)])
-def test_resize_keeps_constants_and_row_major_order(new: tuple[int, int]) -> None:
-    table = torch.full((1, 12, 2), 3.0)
-    table[..., 1] = torch.arange(4.0).repeat(3)  # grows along a row, constant along a column
-    resized = resize_tokens(table, (3, 4), new)
-    assert resized.shape == (1, math.prod(new), 2)
-    torch.testing.assert_close(resized[..., 0], torch.full((1, math.prod(new)), 3.0))
-    rows = resized[0, :, 1].unflatten(0, new)
-    torch.testing.assert_close(rows, rows[:1].expand(new))
-    assert (rows[0].diff() > -0.2).all()
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from linvit import Grid, UserError
+from linvit import Grid
 from linvit.attention.ops.softmax_free import (
     GaussianKernels,
     gaussian_kernel,
@@ -125,15 +125,3 @@ def test_sizes_are_the_papers_on_its_stages(side: int, ratio: int, conv_size: in
 def test_number_of_landmarks_has_a_bound(height: int, width: int) -> None:
     count = math.prod(landmark_grid((height, width), paper_ratio((height, width))))
     assert min(49, height * width) <= count < 300
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"ratio": 0}, r"ratio must be a whole number at least 1 \(1: every patch makes a landmark\); got 0"),
-    ],
-    ids=str,
-)
-def test_bad_option_is_refused(options: dict[str, object], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        GaussianKernels(4, **{"landmarks": "conv", "ratio": 2, "landmark_norm": True, **options})

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from linvit import UserError
 from linvit.attention.ops.softmax_free import NewtonInverse
 from tests.attention.soft_formula import naive_gaussian, naive_inverse
 from tests.golden_files import Golden, both_precisions, of_case
@@ -92,18 +91,6 @@ def test_gradients_are_those_of_finite_differences(options: dict[str, object]) -
     assert torch.autograd.gradcheck(lambda x: inverse(mirror(x)), matrix)
 
 
-def test_analytic_gradient_is_the_inverses_at_the_iterate() -> None:
-    matrix = kernels(2, 3, 6, grad=True)
-    inverse = NewtonInverse(**{**SOFT, "iters": 3})(matrix)
-    gradient = randn(*inverse.shape, seed=5)
-    (got,) = torch.autograd.grad(inverse, matrix, gradient)
-    assert_near(got, -inverse.mT @ gradient @ inverse.mT, 1e-12)
-    (through,) = torch.autograd.grad(
-        NewtonInverse(**{**SOFT, "iters": 3, "backward": "autograd"})(matrix), matrix, gradient
-    )
-    assert relative_error(through, got) > 1e-2  # the choice shows
-
-
 def test_analytic_gradient_keeps_nothing_of_the_iteration() -> None:
     def saved(iters: int, backward: str) -> int:
         count = 0
@@ -135,16 +122,16 @@ def test_exported_program_keeps_the_gradient(options: dict[str, object]) -> None
 # What the papers prove
 
 
-@pytest.mark.parametrize("m", [3, 49, 196])
+@pytest.mark.parametrize("m", [3, 49])
 def test_backtracking_saves_a_kernel_of_equal_landmarks(m: int) -> None:
     """`I - alpha A^2` has norm 3 - 4 / m at the paper's start; halved, it leads to the pseudo-inverse."""
     ones = torch.ones(1, 1, m, m)
     assert_near(NewtonInverse(**NORM)(ones), ones / m**2, 1e-4)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("spread", [0.0, 1e-9, 1e-4])
-@pytest.mark.parametrize("m", [2, 49])
+@pytest.mark.parametrize(
+    ("m", "spread", "dtype"), [(49, 0.0, torch.float32), (49, 1e-4, torch.float32), (2, 1e-9, torch.float64)], ids=str
+)
 def test_solve_saves_a_kernel_of_equal_and_of_similar_landmarks(m: int, spread: float, dtype: torch.dtype) -> None:
     """`A Y A = A`, as for a pseudo-inverse, and a finite gradient."""
     matrix = kernels(1, 2, m, scale=spread).to(dtype).requires_grad_()
@@ -177,21 +164,3 @@ def test_nan_and_singular_matrices_raise_nothing(method: str) -> None:
     inverse = NewtonInverse(**{**NORM, "method": method})
     assert inverse(torch.full((1, 1, 3, 3), torch.nan)).isnan().all()
     assert inverse(torch.ones(1, 1, 3, 3)).shape == (1, 1, 3, 3)
-
-
-# Errors
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"alpha": 0.0}, "newton_alpha must be a number above 0 and at most 2, or Newton diverges; got 0.0"),
-        ({"ridge": 0.2}, r"newton_alpha=1.8 and ridge=0.2: .* lower newton_alpha to 1.39"),
-        ({"max_backtrack": -1}, r"max_backtrack must be a whole number at least 0 \(0: no backtracking\); got -1"),
-        ({"backtrack_tol": 0.9}, "backtrack_tol must be a number at least 1, which no small alpha exceeds; got 0.9"),
-    ],
-    ids=str,
-)
-def test_bad_option_is_refused(options: dict[str, object], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        NewtonInverse(**{**SOFT, **options})
