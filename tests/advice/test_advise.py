@@ -6,20 +6,21 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend
 
 import linvit
-from linvit.advice import advise as advising
+from linvit.advice import measure as measuring
 from linvit.cli import main
 
 
 class Clock:
-    """Passes a second per reading, and as many as planted whenever a network calls softmax attention."""
+    """Passes a second per reading, and as many as planted whenever a network calls softmax; tenfold by "math"."""
 
     def __init__(self, monkeypatch, planted):
         self.now, self.original = 0.0, F.scaled_dot_product_attention
 
         def attention(q, k, v, *args, **kwargs):
-            self.now += planted
+            self.now += planted if torch.backends.cuda.flash_sdp_enabled() else 10 * planted  # else SDPBackend.MATH
             return self.original(q, k, v, *args, **kwargs)
 
         monkeypatch.setattr(F, "scaled_dot_product_attention", attention)
@@ -36,21 +37,49 @@ def nano():
 
 def test_softmax_that_costs_half_of_the_time_pays(monkeypatch, nano):
     clock = Clock(monkeypatch, 1.0)
-    advice = linvit.advise(nano, img_size=(32, 48), attention=["linear", "hydra"], clock=clock, threads=1, minutes=100)
+    advice = linvit.advise(nano, img_size=32, attention=["linear", "hydra"], clock=clock, threads=1, minutes=100)
     assert advice.verdict.answer == "yes"
     assert advice.verdict.from_size == (32, 32)
     names = [row.name for row in advice.sizes[0].rows]
     assert {"linear in all 6 blocks", "linear, last 2 of 6 softmax", "hydra, last 3 of 6 softmax"} <= {*names}
     assert [row.softmax_blocks for row in advice.sizes[0].rows if row.name.startswith("hydra")] == [0, 2, 3]
-    assert "linvit.replace_attention(model, [" in advice.commands()
+    assert "linvit.replace_attention(model, 'linear', img_size=32)" in advice.commands()
 
 
-@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "pvt_v2_b0", "swin_tiny_patch4_window7_224"])
+def test_sizes_have_equal_time_and_slow_ways_are_measured_once(monkeypatch, nano):
+    clock, given = Clock(monkeypatch, 1.0), []
+
+    def compare(bench, size, specs, way, ways, intercepted, seconds, small):
+        given.append(seconds / bench.left)
+        assert way.backend is None
+        assert [len(row.seconds) for row in ways[1:]] == [1] * (size.img_size == (32, 32))  # math
+
+    monkeypatch.setattr(measuring.Bench, "compare", compare)
+    monkeypatch.setattr(measuring.Bench, "ways", lambda self, size, compiled: [measuring.Way(SDPBackend.MATH)])
+    advice = linvit.advise(nano, (32, 40, 48), attention="linear", clock=clock, threads=1, minutes=100)
+    assert given == pytest.approx([1 / 3, 1 / 2, 1], rel=0.05)
+    assert (
+        len([note for note in advice.all_notes() if "softmax, math: left out, since at 32 x 32 it took" in note]) == 2
+    )
+
+
+def test_a_size_keeps_to_its_time(monkeypatch, nano):
+    """Of three mechanisms one is measured in all blocks, and the others are named."""
+    clock = Clock(monkeypatch, 1.0)
+    monkeypatch.setattr(measuring.Bench, "pace", property(lambda self: 100.0, lambda self, value: None), raising=False)
+    monkeypatch.setattr(measuring.Bench, "least", lambda self, size: 0.0)
+    specs = ["linear", "hydra", "efficient"]
+    advice = linvit.advise(nano, 32, attention=specs, clock=clock, threads=1, minutes=20)
+    rows = [row.name for row in advice.sizes[0].rows if row.kind == "mechanism"]
+    assert len(rows) == 1
+    assert any("32 x 32: no time for 9 rows" in note for note in advice.all_notes())  # one is of fewer pixels
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "pvt_v2_b0"])
 def test_hosts_run_through_to_an_honest_no(name, tmp_path):
-    side = 64 if name.startswith("pvt") else 224
     ticks = iter(range(10**9))
     told = []
-    advice = linvit.advise(name, side, clock=lambda: float(next(ticks)), threads=1, say=told.append)
+    advice = linvit.advise(name, 64, clock=lambda: float(next(ticks)), threads=1, say=told.append)
     assert advice.verdict.answer == "no"
     assert "No attention can make it more than 15 % faster here" in advice.verdict.sentence
     assert told[0].startswith("counted, faster without attention: 1.")
@@ -103,14 +132,23 @@ def test_what_cannot_be_timed_is_refused(nano):
         linvit.advise(nano, 32, attention="focsed")
 
 
-def test_ctrl_c_keeps_what_is_known(monkeypatch, nano):
-    def interrupted(*args):
-        raise KeyboardInterrupt
+@pytest.mark.parametrize("at", [0, 9])
+def test_ctrl_c_keeps_what_is_known(monkeypatch, nano, at):
+    """Before anything is timed, and in the first turn of the comparison."""
+    rounds, original = [], measuring.Bench.round
 
-    monkeypatch.setattr(advising.Bench, "measure_ceiling", interrupted)
-    advice = linvit.advise(nano, 32, threads=1)
-    assert (advice.stopped, advice.verdict.answer) == ("interrupted", "undecided")
-    assert "Counted: at most" in advice.verdict.sentence
+    def interrupted(bench, turns, rows, what):
+        if len(rounds) == at:
+            raise KeyboardInterrupt
+        rounds.append(what)
+        original(bench, turns, rows, what)
+
+    monkeypatch.setattr(measuring.Bench, "round", interrupted)
+    advice = linvit.advise(nano, 32, attention="linear", clock=Clock(monkeypatch, 1.0), threads=1)
+    assert (advice.stopped, advice.verdict.answer) == ("interrupted", "room" if at else "undecided")
+    assert ("Counted: at most" in advice.verdict.sentence) == (not at)
+    assert [row.kind for row in advice.sizes[0].ceiling.values()] == ["now", "ceiling"] * bool(at)
+    assert "nan" not in str(advice)
 
 
 def test_the_command_line(tmp_path, capsys, monkeypatch):

@@ -16,7 +16,8 @@ from tests.helpers import randn
 
 def test_values_are_a_copy_and_queries_and_keys_get_zeros():
     q, k, v = (randn(2, 3, 4, 5, seed=i, grad=True) for i in range(3))
-    assert torch.library.opcheck(copy_of_values, (q, k, v))
+    utilities = ("test_schema", "test_autograd_registration", "test_faketensor")  # tracing is tested below
+    assert torch.library.opcheck(copy_of_values, (q, k, v), test_utils=utilities)
     out = values_for_queries(q, k, v)
     assert torch.equal(out, v)
     assert out.data_ptr() != v.data_ptr()

@@ -85,6 +85,13 @@ def test_a_size_without_mechanisms_is_not_called_undecided():
     assert "At 448 x 448 no mechanism was measured; more --minutes measure it." in verdict.sentence
 
 
+def test_larger_sizes_without_mechanisms_are_named_and_do_not_hide_a_yes():
+    clock = Noisy(1)
+    verdict = decide("planted", [compared(448, clock, mechanism=0.7), ceiling_of(0.4, clock, 640)])
+    assert (verdict.answer, verdict.from_size) == ("yes", (448, 448))
+    assert "Above 448 x 448 no mechanism was measured; more --minutes measure it." in verdict.sentence
+
+
 def test_windows_that_are_faster_say_no():
     verdict = decide("planted", [compared(448, Noisy(2), mechanism=0.8, windows=0.65)])
     assert verdict.answer == "no"

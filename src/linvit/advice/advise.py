@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
+from tqdm.auto import tqdm
 
 from linvit.advice.count import square_root_steps
 from linvit.advice.measure import MECHANISMS, Bench, TimeIsUpError, Way
@@ -27,7 +28,7 @@ from linvit.runs.conditions import conditions, cpu_load
 LARGEST = 1024  # side of the default sizes
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
 CEILINGS = 0.3  # of the time limit, at most, to resolve ceilings
-LARGEST_SHARE = 0.6  # of what is left then, for the largest size
+MEASURING = 0.95  # of the time limit; imports and the page take the rest
 
 
 def advise(
@@ -45,7 +46,6 @@ def advise(
     all_sizes: bool = False,
     threads: int | None = None,
     say: Callable[[str], None] | None = None,
-    progress: Callable[[str], None] = lambda text: None,
     clock: Callable[[], float] | None = None,
 ) -> Advice:
     """Measures whether another attention makes a network faster on this device, from which image size, and which.
@@ -70,7 +70,6 @@ def advise(
         all_sizes: Measure mechanisms also at sizes without room.
         threads: Of torch on a CPU. None takes torch's, or one and its processor time if the machine is busy.
         say: Called with each line of the result as it comes.
-        progress: Called with a line about the current measurement.
         clock: Seconds, for tests.
 
     Returns:
@@ -108,21 +107,30 @@ def advise(
     bench = Bench(
         subject,
         settings,
-        limit=60 * minutes - (time.monotonic() - start),
+        limit=MEASURING * 60 * minutes - (time.monotonic() - start),
         clock=clock or own_clock,
-        say=lambda text: progress(f"{max(0.0, bench.left):.0f} s left at most; {text}"),
     )
     known = conditions(device) | {
         "settings": f"{mode}, batch {batch_size}, {dtype}, {'eager and compiled' if compile else 'eager'}",
         "clock": "processor time" if own_clock is time.process_time else "clock",
     }
-    if not cpu:
-        known["driver"] = f"CUDA {torch.version.cuda}"
     advice = Advice(subject, known)
     fast_path = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # it hides the attention of nn.MultiheadAttention
+    quiet = False if tqdm.__module__ == "tqdm.auto" else None  # a notebook, or a terminal where there is one
+    limited = machine.memory_limit() if cpu else nullcontext()
     try:
-        with suppress(KeyboardInterrupt, TimeIsUpError), machine.memory_limit() if cpu else nullcontext():
+        with (
+            suppress(KeyboardInterrupt, TimeIsUpError),
+            limited,
+            tqdm(bar_format="{desc}", leave=False, disable=quiet) as line,
+        ):
+
+            def progress(text: str) -> None:
+                line.set_description_str(f"{max(0.0, bench.left):.0f} s left at most; {text}", refresh=False)
+                line.update(0)
+
+            bench.say = progress
             advice.stopped = "interrupted"
             _count(bench, advice, sizes, img_size is not None, told)
             _measure(bench, advice, attention, smaller_model, compile, all_sizes, told, shares)
@@ -130,6 +138,9 @@ def advise(
         if advice.stopped and bench.left < 0:
             advice.stopped = f"stopped after {minutes:g} minutes"
     finally:
+        for size in advice.sizes:
+            size.rows = [row for row in size.rows if row.seconds]
+            size.ceiling = {kind: row for kind, row in size.ceiling.items() if row.seconds}
         torch.backends.mha.set_fastpath_enabled(fast_path)
         if cpu and clock is None:
             shares.append(processor_share())
@@ -183,9 +194,9 @@ def _measure(
     for i, size in enumerate(advice.sizes):
         if i and (last := advice.sizes[i - 1].ceiling):
             tokens = size.tokens / max(advice.sizes[i - 1].tokens, 1)
-            expected = 8 * (last["now"].median * tokens**2 + last["ceiling"].median * tokens)
-            if expected > bench.left:
-                size.notes.append(f"{size.size}: left out, since it takes up to {expected:.0f} s")
+            expected = 8 * bench.pace * (last["now"].median * tokens**2 + last["ceiling"].median * tokens)
+            if expected > bench.left / 2:
+                size.notes.append(f"{size.size}: left out, since its ceiling takes up to {expected:.0f} s")
                 continue
         done = (i + 1) / len(advice.sizes)
         bench.measure_ceiling(size, advice.intercepted, budget * (1 - CEILINGS * done))
@@ -199,25 +210,22 @@ def _measure(
         return
     smaller_model = small or (smaller(advice.subject.timm) if advice.subject.timm else None)
     advice.smaller = smaller_model or "none found"
-    specs: list[Spec] = []
-    for size in reversed(chosen):
-        calls = size.ceiling["now"].median + size.ceiling["ceiling"].median
-        if 20 * calls > bench.left:
+    named = attention is not None and attention != "*"
+    given = [attention] if isinstance(attention, str | dict) else attention
+    largest = max(chosen, key=lambda size: size.tokens)
+    pool = given if named else attentions.names() if attention == "*" else bench.usual(largest)
+    specs = bench.quickest(pool, largest)
+    specs = specs if attention is not None else specs[:MECHANISMS]
+    told(f"quickest alone at {largest.size}: {', '.join(map(spec_label, specs)) or 'none'}")
+    for i, size in enumerate(chosen):  # the smallest first: each has the same time, and what it leaves goes to the next
+        if bench.least(size) > bench.left:
             size.notes.append(f"{size.size}: rivals and mechanisms left out, since they take more than the time left")
             continue
-        start = bench.left
-        seconds = start if size is chosen[0] else LARGEST_SHARE * start
-        if not specs:
-            named = attention is not None and attention != "*"
-            given = [attention] if isinstance(attention, str | dict) else attention
-            pool = given if named else attentions.names() if attention == "*" else bench.usual(size)
-            specs = bench.quickest(pool, size)
-            specs = specs if attention is not None else specs[:MECHANISMS]
-            told(f"quickest alone at {size.size}: {', '.join(map(spec_label, specs)) or 'none'}")
+        end = bench.left * (1 - 1 / (len(chosen) - i))
         way, ways = bench.best_way(size, compile)
         others = [row for row in ways if row.name not in (UNCHANGED, way.label if way != Way() else "")]
         advice.ways += [(size.img_size, row) for row in others]
-        bench.compare(size, specs, way, ways, advice.intercepted, seconds - (start - bench.left), smaller_model)
+        bench.compare(size, specs, way, ways, advice.intercepted, bench.left - end, smaller_model)
         if shares:
             shares.append(processor_share())
         told(_best_line(size))

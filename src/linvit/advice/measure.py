@@ -1,7 +1,6 @@
 """Measures rows of one size in turns: ceilings, rivals, mechanisms."""
 
 import copy
-import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -19,7 +18,7 @@ from linvit.advice.subject import Subject, cores_of, find_subject, without_cores
 from linvit.advice.verdict import JUDGED, SIEVE, UNCHANGED, Measured, Row, room_of, state_of
 from linvit.analysis.operations import make_inputs, num_parameters
 from linvit.attention.base import Attention, Grid
-from linvit.errors import UserError
+from linvit.errors import UserError, quote_first
 from linvit.experiments.bench.builders import spec_label
 from linvit.experiments.bench.runner import Runner, Settings
 from linvit.experiments.measure import Turns, out_of_memory, peak_memory
@@ -28,6 +27,8 @@ from linvit.registry import Spec, attentions
 TURNS = 6  # that a 95 % interval by ranks needs
 MOST_TURNS = 60
 MECHANISMS = 6
+SLOW = 1.5  # times as slow as the quickest way: then a way to execute softmax is measured once, and at no larger size
+FIRST_ROUND = 0.1  # of the time left, at most, to order mechanisms
 Context = Callable[[], AbstractContextManager[Any]]
 
 
@@ -73,7 +74,10 @@ class Bench:
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.subject, self.settings, self.clock, self.now, self.say = subject, settings, clock, now, say
-        self.end = now() + limit
+        self.limit, self.end = limit, now() + limit
+        self.pace = 1.0  # seconds of the limit that pass per second of the clock
+        self.slow = dict[str, str]()  # ways to execute softmax that are not measured again, and why
+        self._calls = dict[str, float]()  # seconds of a call by row
         self._built: dict[tuple[tuple[int, int], torch.dtype], nn.Module] = {}
 
     @property
@@ -125,24 +129,30 @@ class Bench:
             if way.compiled:
                 work()
                 row.compile_seconds = self.now() - start
-            turns.add(row.name, work)
+            self._calls[row.name] = turns.add(row.name, work)
             if torch.device(settings.device).type == "cuda":
                 row.peak = peak_memory(work, settings.device)
         except Exception as error:
-            first = str(error).strip().partition("\n")[0]
-            row.note = "out of memory" if out_of_memory(error) else f"{type(error).__name__}: {first}"
+            row.note = _reason(error)
             turns.times.pop(row.name, None)
             return False
         row.seconds = turns.times[row.name]
         return True
 
     def round(self, turns: Turns[str], rows: Sequence[Row], what: str) -> None:
-        """Takes a sample of each row, unless the time limit is reached."""
-        if self.left < 0:
-            raise TimeIsUpError
+        """Takes a sample of each row, until the time limit is reached."""
         self.say(f"{what}, turn {len(rows[0].seconds) + 1} of {len(rows)} rows")
-        for _ in turns.round([row.name for row in rows]):
-            pass
+        start, spent = self.now(), 0.0
+        for name in turns.round([row.name for row in rows]):
+            spent += turns.times[name][-1] * turns.calls[name]
+            if self.left < 0:
+                raise TimeIsUpError
+        self.pace = (self.now() - start) / spent
+
+    def least(self, size: Measured) -> float:
+        """Returns the seconds that a comparison at a size takes at least, by the time of its ceiling."""
+        now, ceiling = size.ceiling["now"].median, size.ceiling["ceiling"].median
+        return self.pace * (SIEVE + TURNS + 2) * (3 * now + ceiling)  # rivals: as it is, fused or in windows; mechanism
 
     def measure_ceiling(self, size: Measured, intercepted: bool, until: float) -> None:
         """Measures a network as it is and without cores, until its room is known or so many seconds are left."""
@@ -154,7 +164,7 @@ class Bench:
         bare = without_cores(self.subject, network, size.img_size)
         for row, one, context in ((now, network, nullcontext), (without, bare, around)):
             if not self.add(turns, row, one, size.img_size, Way(), context):
-                size.notes.append(f"{row.name}: {row.note}")
+                size.notes.append(f"{size.size}: {row.name}: {row.note}")
                 return
         size.ceiling = {"now": now, "ceiling": without}
         while len(now.seconds) < TURNS or (
@@ -180,20 +190,31 @@ class Bench:
         return found
 
     def best_way(self, size: Measured, compiled: bool) -> tuple[Way, list[Row]]:
-        """The quickest way to execute softmax in two turns, and rows of the others, which keep these turns."""
-        turns, rows = Turns[str](self.settings.device, self.clock), []
+        """The quickest way to execute softmax in two turns, and rows of the others, which keep these turns.
+
+        What is `SLOW` in its first call has that one alone, and is not measured again.
+        """
+        turns, rows = Turns[str](self.settings.device, self.clock), list[Row]()
         ways = {UNCHANGED: Way(), **{way.label: way for way in self.ways(size, compiled)}}
         if len(ways) == 1:
             return Way(), []
         for name, way in ways.items():
-            row = Row(name, "softmax")
-            if self.add(turns, row, self.network(size.img_size, way.dtype), size.img_size, way, nullcontext):
+            row = Row(name, "softmax", note=self.slow.get(name, ""))
+            network = self.network(size.img_size, way.dtype)
+            if not row.note and self.add(turns, row, network, size.img_size, way, nullcontext):
                 rows.append(row)
             else:
-                size.notes.append(f"{row.name}: {row.note}")
+                size.notes.append(f"{size.size}: {row.name}: {row.note}")
+        quickest = min(self._calls[row.name] for row in rows)
+        slow = [row for row in rows if self._calls[row.name] > SLOW * quickest and row.name != UNCHANGED]
+        for row in slow:
+            row.seconds.append(self._calls[row.name])
+            times = self._calls[row.name] / quickest
+            self.slow[row.name] = f"left out, since at {size.size} it took {times:.1f} times as long as the quickest"
+        going = [row for row in rows if row not in slow]
         for _ in range(SIEVE):
-            self.round(turns, rows, f"{size.size}: SDPA backends, compiler, precision")
-        best = min(rows, key=lambda row: row.median)
+            self.round(turns, going, f"{size.size}: SDPA backends, compiler, precision")
+        best = min(going, key=lambda row: row.median)
         return ways[best.name], rows
 
     def quickest(self, specs: Iterable[Spec], size: Measured) -> list[Spec]:
@@ -205,8 +226,9 @@ class Bench:
         if not cores:
             return []
         core = max(cores, key=lambda one: one.grid.num_queries * one.dim * (1 + one.grid.num_keys))
-        turns, built = Turns[int](self.settings.device, self.clock), {}
-        settings = self.settings._replace(optimizer=False)
+        turns, built = Turns[int](self.settings.device, self.clock), dict[int, Spec]()
+        settings, end = self.settings._replace(optimizer=False), self.now() + FIRST_ROUND * self.left
+        failed, late = dict[str, list[str]](), list[str]()  # labels of mechanisms by reason
 
         def make(*shape: int) -> torch.Tensor:
             made = torch.randn(settings.batch, *shape).to(settings.device, settings.weights)
@@ -214,6 +236,9 @@ class Bench:
 
         for i, spec in enumerate(specs):
             self.say(f"first round: {spec_label(spec)}")
+            if self.now() > end and built:
+                late.append(spec_label(spec))
+                continue
             try:
                 mechanism = self.mechanism(spec, core, core.grid)
                 if mechanism.facts.complexity == "O(N^2)":
@@ -222,7 +247,10 @@ class Bench:
                 turns.add(i, getattr(Runner(mechanism, inputs, extra, settings), settings.passes[-1]))
                 built[i] = spec
             except Exception as error:
-                size.notes.append(f"{spec_label(spec)}: {str(error).partition(chr(10))[0]}")
+                failed.setdefault(_reason(error), []).append(spec_label(spec))
+        if late:
+            failed["the first round took too long"] = late
+        size.notes += [f"{', '.join(labels)}: left out, {why}" for why, labels in failed.items()]
         for _ in range(SIEVE):
             for _ in turns.round([*built]):
                 pass
@@ -260,24 +288,24 @@ class Bench:
         seconds: float,
         small: str | None,
     ) -> None:
-        """Measures rivals and mechanisms of one size in at most about so many seconds."""
+        """Measures rivals and mechanisms of one size in at most about so many seconds, at least one of each."""
         turns = Turns[str](self.settings.device, self.clock)
         around: Context = InterceptedAttention if intercepted else nullcontext
         img_size, network = size.img_size, self.network(size.img_size, way.dtype)
-        start = self.now()
+        end = self.now() + seconds
 
         def add(row: Row, one: nn.Module, at: Any = img_size, how: Way = way, context: Context = nullcontext) -> None:
             if self.add(turns, row, one, at, how, context):
                 size.rows.append(row)
             else:
-                size.notes.append(f"{row.name}: {row.note}")
+                size.notes.append(f"{size.size}: {row.name}: {row.note}")
 
         def replaced(row: Row, specs: Sequence[Any]) -> None:
             row.attention = list(specs)
             try:
                 made = self.subject.with_attention(network, specs, img_size)
             except UserError as error:
-                size.notes.append(f"{row.name}: {error}")
+                size.notes.append(f"{size.size}: {row.name}: {error}")
             else:
                 add(row, made)
 
@@ -288,39 +316,58 @@ class Bench:
         if way != Way():
             add(Row(way.label, "softmax", total), network)
         add(Row("no attention (the ceiling)", "ceiling", 0), bare, how=way._replace(backend=None), context=around)
-        if not any(row.name.startswith("softmax, math") for row in ways) and blocks:  # no call of SDPA
-            replaced(Row("softmax, fused", "softmax", blocks), ["softmax"] * blocks)
+        if (
+            not any(row.name.startswith("softmax, math") for row in ways)
+            and blocks
+            and "softmax, math" not in self.slow
+        ):
+            replaced(Row("softmax, fused", "softmax", blocks), ["softmax"] * blocks)  # it makes no call of SDPA
         if blocks:
             grids = {core.grid for core in cores_of(bare)}
             plain = len(grids) == 1 and all(grid.kv_size is None for grid in grids)
             if plain and max(next(iter(grids)).size) > 14 and blocks > 4:
                 replaced(Row("softmax in windows, 4 global blocks", "windows", blocks), windowed(blocks))
+        call = self._calls.get(UNCHANGED, 0.0)
+
+        def fits(calls: float) -> bool:
+            """Whether these rows with their turns, and so many calls of the unchanged network, fit the time."""
+            costs = [self._calls[row.name] for row in size.rows if row.kind != "mechanism"]
+            own = sorted(self._calls[row.name] for row in size.rows if row.kind == "mechanism")
+            turned = (SIEVE + TURNS) * sum(costs) + SIEVE * sum(own) + TURNS * sum(own[:JUDGED])
+            return self.now() + self.pace * (turned + calls * call) < end
+
+        left_out = list[str]()
+        for in_order in zip(*(placements(spec_label(spec), blocks) for spec in specs), strict=True):
+            for spec, (row_name, kept) in zip(specs, in_order, strict=True):  # in all blocks first
+                first = not any(row.kind == "mechanism" for row in size.rows)
+                if first or fits(2 + SIEVE):
+                    replaced(Row(row_name, "mechanism", kept, sieved=True), [spec] * (blocks - kept) + [None] * kept)
+                else:
+                    left_out.append(row_name)
         less = tuple(max(1, round(0.75 * side / self.subject.multiple)) * self.subject.multiple for side in img_size)
-        if less != img_size:
-            fewer = Row(f"softmax at {less[0]} x {less[1]}", "loses quality", total)
-            self.other(size, turns, fewer, lambda: self.subject.build((less[0], less[1])), less, way)
-        if small:
-            row = Row(f"softmax, {small}", "loses quality")
-            self.other(size, turns, row, lambda: find_subject(small).build(img_size), img_size, way)
-        call = max(size.ceiling["now"].median, 1e-9) if size.ceiling else 1e-3
-        room = seconds - (self.now() - start) - (len(size.rows) + JUDGED) * (SIEVE + TURNS) * call
-        rows = max(1, math.floor(room / ((SIEVE + 2) * call)))
-        for spec in specs[: max(1, rows // 3)] if rows > 1 or not size.rows else specs[:1]:
-            for row_name, kept in placements(spec_label(spec), blocks):
-                row = Row(row_name, "mechanism", kept, sieved=True)
-                replaced(row, [spec] * (blocks - kept) + [None] * kept)
+        others = [(f"softmax at {less[0]} x {less[1]}", lambda: self.subject.build((less[0], less[1])), less)]
+        others += [(f"softmax, {small}", lambda: find_subject(small or "").build(img_size), img_size)] if small else []
+        for row_name, build, at in others if less != img_size else others[1:]:
+            if fits(2 + SIEVE + TURNS):
+                self.other(size, turns, Row(row_name, "loses quality", total), build, at, way)
+            else:
+                left_out.append(row_name)
+        if left_out:
+            size.notes.append(
+                f"{size.size}: no time for {len(left_out)} rows ({quote_first(left_out)}): more --minutes"
+            )
         for _ in range(SIEVE):
             self.round(turns, size.rows, size.size)
         mechanisms = sorted((row for row in size.rows if row.kind == "mechanism"), key=lambda row: row.median)
-        others = [row for row in size.rows if row.kind != "mechanism"]
-        per_turn = sum(row.median for row in size.rows)
-        everything = TURNS * per_turn < seconds - (self.now() - start)
-        going = [*others, *(mechanisms if everything else mechanisms[:JUDGED])]
+        rivals = [row for row in size.rows if row.kind != "mechanism"]
+        everything = self.now() + self.pace * TURNS * sum(row.median for row in size.rows) < end
+        going = [*rivals, *(mechanisms if everything else mechanisms[:JUDGED])]
         for turn in range(MOST_TURNS):
-            spent = self.now() - start
-            if turn >= TURNS and (spent > seconds or self.left < 0 or state_of(size) in ("pays", "loses")):
+            if turn >= TURNS and (self.now() > end or state_of(size) in ("pays", "loses")):
                 break
-            self.round(turns, going, size.size)
+            self.round(
+                turns, going if turn < TURNS else [row for row in going if row.kind != "loses quality"], size.size
+            )
 
     def other(
         self, size: Measured, turns: Turns[str], row: Row, build: Callable[[], nn.Module], at: Any, way: Way
@@ -329,12 +376,12 @@ class Bench:
         try:
             network = build().to(self.settings.device, way.dtype or self.settings.weights)
         except Exception as error:
-            size.notes.append(f"{row.name}: {str(error).partition(chr(10))[0]}")
+            size.notes.append(f"{size.size}: {row.name}: {_reason(error)}")
             return
         if self.add(turns, row, network, at, way, nullcontext):
             size.rows.append(row)
         else:
-            size.notes.append(f"{row.name}: {row.note}")
+            size.notes.append(f"{size.size}: {row.name}: {row.note}")
 
 
 def placements(name: str, blocks: int) -> list[tuple[str, int]]:
@@ -344,3 +391,11 @@ def placements(name: str, blocks: int) -> list[tuple[str, int]]:
         if 0 < kept < blocks:
             found.append((f"{name}, last {kept} of {blocks} softmax", kept))
     return found
+
+
+def _reason(error: Exception) -> str:
+    """Why a row is left out, in one line."""
+    first = str(error).strip().partition("\n")[0]
+    if out_of_memory(error):
+        return "out of memory"
+    return first if isinstance(error, UserError) else f"{type(error).__name__}: {first}"

@@ -93,9 +93,11 @@ class Advice:
             return ""
         side: Any = size[0] if size[0] == size[1] else size
         code = self.subject.code.replace("{size}", str(side))
+        attention: Any = winner.attention or []
+        attention = attention[0] if all(spec == attention[0] for spec in attention) else attention
         return (
             f"import linvit, timm\n\nmodel = {code}\n"
-            f"linvit.replace_attention(model, {winner.attention!r}, img_size={side})\n"
+            f"linvit.replace_attention(model, {attention!r}, img_size={side})\n"
             f"# train it: linvit linearize, docs/linearize.md"
         )
 

@@ -14,7 +14,6 @@ from linvit.backbones.create import create_backbone
 from linvit.backbones.replace_attention import replace_attention
 from linvit.backbones.timm.model import timm_backbone
 from linvit.errors import UserError
-from linvit.inference.model import load
 from linvit.registry import Spec, backbones
 from linvit.weights.read import HUB
 
@@ -62,6 +61,8 @@ def find_subject(model: str | Path | nn.Module) -> Subject:
     elif Path(model).suffix in EXPORTED:
         raise UserError(f"'{model}' is an exported program, whose attention cannot be replaced; give the run instead")
     elif Path(model).exists() or str(model).startswith(HUB):
+        from linvit.inference.model import load  # imports what reads data
+
         trained = load(model)
         subject = _of_module(trained.network, str(model), f"linvit.load({str(model)!r}).network")
         sizes = (trained.description.preprocessing or {}).get("size"), trained.description.options.get("img_size")
@@ -100,16 +101,17 @@ def _of_name(name: str) -> Subject:
 
 def _of_module(network: nn.Module, name: str, code: str) -> Subject:
     config = getattr(network, "pretrained_cfg", None) or getattr(network, "default_cfg", None) or {}
-    own = tuple(config.get("input_size", (3, 224, 224)))
+    channels, *given = config.get("input_size", (3, 224, 224))
+    own = getattr(getattr(getattr(network, "backbone", network), "patch_embed", None), "img_size", None) or tuple(given)
 
     def build(size: tuple[int, int]) -> nn.Module:
         made = copy.deepcopy(network)
         inner: Any = getattr(made, "backbone", made)
-        if hasattr(inner, "set_input_size") and tuple(size) != tuple(own[1:]):
+        if hasattr(inner, "set_input_size") and tuple(size) != tuple(own):
             inner.set_input_size(img_size=size)
         return made
 
-    return Subject(name, (own[1], own[2]), build, code, in_chans=own[0])
+    return Subject(name, (own[0], own[1]), build, code, in_chans=channels)
 
 
 def without_cores(subject: Subject, network: nn.Module, size: tuple[int, int], project: str = "qkv") -> nn.Module:

@@ -176,9 +176,10 @@ def decide(name: str, sizes: Sequence[Measured], busy: float = 1.0) -> Verdict:
         return Verdict("undecided", f"Undecided. {name}: no size was measured. Counted: at most {counted}.")
     states = [state_of(one) for one in known]
     load = f" The machine was busy: clock {busy:.1f} x processor time." if busy > BUSY else ""
-    first = next((i for i in range(len(known)) if all(state == "pays" for state in states[i:])), None)
-    if first is not None:
-        return _yes(name, known, first, states, load)
+    last = max((i for i, one in enumerate(known) if one.candidates), default=-1)
+    first = next((i for i in range(last + 1) if all(state == "pays" for state in states[i : last + 1])), None)
+    if first is not None and "closed" not in states[last:]:
+        return _yes(name, known, first, last, states, load)
     if all(state == "closed" for state in states):
         said = "; ".join(_ceiling(one) for one in known)
         return Verdict("no", f"No. {name}: {said}. No attention can make it more than 15 % faster here.{load}")
@@ -190,13 +191,13 @@ def decide(name: str, sizes: Sequence[Measured], busy: float = 1.0) -> Verdict:
     return _undecided(name, known, states, busy)
 
 
-def _yes(name: str, known: Sequence[Measured], first: int, states: Sequence[str], load: str) -> Verdict:
+def _yes(name: str, sizes: Sequence[Measured], first: int, last: int, states: Sequence[str], load: str) -> Verdict:
     parts = []
-    for size in (known[first], known[-1])[: 1 + (first < len(known) - 1)]:
+    for size in (sizes[first], sizes[last])[: 1 + (first < last)]:
         winner = max(size.candidates, key=lambda one: gain(size, one).low)
         rival = min(size.rivals, key=lambda one: ratio(one, winner).median)
         parts.append(f"at {size.size} {winner.name} is {_times(gain(size, winner))} as fast as {rival.name}")
-    below = known[first - 1] if first else None
+    below = sizes[first - 1] if first else None
     if below is None:
         edge = "It is the smallest size that was measured."
     elif not below.candidates and states[first - 1] != "closed":
@@ -205,9 +206,11 @@ def _yes(name: str, known: Sequence[Measured], first: int, states: Sequence[str]
         edge = f"At {below.size} it does not pay."
     else:
         edge = f"At {below.size} it is undecided."
-    winner = max(known[-1].candidates, key=lambda one: gain(known[-1], one).low)
-    sentence = f"Yes from {known[first].size}. {name}: {'; '.join(parts)}. {edge} Quality not measured.{load}"
-    return Verdict("yes", sentence, known[first].img_size, below.img_size if below else None, winner)
+    if last < len(sizes) - 1:
+        edge += f" Above {sizes[last].size} no mechanism was measured; more --minutes measure it."
+    winner = max(sizes[last].candidates, key=lambda one: gain(sizes[last], one).low)
+    sentence = f"Yes from {sizes[first].size}. {name}: {'; '.join(parts)}. {edge} Quality not measured.{load}"
+    return Verdict("yes", sentence, sizes[first].img_size, below.img_size if below else None, winner)
 
 
 def _beaten(name: str, known: Sequence[Measured], states: Sequence[str], load: str) -> Verdict:

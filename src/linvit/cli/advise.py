@@ -47,7 +47,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--output", type=Path, metavar="FOLDER", help="for advise.json and advise.html (advise/DATE)")
     args = parser.parse_args(argv)
 
-    from tqdm import tqdm
+    from tqdm.auto import tqdm
 
     from linvit.advice.advise import advise
     from linvit.cli.spec import parse_sizes, read_spec, usable_device
@@ -57,32 +57,26 @@ def main(argv: list[str]) -> int:
     if usable_device(args.device) == "cpu":
         keep_memory()
     given: Any = [read_spec(attentions, each) for each in args.attention] if args.attention else None
-    with tqdm(bar_format="{desc}", leave=False, disable=None) as line:
 
-        def progress(text: str) -> None:
-            line.set_description_str(text, refresh=False)
-            line.update(0)
+    def say(text: str) -> None:
+        tqdm.write(reflow(f"[{time.monotonic() - begun:.0f} s] {text}"))
+        sys.stdout.flush()
 
-        def say(text: str) -> None:
-            with line.external_write_mode(file=sys.stdout):
-                print(reflow(f"[{time.monotonic() - begun:.0f} s] {text}"), flush=True)
-
-        advice = advise(
-            args.model,
-            None if args.img_size is None else parse_sizes("--img_size", args.img_size),
-            mode=args.mode,
-            device=args.device,
-            dtype=args.dtype,
-            batch_size=args.batch_size,
-            attention="*" if given == ["*"] else given,
-            minutes=args.minutes,
-            smaller_model=args.smaller,
-            compile=args.compile,
-            all_sizes=args.all,
-            threads=args.threads,
-            say=say,
-            progress=progress,
-        )
+    advice = advise(
+        args.model,
+        None if args.img_size is None else parse_sizes("--img_size", args.img_size),
+        mode=args.mode,
+        device=args.device,
+        dtype=args.dtype,
+        batch_size=args.batch_size,
+        attention="*" if given == ["*"] else given,
+        minutes=args.minutes,
+        smaller_model=args.smaller,
+        compile=args.compile,
+        all_sizes=args.all,
+        threads=args.threads,
+        say=say,
+    )
     print(f"\n{advice}")
     folder = args.output or Path("advise") / datetime.now(UTC).strftime("%Y-%m-%d-%H%M%S")
     advice.write(folder)

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -12,6 +13,7 @@ from linvit.io import machine
 
 GIB = 2**30
 PROCESSORS = Path("/proc/cpuinfo")
+DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def conditions(device: str = "cpu") -> dict[str, str]:
@@ -22,7 +24,9 @@ def conditions(device: str = "cpu") -> dict[str, str]:
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "machine": f"{_processor()}, {machine.cpus():g} cores, {platform.system()}",
         "memory": amount,
-        "device": torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else "cpu",
+        "device": f"{torch.cuda.get_device_name(device)}, {_driver()}"
+        if torch.device(device).type == "cuda"
+        else "cpu",
         "threads": str(torch.get_num_threads()),
         "load": cpu_load(),
         "versions": f"linvit {version('linvit')}, torch {torch.__version__}, Python {platform.python_version()}",
@@ -39,3 +43,9 @@ def _processor() -> str:
     text = PROCESSORS.read_text(encoding="utf-8") if PROCESSORS.exists() else ""
     names = [line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
+
+
+def _driver() -> str:
+    """Version of the GPU's driver, where the system tells, and of CUDA."""
+    found = re.search(r"\d+\.\d+(\.\d+)?", DRIVER.read_text(encoding="utf-8")) if DRIVER.exists() else None
+    return f"driver {found[0] if found else 'unknown'}, CUDA {torch.version.cuda}"
