@@ -17,8 +17,6 @@ from torch.nn import functional as F
 import linvit
 from linvit import Grid, UserError
 from linvit.attention.focused import FocusedAttention
-from linvit.attention.linear import LinearAttention
-from linvit.attention.softmax import SoftmaxAttention
 from linvit.backbones.deit import DeiT
 from tests.golden_files import Golden, both_precisions, of_case
 from tests.helpers import assert_near, assert_same_gradients, perturb, randn, relative_error
@@ -98,7 +96,7 @@ POOLS = [(True, "token"), (True, "avg"), (False, "avg")]
 
 
 @pytest.mark.parametrize(("class_token", "global_pool"), POOLS)
-@pytest.mark.parametrize("size", [(48, 32), (32, 48), (80, 64), (8, 72)], ids=str)
+@pytest.mark.parametrize("size", [(48, 32), (8, 72)], ids=str)
 def test_equals_timm_at_any_size(class_token: bool, global_pool: str, size: tuple[int, int]) -> None:
     """Gradients included; positions are resized as in DeiT's fine-tuning."""
     ours, theirs = pair(class_token, global_pool)
@@ -130,9 +128,8 @@ def test_qkv_without_bias_equals_timm() -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("class_token", [True, False])
-@pytest.mark.parametrize("indices", [None, 1, 2, [0], [-1], [0, 2], [-3, 1]], ids=str)
-@pytest.mark.parametrize("norm", [True, False])
-@pytest.mark.parametrize("output_fmt", ["NCHW", "NLC"])
+@pytest.mark.parametrize("indices", [None, 2, [0, 2]], ids=str)
+@pytest.mark.parametrize(("norm", "output_fmt"), [(True, "NCHW"), (False, "NLC")])
 def test_intermediates_are_timms(class_token: bool, indices: object, norm: bool, output_fmt: str) -> None:
     ours, theirs = pair(class_token, "avg")
     x = image(64, 48)
@@ -158,9 +155,8 @@ def test_intermediates_with_prefix_tokens_are_timms() -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("indices", [1, 2, [0], [-2], [0, 1]], ids=str)
-@pytest.mark.parametrize("prune_norm", [True, False])
-@pytest.mark.parametrize("prune_head", [True, False])
+@pytest.mark.parametrize("indices", [1, [0], [-2]], ids=str)
+@pytest.mark.parametrize(("prune_norm", "prune_head"), [(True, False), (False, True)])
 def test_pruning_is_timms(indices: object, prune_norm: bool, prune_head: bool) -> None:
     ours, theirs = pair()
     options = {"prune_norm": prune_norm, "prune_head": prune_head}
@@ -244,27 +240,7 @@ def test_flatten_has_focused_blocks_no_class_token_and_mean_pooling(name: str) -
     assert torch.equal(model.forward_head(features, pre_logits=True), features.mean(1))
 
 
-@pytest.mark.parametrize("name", ["deit_nano", "flatten_deit_tiny"])
-def test_a_preset_takes_another_attention(name: str) -> None:
-    model = linvit.create_backbone(name, attention={"name": "linear", "feature_map": "relu"}, img_size=32)
-    assert {block.attn.mechanism.feature_map for block in model.blocks} == {"relu"}
-
-
 # Attention, sizes, tokens
-
-
-def test_one_spec_per_block() -> None:
-    model = deit(attention=["softmax", {"name": "focused", "focusing_factor": 4}, "linear"])
-    kinds = [type(block.attn.mechanism) for block in model.blocks]
-    assert kinds == [SoftmaxAttention, FocusedAttention, LinearAttention]
-    assert model.blocks[1].attn.mechanism.focusing_factor == 4
-
-
-def test_mechanisms_are_built_for_the_models_grid() -> None:
-    model = deit(attention="focused")
-    for block in model.blocks:
-        assert block.attn.mechanism.grid == ((6, 4), None, 1)
-        assert block.attn.mechanism.positional_encoding.shape == (1, 24, 48)
 
 
 @pytest.mark.parametrize("size", [(50, 32), (48, 36)])
@@ -275,37 +251,7 @@ def test_size_that_patches_do_not_divide_is_refused(size: tuple[int, int]) -> No
         deit(img_size=size)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"global_pool": "max"}, "global_pool must be one of token, avg; got 'max'"),
-        (
-            {"class_token": False},
-            "global_pool 'token' needs the class token; set class_token: true or global_pool: avg",
-        ),
-        ({"num_heads": 5}, "dim 48 is not divisible by num_heads 5"),
-        ({"attention": "focussed"}, "Did you mean 'focused'"),
-    ],
-    ids=str,
-)
-def test_bad_option_is_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        deit(**options)
-
-
-def test_bad_output_format_is_refused() -> None:
-    with pytest.raises(UserError, match="output_fmt must be one of NCHW, NLC; got 'NHWC'"):
-        deit().forward_intermediates(image(48, 32, dtype=torch.float32), output_fmt="NHWC")
-
-
 # Training
-
-
-def test_stochastic_depth_grows_linearly() -> None:
-    model = deit(depth=5, drop_path_rate=0.4)
-    for block, rate in zip(model.blocks, [0.0, 0.1, 0.2, 0.3, 0.4], strict=True):
-        assert block.drop_path1.drop_prob == pytest.approx(rate)
-        assert block.drop_path2.drop_prob == pytest.approx(rate)
 
 
 def test_stochastic_depth_drops_whole_samples_in_training_only() -> None:
@@ -322,29 +268,6 @@ def test_stochastic_depth_drops_whole_samples_in_training_only() -> None:
     kept = (moved != 0).flatten(1).any(1)
     assert 0.35 < kept.double().mean() < 0.65
     assert_near(moved[kept], (2 * branch).expand_as(moved[kept]), 1e-12)
-
-
-def test_initial_values() -> None:
-    torch.manual_seed(0)
-    model = DeiT(img_size=224, embed_dim=192, depth=2, attention=["softmax", "focused"])
-    for table in (model.pos_embed, model.cls_token):
-        assert table.std().item() == pytest.approx(0.02, rel=0.15)
-    assert model.pos_embed.std().item() == pytest.approx(0.02, rel=0.03)
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Linear):
-            assert module.weight.std().item() == pytest.approx(0.02, rel=0.03), name
-            assert module.bias.eq(0).all(), name
-        if isinstance(module, nn.LayerNorm):
-            assert module.eps == 1e-6, name
-            assert module.weight.eq(1).all(), name
-            assert module.bias.eq(0).all(), name
-    bound = (3 * 16 * 16) ** -0.5  # convolutions keep torch's default: uniform within 1 / sqrt(fan in)
-    weight = model.patch_embed.proj.weight
-    assert 0.99 * bound < weight.abs().max() <= bound
-    focused = model.blocks[1].attn.mechanism
-    assert focused.scale.eq(0).all()
-    assert focused.positional_encoding.eq(0).all()
-    assert 0.19 < focused.dwc.weight.abs().max() <= 0.2
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,9 @@
 
 from typing import Any
 
-import pytest
 import torch
 
 import linvit
-from linvit import UserError
 from linvit.backbones.vssd import SSD
 from linvit.weights.layouts.backbones import CA_DEIT, DEIT, H_VITTT, LAYOUTS, VITTT, VSSD
 from linvit.weights.layouts.layout import Layout
@@ -42,18 +40,3 @@ def test_equals_reference(golden: Golden, dtype: torch.dtype) -> None:
     model.load_state_dict(layout.translate(state))
     (x,) = inputs = golden.inputs(dtype)
     golden.check_call(model(x), inputs)
-
-
-@pytest.mark.parametrize(("preset", "of_norms"), [("vssd_tiny", "outnorm"), ("h_vittt_tiny", "norm")])
-def test_files_of_dense_tasks_have_a_norm_per_feature(preset: str, of_norms: str) -> None:
-    with torch.device("meta"):
-        model = linvit.create_backbone(preset, num_classes=0, depths=(1, 1, 1, 1), feature_norms=True)
-    layout = FAMILIES[preset.removesuffix("_tiny")][1]
-    assert {layout.rename(f"{of_norms}{i}.weight") for i in range(4)} == {
-        name for name in model.state_dict() if name.startswith(("feature_norms", "norm")) and name.endswith("weight")
-    }
-
-
-def test_biases_are_listed_for_each_stage() -> None:
-    with pytest.raises(UserError, match="proj_bias must list 4 values, one per stage"):
-        linvit.create_backbone("vssd_tiny", proj_bias=(True, False))

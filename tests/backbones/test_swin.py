@@ -5,10 +5,9 @@ from typing import Any
 import pytest
 import torch
 from timm.models.swin_transformer import SwinTransformer
-from torch import Tensor, nn
+from torch import Tensor
 
 import linvit
-from linvit import UserError
 from linvit.attention.focused import FocusedAttention
 from linvit.attention.softmax import SoftmaxAttention
 from linvit.backbones.swin import PatchMerging, Swin
@@ -16,7 +15,6 @@ from linvit.weights.fit import fit_projections
 from linvit.weights.layouts.backbones import SWIN, SWIN_TIMM
 from tests.golden_files import Golden, both_precisions, of_case
 from tests.helpers import assert_near, assert_same_gradients, perturb, randn, relative_error
-from tests.official import fill, images
 from tests.official import swin as official
 
 SIZES = {"img_size": 64, "embed_dim": 12, "depths": [2, 2], "num_heads": [2, 3], "window_size": 4, "num_classes": 7}
@@ -83,32 +81,6 @@ def test_equals_the_reference(golden: Golden, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "focused_stages", "values"),
-    [  # first four logits of the first image, sum, mean of the absolute values, first logit of the second image
-        pytest.param(
-            "swin_tiny",
-            0,
-            [0.23618452, -0.011617991, 0.32869829, 0.071809204, -7.8216741, 0.18373654, 0.37925982],
-            marks=pytest.mark.slow,
-        ),
-        (
-            "flatten_swin_tiny",
-            2,
-            [0.22879061, -0.0058251337, 0.32479659, 0.11353554, -8.6211908, 0.18348287, 0.38370372],
-        ),
-    ],
-)
-def test_equals_values_of_the_official_code(name: str, focused_stages: int, values: list[float]) -> None:
-    model = linvit.create_backbone(name).double().eval()
-    state = fill(official.swin(**official.SIZES["tiny"], focused_stages=focused_stages))
-    model.load_state_dict(SWIN.translate(state))
-    with torch.inference_mode():
-        out = model(images(224, 224))
-    got = torch.stack([*out[0, :4], out.sum(), out.abs().mean(), out[1, 0]])
-    assert got.tolist() == pytest.approx(values, rel=1e-6)
-
-
-@pytest.mark.parametrize(
     ("size", "options"),
     [
         ((64, 96), {}),
@@ -132,53 +104,12 @@ def test_equals_timm(size: tuple[int, int], options: dict[str, Any]) -> None:
         assert ours.feature_info == [{**info, "module": f"stages.{i}"} for i, info in enumerate(theirs.feature_info)]
 
 
-@pytest.mark.slow
-def test_equals_timms_swin_tiny() -> None:
-    theirs, ours = timm_and_ours((224, 224), **official.SIZES["tiny"], window_size=7)
-    with torch.inference_mode():
-        assert_near(ours(image(224, 224)), theirs(image(224, 224)), 1e-10)
-
-
 # Official files
-
-
-@pytest.mark.parametrize("focused_stages", [0, 2])
-@pytest.mark.parametrize(("variant", "img_size", "window"), [("tiny", 224, 7), ("small", 224, 7), ("base", 384, 12)])
-def test_official_names_and_shapes_are_the_models(
-    variant: str, img_size: int, window: int, focused_stages: int
-) -> None:
-    prefix = "flatten_" if focused_stages else ""
-    with torch.device("meta"):
-        model = linvit.create_backbone(f"{prefix}swin_{variant}", img_size=img_size, **windows(window, focused_stages))
-    own = {name: tuple(t.shape) for name, t in model.state_dict().items()}
-    for timm, layout in ((False, SWIN), (True, SWIN_TIMM)):
-        sizes = {"img_size": img_size, "window_size": window, "focused_stages": focused_stages}
-        shapes = official.swin(**official.SIZES[variant], **sizes, timm=timm)
-        assert [known.name for known in (SWIN, SWIN_TIMM) if known.recognises(shapes)] == [layout.name]
-        assert {layout.rename(name): shape for name, shape in shapes.items()} == own
-
-
-def windows(side: int, focused_stages: int) -> dict[str, Any]:
-    """The option for windows of that side, or for none in the focused stages."""
-    return {"window_size": [None] * focused_stages + [side] * (4 - focused_stages)}
-
-
-def test_buffers_of_official_files_are_dropped() -> None:
-    keys = ["layers.0.blocks.1.attn.relative_position_index", "layers.0.blocks.1.attn_mask", "norm.weight"]
-    assert list(SWIN.translate({key: torch.zeros(1) for key in keys})) == ["norm.weight"]
 
 
 def test_second_version_of_swin_is_another_layout() -> None:
     keys = [*official.swin(**official.SIZES["tiny"]), "layers.0.blocks.0.attn.logit_scale"]
     assert not SWIN.recognises(keys)
-
-
-def test_dense_prediction_files_have_a_norm_per_feature() -> None:
-    model = swin(depths=[1] * 4, num_heads=[1] * 4, feature_norms=True)
-    files = [f"norm{i}.{leaf}" for i in range(4) for leaf in ("weight", "bias")]
-    assert {SWIN.rename(name) for name in files} == {
-        name for name, _ in model.named_parameters() if name.startswith(("norm", "feature_norms"))
-    }
 
 
 # Variants
@@ -201,15 +132,6 @@ def test_flatten_is_focused_on_the_whole_map_in_the_first_stages(name: str) -> N
 
 
 # Attention, sizes, windows
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["swin_tiny", "flatten_swin_tiny"])
-@pytest.mark.parametrize("size", [(256, 320), (512, 512), (800, 1333)], ids=str)
-@torch.inference_mode()
-def test_presets_take_large_images(name: str, size: tuple[int, int]) -> None:
-    model = linvit.create_backbone(name, num_classes=5).eval()
-    assert model(randn(1, 3, *size, dtype=torch.float32)).isfinite().all()
 
 
 @torch.no_grad()
@@ -247,56 +169,7 @@ def test_every_block_may_have_a_window_of_its_own() -> None:
     assert [layer.window[0] for layer in layers] == [16, 8, 4, 2]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            {"window_size": [7, 7, 7]},
-            r"lists 3 sides for 4 blocks in 2 stages. Give one for all, 2 of them \(one per stage\), or 4",
-        ),
-        ({"window_size": 0}, "a side of at least 1, such as 7, or null .* got 0"),
-        ({"num_heads": [2]}, r"num_heads must list 2 values, one per stage; got \[2\]"),
-        ({"num_heads": [5, 3]}, "dim 12 is not divisible by num_heads 5"),
-        ({"attention": ["linear"] * 3}, r"attention lists 3 specs, but this backbone has 4 block\(s\) in 2 stage"),
-        ({"img_size": [224]}, "img_size must be a positive side"),
-    ],
-    ids=str,
-)
-def test_bad_option_is_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        swin(**options)
-
-
-# Features
-
-
-def test_feature_norms_are_applied_to_features_only() -> None:
-    plain, normed = swin(), swin(feature_norms=True)
-    perturb(normed.double())
-    plain.double().load_state_dict({k: t for k, t in normed.state_dict().items() if "feature_norms" not in k})
-    x = image(64, 96)
-    assert torch.equal(normed(x), plain(x))
-    raw = normed.forward_intermediates(x, intermediates_only=True)
-    got = normed.forward_intermediates(x, norm=True, intermediates_only=True)
-    assert torch.equal(raw[0], plain.forward_intermediates(x, intermediates_only=True)[0])
-    for feature, own, norm in zip(raw, got, [*normed.feature_norms, normed.norm], strict=True):
-        assert_near(own, norm(feature.permute(0, 2, 3, 1)).permute(0, 3, 1, 2), 1e-14)
-
-
-@pytest.mark.parametrize(("prune_norm", "norms"), [(False, 1), (True, 0)])
-def test_pruning_drops_the_norms_of_later_features(prune_norm: bool, norms: int) -> None:
-    model = swin(depths=[1, 1, 1], num_heads=[1, 1, 1], feature_norms=True)
-    assert model.prune_intermediate_layers([0], prune_norm=prune_norm) == [0]
-    assert len(model.stages) == 1
-    assert len(model.feature_norms) == norms
-
-
 # Training
-
-
-def test_no_weight_decay_for_relative_positions() -> None:
-    names = swin(attention=["linear", "softmax"]).no_weight_decay()
-    assert names == {f"stages.1.blocks.{i}.attn.relative_position_bias_table" for i in range(2)}
 
 
 def test_relative_positions_are_an_option() -> None:
@@ -309,22 +182,3 @@ def test_relative_positions_are_an_option() -> None:
     without.load_state_dict(state, strict=False)
     x = image(64, 52, dtype=torch.float32)
     assert_near(without(x), with_tables(x), 1e-5)
-
-
-def test_initial_values() -> None:
-    torch.manual_seed(0)
-    model = Swin(embed_dim=96, depths=[1, 1], num_heads=[3, 6], feature_norms=True)
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Linear):
-            assert module.weight.std().item() == pytest.approx(0.02, rel=0.03), name
-            assert module.bias is None or module.bias.eq(0).all(), name
-        if isinstance(module, nn.LayerNorm):
-            assert module.eps == 1e-5, name
-            assert module.weight.eq(1).all(), name
-            assert module.bias.eq(0).all(), name
-    assert model.stages[1].embed.proj.bias is None
-
-
-def test_norm_eps_is_that_of_all_norms() -> None:
-    model = swin(norm_eps=1e-3, feature_norms=True)
-    assert {module.eps for module in model.modules() if isinstance(module, nn.LayerNorm)} == {1e-3}
