@@ -38,8 +38,15 @@ def test_the_same_attention_changes_nothing(name: str) -> None:
     assert not model.training
 
 
-@pytest.mark.parametrize("spec", ["focused", "soft", "enhanced_linear", NARROW], ids=str)
-@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize(
+    ("name", "spec"),
+    [
+        pytest.param(name, spec, marks=[] if i % 4 == j else pytest.mark.slow)  # one each; the slow tests have all
+        for i, name in enumerate(OWN)
+        for j, spec in enumerate(("focused", "soft", "enhanced_linear", NARROW))
+    ],
+    ids=str,
+)
 def test_the_model_becomes_what_the_constructor_builds(name: str, spec: linvit.registry.Spec) -> None:
     """The same parameters of the same shapes, and all of them are trained; those outside the attention keep values."""
     model = perturb(build(name, attention="softmax"), scale=0.1)

@@ -56,16 +56,14 @@ def test_a_page_of_zeros(file):
     assert noticed >= len(whole) // 4096 - 1
 
 
-@pytest.mark.parametrize("sixteenth", range(16))
-def test_a_truncated_file(file, sixteenth):
-    file.write_bytes(file.read_bytes()[: sixteenth * file.stat().st_size // 16])
-    assert is_noticed(file)
-
-
-@pytest.mark.parametrize("cut", [1, 2, 21, 22, 23, 100])
-def test_an_end_that_is_missing(file, cut):
-    file.write_bytes(file.read_bytes()[:-cut])
-    assert is_noticed(file)
+def test_a_truncated_file(file):
+    whole = file.read_bytes()
+    for kept in (
+        *(sixteenth * len(whole) // 16 for sixteenth in range(16)),
+        *(-cut for cut in (1, 2, 21, 22, 23, 100)),
+    ):
+        file.write_bytes(whole[:kept])
+        assert is_noticed(file)
 
 
 def test_torch_may_have_left_the_crc_out(file):

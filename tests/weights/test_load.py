@@ -71,29 +71,32 @@ class TestFamilies:
             FAKES[family].layout
         ]
 
-    def test_a_state_dict_comes_back(self, family):
-        model, other = create(FAKES[family].spec), create(FAKES[family].spec)
-        load_pretrained(model, FAKES[family].state())
-        report = load_pretrained(perturb(other), model.state_dict())
-        assert_same_state(other.state_dict(), model.state_dict())
-        assert report.fraction == 1
-        assert not report.unexpected
 
-    @pytest.mark.parametrize("size", [(256, 256), pytest.param((224, 288), marks=pytest.mark.slow)], ids=str)
-    def test_another_size_resizes_the_tables_and_nothing_else(self, family, size):
-        model, nominal = (create(FAKES[family].spec, img_size=img_size) for img_size in (size, 224))
-        state = FAKES[family].state()
-        load_pretrained(nominal, state)
-        report = load_pretrained(model, state)
-        found, same = model.state_dict(), nominal.state_dict()
-        other = {name for name, own in same.items() if own.shape != found[name].shape}
-        assert set(report.resized) == other
-        assert report.fraction == 1
-        for name, own in found.items():
-            if name in other:
-                assert 0.005 < own.std() < 0.03
-            elif own.is_floating_point():
-                assert torch.equal(own, same[name])
+@pytest.mark.parametrize("family", ["deit", "flatten_pvt", "cswin", "soft"])
+def test_a_state_dict_comes_back(family):
+    model, other = create(FAKES[family].spec), create(FAKES[family].spec)
+    load_pretrained(model, FAKES[family].state())
+    report = load_pretrained(perturb(other), model.state_dict())
+    assert_same_state(other.state_dict(), model.state_dict())
+    assert report.fraction == 1
+    assert not report.unexpected
+
+
+@pytest.mark.parametrize("family", ["flatten_deit", "pvt", "flatten_swin", "flatten_cswin", "agent_pvt", "inline_swin"])
+def test_another_size_resizes_the_tables_and_nothing_else(family):
+    model, nominal = (create(FAKES[family].spec, img_size=img_size) for img_size in ((256, 288), 224))
+    state = FAKES[family].state()
+    load_pretrained(nominal, state)
+    report = load_pretrained(model, state)
+    found, same = model.state_dict(), nominal.state_dict()
+    other = {name for name, own in same.items() if own.shape != found[name].shape}
+    assert set(report.resized) == other
+    assert report.fraction == 1
+    for name, own in found.items():
+        if name in other:
+            assert 0.005 < own.std() < 0.03
+        elif own.is_floating_point():
+            assert torch.equal(own, same[name])
 
 
 @pytest.mark.parametrize(
@@ -112,14 +115,6 @@ def test_the_tables_are_interpolated_as_the_official_code_does(official, family,
     load_pretrained(model, official(family))
     given, own = nominal.state_dict()[name], model.state_dict()[name]
     assert torch.equal(own, resize_table(given, own, grid, partial(grid_from_count, img_size=(1, 1)), mode))
-
-
-def test_the_window_of_swin_at_384(official):
-    spec = {**FAKES["swin"].spec, "window_size": 12}
-    model = create(spec, img_size=384)
-    report = load_pretrained(model, official("swin"))
-    assert set(report.resized) == {name for name in model.state_dict() if name.endswith("bias_table")}
-    assert report.resized["stages.0.blocks.0.attn.relative_position_bias_table"] == "169x1 to 529x1"
 
 
 class TestClassifier:
@@ -280,7 +275,7 @@ class TestRefusal:
         report = load_pretrained(create(FAKES["deit"].spec), state)
         assert report.missing == {"pos_embed": "1x99x48 in the file, 1x197x48 in the model"}
 
-    @pytest.mark.parametrize("channels", [1, 2, 4, 6, 13])
+    @pytest.mark.parametrize("channels", [1, 4, 13])
     def test_other_channels_of_the_image(self, channels):
         """The first convolution is fitted to them as timm fits it."""
         model, name = create(FAKES["pvt"].spec, in_chans=channels), "stages.0.embed.proj.weight"
@@ -296,12 +291,8 @@ class TestRefusal:
         state = {key: t[:, :2] if t.shape == (16, 3, 4, 4) else t for key, t in FAKES["pvt"].state().items()}
         assert list(load_pretrained(model, state).missing) == ["stages.0.embed.proj.weight"]
 
-    @pytest.mark.parametrize(
-        "tensor", [torch.tensor(1.0), torch.ones(5), torch.ones(3, 3, 3), torch.ones(9, 1)], ids=lambda t: str(t.shape)
-    )
-    @pytest.mark.parametrize(
-        "name", ["attn.q.weight", "attn.kv.weight", "attn.q.bias", "norm1.weight", "mlp.fc1.weight"]
-    )
+    @pytest.mark.parametrize("tensor", [torch.tensor(1.0), torch.ones(3, 3, 3)], ids=lambda t: str(t.shape))
+    @pytest.mark.parametrize("name", ["attn.kv.weight", "attn.q.bias", "mlp.fc1.weight"])
     def test_tensors_of_odd_shapes(self, name, tensor):
         state = {**FAKES["pvt"].state(), f"block3.0.{name}": tensor, "head.weight": tensor, "pos_embed1": tensor}
         report = load_pretrained(create(FAKES["pvt"].spec), state, min_fraction=0.1)
@@ -370,12 +361,9 @@ def test_the_report_reads_well(official):
 
 
 def test_numbers_are_in_the_right_place(official):
-    """A whole checkpoint in a model gives the logits of the parameters loaded by hand."""
-    model, other = create(FAKES["deit"].spec).eval(), create(FAKES["deit"].spec).eval()
+    model = create(FAKES["deit"].spec)
     load_pretrained(model, official("deit"))
-    other.load_state_dict(FAKES["deit"].state())
-    x = randn(1, 3, 224, 224).float()
-    assert torch.equal(model(x), other(x))
+    assert_same_state(model.state_dict(), FAKES["deit"].state())
 
 
 @pytest.mark.parametrize("family", ["pola_pvt", "pola_swin"])
