@@ -11,7 +11,6 @@ from linvit.callbacks import BadImageCount
 from linvit.data.sources.read import BadImageError, BadImages
 from tests.cli.runs import QUICKSTART, linvit, tiny
 from tests.data.damaged import damaged
-from tests.data.images import image_folder
 
 
 @pytest.fixture(scope="module")
@@ -29,10 +28,9 @@ def fit(root, cwd, **options):
     return linvit("fit", "--config", QUICKSTART, *tiny(data__source=root, **{**given, **options}), cwd=cwd)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_every_bad_image_is_named_once_in_the_run_folder(root, bad, tmp_path, workers):
+def test_every_bad_image_is_named_once_in_the_run_folder(root, bad, tmp_path):
     with pytest.warns(UserWarning, match="training images could not be decoded") as told:
-        done = fit(root, tmp_path, data__max_bad_fraction=0.5, data__num_workers=workers)
+        done = fit(root, tmp_path, data__max_bad_fraction=0.5, data__num_workers=2)
     assert done.code == 0
     report = next(tmp_path.glob("checkpoints/*/version_0/bad_images.csv"))
     with report.open(newline="") as file:
@@ -52,14 +50,6 @@ def test_too_many_end_the_run_with_a_way_out(root, bad, tmp_path):
     assert re.match(r"linvit: error: 6 of the \d+ training images cannot be decoded, .* the last is /.*\(", done.err)
     for part in (f"listed in '{report}'", "linvit data check PATH", "--data.max_bad_fraction"):
         assert part in done.err
-
-
-def test_good_data_is_not_mentioned(tmp_path):
-    folder = image_folder(tmp_path / "data", ["train", "val"], count=8)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", ".*could not be decoded")
-        assert fit(folder, tmp_path).code == 0
-    assert not list(tmp_path.rglob("bad_images.csv"))
 
 
 def test_rank_0_warns_of_what_all_have_named(tmp_path):

@@ -41,7 +41,7 @@ def test_of_many_classes_the_most_confused_are_shown_in_their_order(drawn):
     np.testing.assert_array_equal(fractions, [[0.5, 0, 0, 0.5], [0, 1, 0, 0], [0, 1, 0, 0], [0, 0, 0, 1]])
 
 
-@pytest.mark.parametrize("classes", [1, 10, 21841])
+@pytest.mark.parametrize("classes", [1, 21841])
 def test_it_stays_small(classes):
     labels, predicted = np.random.default_rng(0).integers(classes, size=(2, 5000))
     picture = confusion_picture(labels, predicted, [*map(str, range(classes))])

@@ -19,13 +19,12 @@ class ByHand(Callback):
         self.norms.append(gradient.double().norm().item())
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_it_is_the_norm_before_clipping(tmp_path, accumulate):
+def test_it_is_the_norm_before_clipping(tmp_path):
     memory, hand = Memory(), ByHand()
-    options = {"gradient_clip_val": 1e-3, "accumulate_grad_batches": accumulate, "logger": memory}
+    options = {"gradient_clip_val": 1e-3, "accumulate_grad_batches": 2, "logger": memory}
     fit(tiny_task(), tmp_path, 64, callbacks=[GradientNorm(), hand], **options)
     assert [value for _, value in memory.values["grad_norm"]] == pytest.approx(hand.norms, rel=1e-5)
-    assert [step for step, _ in memory.values["grad_norm"]] == list(range(8 // accumulate))
+    assert [step for step, _ in memory.values["grad_norm"]] == list(range(4))
     assert min(hand.norms) > 1e-2
 
 

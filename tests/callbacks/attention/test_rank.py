@@ -60,12 +60,8 @@ def values(found, tag):
     ("attention", "low", "high"),
     [
         ("linear", 1, HEAD_WIDTH),
-        ({"name": "linear", "feature_map": "relu"}, 1, HEAD_WIDTH),
-        ({"name": "focused", "dwc": False}, 1, HEAD_WIDTH),
-        ({"name": "enhanced_linear", "head_dim": 4}, 1, 4),
         ({"name": "enhanced_linear", "head_dim": 5, "heads_ratio": 2, "scales": []}, 1, 5),
         ("focused", HEAD_WIDTH + 1, TOKENS),
-        ("softmax", TOKENS, TOKENS),
     ],
     ids=str,
 )
@@ -94,20 +90,10 @@ def test_the_values_are_those_of_the_first_image_before_the_step(tmp_path):
         assert value == pytest.approx(function(matrix[:, 5]).mean().item(), rel=1e-4)
 
 
-def test_every_layer_is_logged(tmp_path):
-    memory = Memory()
-    task = tiny_task(backbone={**TINY, "depth": 3}, attention=["linear", "softmax", "focused"])
-    fit(task, tmp_path, logger=memory, callbacks=[AttentionRank(1, max_share=None)])
-    assert {f"rank/blocks.{i}.attn" for i in range(3)} <= set(memory.values)
-
-
 @pytest.mark.parametrize(
     ("every", "options", "steps"),
     [
-        (1, {}, [0, 1, 2, 3, 4, 5]),
         (2, {}, [0, 2, 4]),
-        (4, {}, [0, 4]),
-        (100, {}, [0]),
         (1, {"accumulate_grad_batches": 3}, [0, 1]),
     ],
     ids=str,
@@ -133,21 +119,14 @@ def test_a_matrix_over_channels_is_logged_by_that_name_and_is_no_rank_of_a_layer
 class TestChannels:
     """A mechanism whose map differs per channel: one, or the mean map."""
 
-    TAGS = ("rank", "effective_rank", "entropy")
-
-    @pytest.mark.parametrize("channel", [0, 3, "mean"])
-    def test_one_value_per_layer(self, tmp_path, channel):
-        assert set(logged(tmp_path, "focused", channel=channel)) == {f"{tag}/{LAYER}" for tag in self.TAGS}
-
     def test_it_makes_no_difference_where_channels_agree(self, tmp_path):
         found = [logged(tmp_path / str(channel), "softmax", channel=channel) for channel in (0, "mean")]
         assert found[0] == found[1]
         assert found[0]
 
-    @pytest.mark.parametrize("channel", [HEAD_WIDTH, 999])
-    def test_a_channel_that_does_not_exist_does_not_end_the_run(self, tmp_path, channel):
-        with pytest.warns(UserWarning, match=str(channel)):
-            logged(tmp_path, "focused", channel=channel)
+    def test_a_channel_that_does_not_exist_does_not_end_the_run(self, tmp_path):
+        with pytest.warns(UserWarning, match=str(HEAD_WIDTH)):
+            logged(tmp_path, "focused", channel=HEAD_WIDTH)
 
 
 class TestTrouble:
@@ -189,21 +168,6 @@ class TestTrouble:
         assert few == many
         assert set(many) == {f"rank/{LAYER}", f"effective_rank/{LAYER}", f"entropy/{LAYER}"}
 
-    @pytest.mark.filterwarnings("error:AttentionRank")
-    @pytest.mark.parametrize("channel", [5, "mean"])
-    @pytest.mark.parametrize("attention", ["hydra", "aft_simple"])
-    def test_so_do_those_of_a_map_per_channel(self, tmp_path, monkeypatch, attention, channel):
-        many = logged(tmp_path / "many", attention, channel=channel, max_tokens=16)
-        few = logged(tmp_path / "few", attention, channel=channel)
-        monkeypatch.setattr(linvit.registry.attentions.get(attention), "factors", linvit.Attention.factors)
-        probed = logged(tmp_path / "probed", attention, channel=channel)
-        assert set(probed) == set(few)
-        assert few == many
-        for tag in probed:
-            assert values(few, tag) == pytest.approx(values(probed, tag), rel=1e-9), tag
-        columns = HEAD_WIDTH if channel == "mean" else 1
-        assert all(1 <= value <= columns for value in values(many, f"rank/{LAYER}"))
-
     def test_a_model_without_attention_is_told(self, tmp_path):
         task = tiny_task(backbone={"name": "timm", "model": "resnet10t"}, img_size=32)
         with pytest.warns(UserWarning, match="has no attention that can be measured: ResNet has no attention"):
@@ -217,22 +181,14 @@ class TestTrouble:
 class TestUndisturbed:
     """A run with the callback is the run without it."""
 
-    def hooks(self, task):
-        return [hook for module in task.modules() for hook in module._forward_pre_hooks.values()]
-
-    @pytest.mark.parametrize("attention", ["softmax", "focused", "performer", "nystrom"])  # performer draws and counts
-    def test_training_is_bit_identical(self, tmp_path, attention):
+    def test_training_is_bit_identical(self, tmp_path):
+        """Of a mechanism that draws numbers and counts its calls."""
         weights = []
         for callbacks in ([], [AttentionRank(1, max_share=None)]):
-            task = tiny_task(attention=attention, backbone={**TINY, "depth": 2}, drop_path_rate=0.3, mixup_alpha=0.5)
+            task = tiny_task(attention="performer", drop_path_rate=0.3, mixup_alpha=0.5)
             fit(task, tmp_path, 24, max_epochs=2, callbacks=callbacks, logger=Memory())
             weights.append(task.state_dict())
         assert all(torch.equal(one, other) for one, other in zip(*(w.values() for w in weights), strict=True))
-
-    def test_no_hook_stays_after_a_run(self, tmp_path):
-        task = tiny_task()
-        fit(task, tmp_path, callbacks=[AttentionRank(1, max_share=None)], logger=Memory())
-        assert self.hooks(task) == []
 
     def test_half_precision_training_is_probed_in_float64(self, tmp_path):
         memory = Memory()
