@@ -12,7 +12,6 @@ from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy
 
 import linvit
 from linvit.data import ClassificationData
-from linvit.data.base import ImageData
 from linvit.data.sources.splits import load_splits
 from linvit.data.transforms.classification import Augmentation
 from tests.data.images import image_folder
@@ -34,7 +33,7 @@ def ready(folder, stage="fit", **options):
     return module
 
 
-@pytest.mark.parametrize(("batch_size", "sizes"), [(4, [4, 4]), (5, [5, 5]), (10, [10]), (16, [10])])
+@pytest.mark.parametrize(("batch_size", "sizes"), [(4, [4, 4]), (16, [10])])
 def test_training_drops_the_last_incomplete_batch_unless_it_is_the_only_one(folder, batch_size, sizes):
     loader = ready(folder, batch_size=batch_size).train_dataloader()
     assert [len(batch["index"]) for batch in loader] == sizes
@@ -76,16 +75,6 @@ def test_a_sharded_model_needs_as_many_batches_on_every_device(folder, tmp_path)
         each.val_dataloader()
 
 
-def test_worker_processes_load_the_same(folder):
-    alone, helped = (ready(folder, "test", batch_size=4, num_workers=workers) for workers in (0, 2))
-    pairs = list(zip(alone.test_dataloader(), helped.test_dataloader(), strict=True))
-    assert len(pairs) == 3
-    for ours, theirs in pairs:
-        assert torch.equal(ours["image"], theirs["image"])
-        assert torch.equal(ours["label"], theirs["label"])
-        assert ours["id"] == theirs["id"]
-
-
 class TestDeterminism:
     """Training batches as a function of (seed, epoch), to the last bit."""
 
@@ -110,17 +99,15 @@ class TestDeterminism:
             for one, other in zip(first, second, strict=True)
         )
 
-    @pytest.mark.parametrize("workers", [0, 1, 3])
     @pytest.mark.parametrize("on", ["worker", "device"])
-    def test_workers_and_global_generators_change_nothing(self, folder, workers, on, monkeypatch):
+    def test_workers_and_global_generators_change_nothing(self, folder, on, monkeypatch):
         monkeypatch.setattr(self.__class__, "AUGMENTATION", replace(self.AUGMENTATION, augment_on=on))
         alone = self.batches(folder)
-        assert self.same(alone, self.batches(folder, noise=1, num_workers=workers))
+        assert self.same(alone, self.batches(folder, noise=1, num_workers=3))
 
-    @pytest.mark.parametrize("workers", [0, 1])
-    def test_no_global_generator_is_drawn_from(self, folder, workers):
+    def test_no_global_generator_is_drawn_from(self, folder):
         """Else the number of loader processes would change dropout, and with it what is learnt."""
-        module = ready(folder, batch_size=4, augmentation=self.AUGMENTATION, num_workers=workers)
+        module = ready(folder, batch_size=4, augmentation=self.AUGMENTATION)
         before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
         for batch in [*module.train_dataloader(), *module.val_dataloader()]:
             module.on_after_batch_transfer(batch, 0)
@@ -139,18 +126,6 @@ class TestDeterminism:
         assert not self.same(self.batches(folder), self.batches(folder, seed=0))
         monkeypatch.delenv("PL_GLOBAL_SEED")
         assert self.same(self.batches(folder), self.batches(folder, seed=0))
-
-    @pytest.mark.parametrize("world", [2, 3])
-    def test_ranks_share_the_epoch(self, folder, world):
-        loaders = []
-        for rank in range(world):
-            module = ready(folder, batch_size=1)
-            module.trainer = SimpleNamespace(global_rank=rank, world_size=world, num_devices=1)
-            loaders.append(module.train_dataloader())
-        shares = [[int(batch["index"]) for batch in loader] for loader in loaders]
-        assert {len(share) for share in shares} == {10 // world}
-        seen = [index for share in shares for index in share]
-        assert len(set(seen)) == len(seen) == 10 // world * world
 
     def test_repeated_augmentation_reaches_the_sampler(self, folder):
         (batch,) = ready(folder, batch_size=10, repeated_aug=2).train_dataloader()
@@ -202,8 +177,7 @@ class TestOnTheDevice:
         assert torch.equal(now["image"], then["after_mixing"](then["image"].clone()))
         assert all(torch.equal(*pair) for pair in zip(*(module.preview(4).values() for module in modules), strict=True))
 
-    @pytest.mark.parametrize(("precision", "dtype"), [("bf16-true", torch.bfloat16), ("32-true", torch.float32)])
-    def test_a_model_of_half_precision_gets_half(self, folder, tmp_path, precision, dtype):
+    def test_a_model_of_half_precision_gets_half(self, folder, tmp_path):
         seen = []
 
         class Watch(Callback):
@@ -211,9 +185,9 @@ class TestOnTheDevice:
                 seen.append(batch["image"].dtype)
 
         module = data(source=str(folder), batch_size=5, img_size=16)
-        runner = trainer(tmp_path, max_epochs=1, precision=precision, callbacks=[Watch()], limit_val_batches=0)
+        runner = trainer(tmp_path, max_epochs=1, precision="bf16-true", callbacks=[Watch()], limit_val_batches=0)
         runner.fit(tiny_task(num_classes=2), module)
-        assert seen == [dtype] * 2
+        assert seen == [torch.bfloat16] * 2
 
     def test_lightning_tells_the_epoch(self, folder, tmp_path):
         epochs = []
@@ -249,12 +223,6 @@ class TestPreview:
         assert torch.equal(first, second)
         assert not any(torch.equal(*pair) for pair in zip(plain, first, strict=True))
 
-    def test_a_small_set_shows_each_image_once(self, folder):
-        none = Augmentation(crop_scale=None, hflip=0)
-        shown = ready(folder, augmentation=none).preview(32)
-        for images in shown.values():
-            assert len(images.unique(dim=0)) == len(images) == 10
-
 
 @pytest.mark.parametrize(
     ("options", "message"),
@@ -262,19 +230,14 @@ class TestPreview:
         ({"batch_size": 0}, "batch_size must be a whole number at least 1; got 0"),
         ({"num_workers": -1}, "-1"),
         ({"mean": [0.5]}, "mean and std need 3 values, one per channel, std above 0; got [0.5], [1, 1, 1]"),
-        ({"std": [1, 1]}, "got [0, 0, 0], [1, 1]"),
         ({"std": [1, 0, 1]}, "[1, 0, 1]"),
         ({"img_size": 0}, "0"),
         ({"img_size": [8]}, "[8]"),
-        ({"img_size": [8, 8, 8]}, "[8, 8, 8]"),
         ({"crop_pct": 0.0}, "crop_pct must be a number above 0 and at most 1; got 0.0"),
-        ({"crop_pct": 1.1}, "got 1.1"),
         ({"crop_mode": "long"}, "crop_mode must be one of center, squash; got 'long'"),
         ({"repeated_aug": 0}, "repeated_aug must be a whole number at least 1 (1 uses each image once); got 0"),
         ({"seed": -1}, "seed must be a whole number at least 0, or null for the run's; got -1"),
         ({"val_fraction": 0.0}, "val_fraction must be a number above 0 and below 1; got 0.0"),
-        ({"val_fraction": 1.0}, "got 1.0"),
-        ({"max_pixels": 0}, "max_pixels must lie between 1 and"),
         ({"max_pixels": 10**9}, "where PIL refuses; got 1000000000"),
     ],
     ids=str,
@@ -283,11 +246,3 @@ def test_mistakes_are_user_errors(options, message):
     with pytest.raises(linvit.UserError) as error:
         data(**options)
     assert message in str(error.value)
-
-
-def test_the_facts_are_up_to_the_subclass():
-    module = ImageData(img_size=(4, 6))
-    assert module.size == (4, 6)
-    for fact in (lambda: module.num_classes, lambda: module.class_names, lambda: module.targets("train")):
-        with pytest.raises(NotImplementedError):
-            fact()

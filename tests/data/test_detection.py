@@ -4,7 +4,6 @@ import csv
 import itertools
 import json
 import re
-import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,7 +14,6 @@ from torchvision.transforms.v2 import functional as v2
 from linvit import UserError
 from linvit.data import DetectionData
 from linvit.data.loading.sampler import generator
-from linvit.data.sources.coco import AnnotationFile
 from linvit.data.sources.scenes import Scenes
 from linvit.data.transforms.detection import DetectionAugmentation, EvalTransform, TrainTransform, trainable
 from linvit.io import coco_masks
@@ -51,20 +49,16 @@ class TestScenes:
                 around = torch.stack([x.min(), y.min(), x.max() + 1, y.max() + 1])
                 assert (box - around).abs().max() <= 1.5  # a pixel is half a pixel wider
 
-    @pytest.mark.parametrize("masks", [True, False])
-    def test_evaluation_has_the_truth_at_the_original_size(self, masks):
-        data = scenes(masks=masks, resize_limits=(150, 96))
+    def test_evaluation_has_the_truth_at_the_original_size(self):
+        data = scenes(masks=True, resize_limits=(150, 96))
         data.setup("validate")
         batch = batch_of(data, data.val_dataloader())
         assert batch["image"][0].shape == (3, 96, 96)
         assert batch["boxes"][0].dtype == torch.float64
         assert not batch["iscrowd"][0].any()
         assert batch["boxes"][0].max() <= 64
-        if masks:
-            assert coco_masks.decode(batch["rles"][0]).shape == (len(batch["labels"][0]), 64, 64)
-            assert coco_masks.area(batch["rles"][0]).tolist() == batch["area"][0].tolist()
-        else:
-            assert "rles" not in batch
+        assert coco_masks.decode(batch["rles"][0]).shape == (len(batch["labels"][0]), 64, 64)
+        assert coco_masks.area(batch["rles"][0]).tolist() == batch["area"][0].tolist()
 
     def test_images_alone_are_predicted(self):
         data = scenes()
@@ -256,15 +250,6 @@ class TestCoco:
         data = coco(tmp_path, masks=True)
         assert data.splits["train"][:]["objects"] == coco(folder, masks=True).splits["train"][:]["objects"]
 
-    def test_the_preview_has_boxes(self, folder):
-        data = coco(folder, resize_limits=(96, 96), mean=[0] * 3, std=[1] * 3)
-        data.setup("fit")
-        shown = data.preview(3)["val"]
-        data.drawn = lambda sample: sample
-        plain = data.preview(3)["val"]
-        changed = (shown - plain).abs().amax((1, 2, 3)) > 0.3
-        assert changed.tolist() == [True] * 3
-
     def test_a_subset_of_the_classes(self, folder):
         data = coco(folder, class_names=["bottle", "dog"])
         assert (data.class_names, data.category_ids) == (["dog", "bottle"], [18, 44])
@@ -320,7 +305,6 @@ class TestRefused:
             ([annotation(7, 5, 99)], "a category that is none of the classes, such as annotation 7 of .*5.png: 99"),
             ([annotation(7, 5) | {"bbox": [1, 2, float("nan"), 4]}], "annotation 7 of .*5.png: .1, 2, nan, 4"),
             ([annotation(7, 5) | {"bbox": [1, 2, 3]}], "a field bbox that is not four finite numbers"),
-            ([annotation(7, 5) | {"bbox": ["1", "2", "3", "4"]}], "a field bbox that is not four finite numbers"),
             ([annotation(7, 5) | {"bbox": [1, 2, 3, 10**400]}], "a field bbox that is not four finite numbers"),
             ([annotation(7, 5) | {"bbox": [1, 2, 3, 1e30]}], "a box that .* far outside of its image"),
             ([{"id": 7, "image_id": 5, "category_id": 1}], "not four finite numbers, .* 7 of .*5.png: None"),
@@ -332,15 +316,12 @@ class TestRefused:
                 [annotation(7, 5, "1")],
                 "field category_id that is not a whole number, .* 7 of .*5.png: '1'",
             ),
-            ([annotation(7, 5, iscrowd="0")], "a field iscrowd that is not 0 or 1"),
             ([annotation(7, 5, area="9")], "a field area that is not a finite number"),
             (["7"], "an entry that is not an object of JSON"),
             ([annotation(7, 5, segmentation=[[1, 2, 3, 4, 5, 6, 7]])], "annotation 7 .* got 7 coordinates"),
-            ([annotation(7, 5, segmentation=[1, 2, 3, 4, 5, 6])], "polygons are lists in a list"),
             ([annotation(7, 5, segmentation=[[1, 2, 3e9, 4, 5, 6]])], "annotation 7 .* far outside of its image"),
             ([annotation(7, 5, segmentation=[])], "an empty segmentation.*annotation 7.*--model.head=faster_rcnn"),
             ([annotation(7, 5, segmentation={"size": [9, 9], "counts": [81]})], "annotation 7 .* its image .48, 64."),
-            ([annotation(7, 5, segmentation={"size": [48, 64], "counts": [81]})], "annotation 7 .* add up to"),
             ([annotation(7, 5, segmentation={"size": [48, 64], "counts": "abc"})], "annotation 7 .* no.* run-length"),
         ],
     )
@@ -399,7 +380,6 @@ class TestRefused:
                 {"images": [{"id": 10**30, "file_name": "5.png", "height": 1, "width": 1}]},
                 "field id that is not a whole",
             ),
-            ({"images": None}, "has no images"),
             ({"images": ["5.png"]}, "images in .* an entry that is not an object of JSON: '5.png'"),
             (
                 {"categories": [{"id": "1", "name": "dog"}]},
@@ -410,12 +390,6 @@ class TestRefused:
     def test_images_and_categories(self, tmp_path, content, message):
         said = refused(tmp_path, content=content)
         assert re.search(message, said), said
-
-    def test_many_categories_take_no_time(self, tmp_path):
-        write_json(tmp_path / "x.json", categories=[{"id": i, "name": str(i)} for i in range(100_000)])
-        started = time.process_time()
-        assert len(AnnotationFile(tmp_path / "x.json", masks=False).categories) == 100_000
-        assert time.process_time() - started < 20  # a look at all others for each takes more than a minute
 
     def test_missing_files(self, tmp_path):
         write_coco(tmp_path)
@@ -433,9 +407,7 @@ class TestRefused:
         with pytest.raises(UserError, match=r"1 of the 4 images of .* are not in '.*train2017': '5.png'"):
             loaded(tmp_path)
 
-    @pytest.mark.parametrize(
-        "text", ["", "[]", '{"images": [', '{"images": [{}', '{"images"', "nonsense", "[" * 10**5, "1" * 6000]
-    )
+    @pytest.mark.parametrize("text", ["[]", '{"images": [{}', "nonsense", "[" * 10**5, "1" * 6000])
     def test_what_is_no_annotation_file(self, tmp_path, text):
         write_coco(tmp_path)
         (tmp_path / "annotations" / "instances_train2017.json").write_text(text, encoding="utf-8")

@@ -19,7 +19,7 @@ from linvit.data.transforms.segmentation import SegmentationAugmentation
 from linvit.errors import UserError
 from linvit.runs.configs import CONFIGS
 from linvit.tasks import SegmentationTask
-from tests.data.images import picture, plain_table, png, save
+from tests.data.images import picture, png, save
 from tests.training import trainer
 
 STILL = SegmentationAugmentation(ratio=(1, 1), max_class_ratio=None, hflip=0, photometric=False)
@@ -149,11 +149,6 @@ class TestLayouts:
         assert SegmentationData.recognises(str(tmp_path))
         assert len(load_pairs(str(tmp_path))["train"]) == count
 
-    def test_tables_of_other_programs_are_recognised(self, tmp_path):
-        cells = [{"bytes": png(picture(number).convert("L")), "path": None} for number in range(4)]
-        plain_table(tmp_path / "train.parquet", 4, mask=cells)
-        assert SegmentationData.recognises(str(tmp_path))
-
     def test_names_that_do_not_agree(self, tmp_path):
         images, masks = tmp_path / "images", tmp_path / "masks"
         write(images, masks, 2)
@@ -203,9 +198,8 @@ class TestSamples:
         assert torch.equal(bright[inside], batch["mask"][inside] == 1)
         assert inside.any()
 
-    @pytest.mark.parametrize("workers", [0, 1])
-    def test_evaluation_keeps_the_labels_size(self, folder, workers):
-        made = data(folder, resize_limits=(64, 16), multiple=8, num_workers=workers)
+    def test_evaluation_keeps_the_labels_size(self, folder):
+        made = data(folder, resize_limits=(64, 16), multiple=8)
         made.setup("fit")
         batch = made.on_after_batch_transfer(next(iter(made.val_dataloader())), 0)
         assert [tuple(mask.shape) for mask in batch["mask"]] == SIZES
@@ -220,16 +214,6 @@ class TestSamples:
         first, second = made.val_dataloader()
         assert first["image"].shape == (2, 3, 24, 36)
         assert isinstance(second["image"], list)
-
-    def test_photos_of_any_size_are_predicted(self, tmp_path):
-        for index, size in enumerate([(13, 31), (40, 22)]):
-            pair(index, size)[0].save(tmp_path / f"{index}.png")
-        made = data(tmp_path, resize_limits=(64, 32))
-        made.setup("predict")
-        (batch,) = made.predict_dataloader()
-        assert batch["size"] == [(13, 31), (40, 22)]
-        assert batch["id"][0].endswith("0.png")
-        assert "mask" not in batch
 
     def test_photos_elsewhere_are_predicted(self, folder, tmp_path):
         (tmp_path / "photos").mkdir()
@@ -327,9 +311,6 @@ class TestRefused:
             Image.fromarray(np.zeros_like(np.array(Image.open(path)))).save(path)
         assert "no pixel of 4 val masks" in refused(folder)
 
-    def test_classes_that_nothing_says(self, folder):
-        assert "--data.num_classes" in refused(folder, num_classes=None)
-
     def test_hints_are_options_that_work(self, folder):
         """Each message is followed as it stands, until nothing is refused."""
         colours = np.array([[0, 0, 0], [255, 0, 0], [0, 9, 255]], np.uint8)
@@ -379,15 +360,6 @@ class TestRefused:
         classes = ClassificationData(str(folder), num_workers=0, num_classes=2)
         classes.setup("fit")
         assert classes.class_names == ["annotations", "images"]
-
-    def test_no_masks(self, folder):
-        shutil.rmtree(folder / "annotations")
-        assert "train/masks" in refused(folder)
-
-    def test_options(self, folder):
-        for options in ({"resize_limits": (16, 64)}, {"multiple": 0}):
-            with pytest.raises(UserError, match=next(iter(options))):
-                data(folder, **options)
 
 
 def test_data_check_reads_every_mask(folder, capsys):

@@ -77,13 +77,6 @@ def test_another_number_of_ranks_starts_the_epoch_again_and_says_so():
     assert len(found) == 103 // 8
 
 
-def test_another_division_into_groups_starts_the_epoch_again(recwarn):
-    _, state = steps(1, 4, batches=3)
-    again, _ = steps(1, 4, state, groups=1 - GROUPS)
-    assert len(again) == 25
-    assert "has changed" in str(recwarn.pop(UserWarning).message)
-
-
 @pytest.mark.parametrize("count", [2, 3])
 def test_a_set_that_does_not_fill_a_step(count):
     found, _ = steps(1, 4, groups=GROUPS[:count])

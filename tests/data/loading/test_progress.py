@@ -48,7 +48,7 @@ def test_a_resumed_epoch_is_the_rest_of_the_whole_one():
     assert parts.rows == whole.rows
 
 
-@pytest.mark.parametrize("layouts", [[(1, 8), (2, 4)], [(2, 8), (1, 8)], [(1, 8), (2, 8), (1, 8), (3, 4)]], ids=str)
+@pytest.mark.parametrize("layouts", [[(1, 8), (2, 4)], [(1, 8), (2, 8), (1, 8), (3, 4)]], ids=str)
 @pytest.mark.parametrize("repeated_aug", [1, 3])
 def test_on_another_number_of_ranks_every_sample_has_its_turn_once(layouts, repeated_aug):
     epoch, whole = Epoch(240, repeated_aug=repeated_aug), Epoch(240, repeated_aug=repeated_aug)

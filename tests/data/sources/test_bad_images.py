@@ -1,8 +1,6 @@
 """Images that cannot be used: skipped, counted and named, or refused."""
 
 import csv
-import os
-from itertools import chain
 
 import datasets
 import pytest
@@ -66,12 +64,7 @@ class TestSkipping:
         assert rows[SeededIndex(4, 11)] == first != 4
         assert len({rows[SeededIndex(4, seed)] for seed in range(6)}) == 6  # another seed, another image
 
-    def test_a_bad_replacement_is_replaced_too(self):
-        good = Rows(BadImages("skip", 1.0), {4})
-        once = good[SeededIndex(4, 11)]
-        assert Rows(BadImages("skip", 1.0), {4, once})[SeededIndex(4, 11)] not in (4, once)
-
-    @pytest.mark.parametrize("workers", [0, 2, 3])
+    @pytest.mark.parametrize("workers", [0, 2])
     def test_the_choice_and_the_account_are_the_same_for_any_number_of_processes(self, tmp_path, workers):
         bad = BadImages("skip", 0.1)
         bad.report = tmp_path / "run" / "bad_images.csv"
@@ -96,8 +89,7 @@ class TestSkipping:
 class TestMaxFraction:
     """How many may be skipped."""
 
-    @pytest.mark.parametrize(("fraction", "allowed"), [(0.008, 8), (0.001, ALWAYS_ALLOWED)])
-    @pytest.mark.parametrize("workers", [0, 3])
+    @pytest.mark.parametrize(("fraction", "allowed", "workers"), [(0.008, 8, 3), (0.001, ALWAYS_ALLOWED, 0)])
     def test_a_fraction_of_the_set_and_always_a_few(self, tmp_path, fraction, allowed, workers):
         bad = BadImages("skip", fraction)
         bad.report = tmp_path / "bad.csv"
@@ -131,13 +123,12 @@ class TestMaxFraction:
         with pytest.raises(linvit.UserError, match=r"image 4\.jpg cannot be decoded: bad.*Replace or remove it"):
             Rows(BadImages("raise"), {4})[SeededIndex(4, 0)]
 
-    @pytest.mark.parametrize("workers", [0, 2])
-    def test_the_error_of_a_loader_process_reaches_the_user(self, workers):
+    def test_the_error_of_a_loader_process_reaches_the_user(self):
         loader = DataLoader(
             Rows(BadImages("skip", 0.001), range(20)),
             4,
             sampler=seeded(*range(20)),
-            num_workers=workers,
+            num_workers=2,
         )
         with pytest.raises(linvit.UserError, match=r"([6-9]|\d\d) of the 1000 "):
             list(loader)
@@ -162,9 +153,8 @@ class TestData:
     def data(self, root, **options):
         return ClassificationData(str(root), batch_size=8, img_size=16, **{"num_workers": 0, **options})
 
-    @pytest.mark.parametrize("workers", [0, 2])
-    def test_training_batches_stay_full(self, root, expected, workers):
-        data = self.data(root, max_bad_fraction=0.5, num_workers=workers)
+    def test_training_batches_stay_full(self, root, expected):
+        data = self.data(root, max_bad_fraction=0.5, num_workers=2)
         data.setup("fit")
         batches = list(data.train_dataloader())
         assert [len(batch["image"]) for batch in batches] == [8] * (len(data.train_set) // 8)
@@ -174,12 +164,6 @@ class TestData:
         classes = data.class_names
         labels = [label for batch in batches for label in batch["label"].tolist()]
         assert all(f"/{classes[label]}/" in name for label, name in zip(labels, names, strict=True))
-
-    def test_over_the_default_fraction(self, root, expected):
-        data = self.data(root)
-        data.setup("fit")
-        with pytest.raises(linvit.UserError, match=f"{ALWAYS_ALLOWED + 1} of the .* training images cannot be decoded"):
-            list(chain.from_iterable(data.train_dataloader() for _ in range(3)))
 
     def test_evaluation_raises_whatever_the_policy(self, tmp_path):
         folder = image_folder(tmp_path / "data", ["train", "val", "test"])
@@ -208,9 +192,3 @@ class TestData:
             ["row 2 (image.png)", "not an image of the formats JPEG, PNG, WEBP, GIF, BMP, TIFF, PPM, JPEG2000, AVIF"],
             ["row 5 (stored in the table)", "no image: the cell is empty"],
         ]
-
-    def test_raise_in_training(self, root, expected):
-        data = self.data(root, bad_images="raise")
-        data.setup("fit")
-        with pytest.raises(linvit.UserError, match=f"image {root}{os.sep}train"):
-            list(data.train_dataloader())

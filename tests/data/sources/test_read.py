@@ -61,7 +61,7 @@ def test_odd_images_are_what_pil_makes_of_them(root, expected, name):
 
 
 @pytest.mark.parametrize("progressive", [False, True])
-@pytest.mark.parametrize("lost", [1, 2, 10, 100, 0.5, 0.9])
+@pytest.mark.parametrize("lost", [1, 100, 0.9])
 def test_a_truncated_jpeg_is_bad_to_either_decoder(progressive, lost, monkeypatch):
     buffer = io.BytesIO()
     noise = np.random.default_rng(0).integers(0, 256, (60, 70, 3), dtype=np.uint8)
@@ -73,7 +73,7 @@ def test_a_truncated_jpeg_is_bad_to_either_decoder(progressive, lost, monkeypatc
     assert "runcated" in reason({"bytes": cut, "path": None})
 
 
-@pytest.mark.parametrize("mode", ["RGB", "RGBA", "P", "L", "1", "LA"])
+@pytest.mark.parametrize("mode", ["RGBA", "P", "1"])
 def test_a_large_image_is_converted_in_strips_to_the_same_pixels(monkeypatch, mode):
     data = encoded(photo(3).convert(mode), "PNG")
     whole = decode(data)

@@ -5,7 +5,6 @@ import re
 
 import datasets
 import numpy as np
-import pytest
 from PIL import Image
 
 from linvit.data.sources.read import ImageReader
@@ -56,11 +55,6 @@ def test_marks_of_missing_data_are_no_values_to_propose():
     assert Bands.parse(None, [float(end) for end in hint])
 
 
-def test_a_file_that_cannot_be_read_has_a_reason():
-    found = look({"bytes": None, "path": "/nowhere/x.jpg"}, ImageReader(1))
-    assert found == ImageFinding("train", "/nowhere/x.jpg", "No such file or directory")
-
-
 def test_copies_within_a_split_are_no_leak(tmp_path):
     rows = datasets.Dataset.from_dict(
         {"image": [{"bytes": encoded(photo(0), "PNG"), "path": None}] * 3},
@@ -82,12 +76,3 @@ def test_rows_without_an_image_and_rows_of_one_path_are_told_apart():
         ("row 1 (stored in the table)", "no image: the cell is empty"),
         ("row 2 (x.png)", "not an image of the formats JPEG, PNG, WEBP, GIF, BMP, TIFF, PPM, JPEG2000, AVIF"),
     ]
-
-
-def test_too_little_memory_is_no_fault_of_the_image(monkeypatch):
-    def load(*_):
-        raise MemoryError
-
-    monkeypatch.setattr(ImageReader, "load", load)
-    with pytest.raises(MemoryError):
-        look({"bytes": b"", "path": None}, ImageReader(1))

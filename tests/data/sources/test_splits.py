@@ -6,7 +6,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features
 
 import linvit
 from linvit.data.sources import splits
-from linvit.data.sources.splits import DIGITS, EMBEDDED, hold_out, load_splits
+from linvit.data.sources.splits import hold_out, load_splits
 from tests.data.images import image_folder, picture, plain_table, png, save
 
 FEATURES = Features({"image": datasets.Image(), "label": ClassLabel(names=["ant", "bee"])})
@@ -22,32 +22,12 @@ def lengths(source):
     return {name: len(rows) for name, rows in load_splits(str(source)).items()}
 
 
-def test_digits_are_embedded():
-    assert [folder.name for folder in EMBEDDED.iterdir()] == [DIGITS]
-    assert lengths("digits") == {"train": 1257, "val": 180, "test": 360}
-
-
-@pytest.mark.parametrize("splits", [["train"], ["train", "val"], ["train", "val", "test"], ["train", "test"]], ids=str)
-def test_image_folder_with_splits(tmp_path, splits):
+def test_image_folder_with_splits(tmp_path):
+    splits = ["train", "val", "test"]
     assert lengths(image_folder(tmp_path / "data", splits)) == dict.fromkeys(splits, 6)
 
 
-@pytest.mark.parametrize(("alias", "name"), [("training", "train"), ("valid", "val"), ("validation", "val")])
-def test_other_names_of_splits(tmp_path, alias, name):
-    assert lengths(image_folder(tmp_path / "data", [alias])) == {name: 6}
-
-
-def test_image_folder_without_splits_is_all_training(tmp_path):
-    assert lengths(image_folder(tmp_path / "data", [""])) == {"train": 6}
-
-
-def test_a_flat_folder(tmp_path):
-    for seed in range(3):
-        save(picture(seed), tmp_path / "data" / f"{seed}.png")
-    assert lengths(tmp_path / "data") == {"train": 3}
-
-
-@pytest.mark.parametrize("name", ["train", "test tube", "val-de-travers", "dev"])
+@pytest.mark.parametrize("name", ["train", "test tube"])
 def test_a_class_may_be_named_like_a_split(tmp_path, name):
     """An image belongs to the split that its outermost folder names, or test images are trained on."""
     folder = image_folder(tmp_path / "data", ["train", "val", "test"], ["ant", name])
@@ -57,10 +37,9 @@ def test_a_class_may_be_named_like_a_split(tmp_path, name):
         assert sorted(files) == sorted(map(str, (folder / split).rglob("*.png")))
 
 
-@pytest.mark.parametrize("file", ["test_0.png", "val-1.png", "train.png"])
-def test_a_file_may_be_named_like_a_split(tmp_path, file):
+def test_a_file_may_be_named_like_a_split(tmp_path):
     for name in ("ant", "bee"):
-        save(picture(0), tmp_path / "data" / name / file)
+        save(picture(0), tmp_path / "data" / name / "test_0.png")
         save(picture(1), tmp_path / "data" / name / "other.png")
     assert lengths(tmp_path / "data") == {"train": 4}
 
@@ -111,12 +90,11 @@ def test_one_file(tmp_path, name):
     assert rows["train"].features == FEATURES
 
 
-@pytest.mark.parametrize("below", ["", "data"])
-def test_a_folder_of_parquet_files(tmp_path, below):
+def test_a_folder_of_parquet_files(tmp_path):
     folder = tmp_path / "set"
-    (folder / below).mkdir(parents=True)
+    (folder / "data").mkdir(parents=True)
     for name, count in (("train-00000-of-00002", 4), ("train-00001-of-00002", 3), ("test-00000-of-00001", 2)):
-        table(count).to_parquet(folder / below / f"{name}.parquet")
+        table(count).to_parquet(folder / "data" / f"{name}.parquet")
     assert lengths(folder) == {"train": 7, "test": 2}
 
 
@@ -170,25 +148,12 @@ class TestMistakes:
             load_splits(str(source))
         return str(error.value)
 
-    def test_a_missing_folder(self, tmp_path, monkeypatch):
-        monkeypatch.chdir(tmp_path)
-        text = self.message("nowhere/images")
-        assert "there is no data at 'nowhere/images'" in text
-        assert str(tmp_path / "nowhere" / "images") in text
-        assert "hub:owner/name" in text
-
-    def test_a_misspelt_embedded_set(self):
-        assert "there is no data at 'digit' " in self.message("digit")
-        assert "Did you mean 'digits'?" in self.message("digit")
-
-    @pytest.mark.parametrize("hidden", [False, True])
-    def test_an_empty_folder(self, tmp_path, hidden):
+    def test_an_empty_folder(self, tmp_path):
         (tmp_path / "data" / "train" / "ant").mkdir(parents=True)
-        if hidden:
-            (tmp_path / "data" / ".DS_Store").touch()
+        (tmp_path / "data" / ".DS_Store").touch()
         assert self.message(tmp_path / "data").startswith(f"there are no images in '{tmp_path / 'data'}'")
 
-    @pytest.mark.parametrize("file", ["notes.txt", "train/labels.csv", "train/ant/readme.md"])
+    @pytest.mark.parametrize("file", ["notes.txt", "train/labels.csv"])
     def test_a_folder_without_images(self, tmp_path, file):
         path = tmp_path / "data" / file
         path.parent.mkdir(parents=True)
@@ -197,24 +162,19 @@ class TestMistakes:
         assert f"there are no images in '{tmp_path / 'data'}'" in text
         assert "one folder of images per class" in text
 
-    @pytest.mark.parametrize("name", ["picture.png", "data.csv", "data.zip"])
+    @pytest.mark.parametrize("name", ["picture.png", "data.csv"])
     def test_a_file_of_another_kind(self, tmp_path, name):
         (tmp_path / name).write_bytes(b"x")
         text = self.message(tmp_path / name)
         assert text.startswith(f"cannot read '{tmp_path / name}' as data")
         assert ".parquet" in text
 
-    @pytest.mark.parametrize("name", ["data.parquet", "data.arrow"])
-    def test_a_truncated_table(self, tmp_path, name):
-        (tmp_path / name).write_bytes(b"PAR1 and no more")
-        assert str(tmp_path / name) in self.message(tmp_path / name)
-
-    @pytest.mark.parametrize("name", ["", "a/b/c", "owner/my set", "../set"])
+    @pytest.mark.parametrize("name", ["", "../set"])
     def test_names_that_the_hub_cannot_know(self, name, monkeypatch):
         monkeypatch.setattr(splits.datasets, "load_dataset", lambda name: pytest.fail("asked the hub"))
         assert self.message(f"hub:{name}") == f"a set on the hub is called hub:owner/name; got 'hub:{name}'"
 
-    @pytest.mark.parametrize("error", [ConnectionError, FileNotFoundError, ValueError, RuntimeError])
+    @pytest.mark.parametrize("error", [ConnectionError, RuntimeError])
     def test_what_the_hub_does_not_give(self, monkeypatch, error):
         def load_dataset(name):
             raise error("not now")

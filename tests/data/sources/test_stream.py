@@ -94,8 +94,9 @@ def flat(lists):
     return [row for part in lists for row in part]
 
 
-@pytest.mark.parametrize(("world", "workers"), [(1, 0), (1, 2), (2, 1), (2, 2), (3, 2), (13, 0)], ids=str)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "world", "workers"), [("arrow", 1, 0), ("parquet", 2, 2), ("arrow", 3, 2), ("parquet", 13, 0)], ids=str
+)
 class TestShares:
     """Whole shards, or every n-th row where they are fewer than processes."""
 
@@ -129,10 +130,9 @@ def test_a_row_is_what_it_says(shards, kind):
 class TestOrder:
     """A function of seed, epoch and layout."""
 
-    @pytest.mark.parametrize("workers", [0, 2])
-    def test_is_the_same_every_time_and_another_in_every_epoch_and_for_every_seed(self, shards, workers):
+    def test_is_the_same_every_time_and_another_in_every_epoch_and_for_every_seed(self, shards):
         def order(**options):
-            return batches(shards["parquet"], workers=workers, buffer=8, **{"seed": 3, **options})
+            return batches(shards["parquet"], workers=2, buffer=8, **{"seed": 3, **options})
 
         torch.manual_seed(0)
         first = order(epoch=2)
@@ -144,15 +144,6 @@ class TestOrder:
         assert order(epoch=3) != first
         assert order(epoch=2, seed=4) != first
 
-    def test_the_loader_processes_learn_the_epoch_while_they_live(self, shards):
-        samples = stream(shards["parquet"], workers=2, seed=3, buffer=8)
-        loader = make_loader(samples, 2, 2, collate)
-        passes = []
-        for epoch in (0, 5):
-            loader.sampler.set_epoch(epoch)  # as Lightning does
-            passes.append([rows_of(batch) for batch in loader])
-        assert passes == [batches(shards["parquet"], workers=2, epoch=epoch, seed=3, buffer=8) for epoch in (0, 5)]
-
     def test_a_larger_buffer_carries_rows_further(self, shards):
         def carried(buffer):
             order = flat(batches(shards["parquet"], seed=3, buffer=buffer))
@@ -162,13 +153,12 @@ class TestOrder:
         assert carried(1) == 0
         assert 0 < carried(3) < carried(26)
 
-    @pytest.mark.parametrize("workers", [0, 2])
-    def test_the_augmentation_of_a_row_is_the_same_whoever_reads_it(self, shards, workers):
-        samples = stream(shards["arrow"], 1, 2, workers, seed=7)
+    def test_the_augmentation_of_a_row_is_the_same_whoever_reads_it(self, shards):
+        samples = stream(shards["arrow"], 1, 2, 2, seed=7)
         samples.set_epoch(4)
         found = [
             (row, seed)
-            for batch in make_loader(samples, samples.topology.batch_size, workers, collate)
+            for batch in make_loader(samples, samples.topology.batch_size, 2, collate)
             for row, seed in zip(rows_of(batch), batch["seed"].tolist(), strict=True)
         ]
         assert len(found) == 12
@@ -211,9 +201,8 @@ class TestBadRows:
         table.to_parquet(tmp_path / "train.parquet", batch_size=4)
         return load_streams(str(tmp_path))["train"]
 
-    @pytest.mark.parametrize("workers", [0, 2])
-    def test_batches_stay_full(self, broken, workers):
-        found = batches(broken, workers=workers, seed=1, batch_size=3)
+    def test_batches_stay_full(self, broken):
+        found = batches(broken, workers=2, seed=1, batch_size=3)
         assert [len(batch) for batch in found] == [3] * 4
         assert not {3, 7} & set(flat(found))
 
@@ -250,20 +239,6 @@ def test_row_groups_count_as_shards_while_files_are_few(tmp_path):
     assert (found.rows.num_shards, found.total) == (4, 20)
 
 
-def test_digits_can_be_streamed():
-    assert {name: shards.total for name, shards in load_streams("digits").items()} == {
-        "train": 1257,
-        "val": 180,
-        "test": 360,
-    }
-
-
-def test_brackets_in_a_path_are_no_pattern(tmp_path):
-    rows(0, 20).to_parquet(tmp_path / "train.parquet")
-    tmp_path.rename(moved := tmp_path.with_name(f"{tmp_path.name}[1]"))
-    assert load_streams(str(moved))["train"].total == load_streams(str(moved / "train.parquet"))["train"].total == 20
-
-
 def test_a_truncated_file_is_told(tmp_path):
     rows(0, 20).to_parquet(tmp_path / "train.parquet")
     (tmp_path / "train.parquet").write_bytes((tmp_path / "train.parquet").read_bytes()[:-50])
@@ -271,18 +246,12 @@ def test_a_truncated_file_is_told(tmp_path):
         load_streams(str(tmp_path))
 
 
-def test_a_name_that_the_hub_cannot_know():
-    with pytest.raises(linvit.UserError, match="called hub:owner/name; got 'hub:'"):
-        load_streams("hub:")
-
-
 def test_images_in_folders_are_not_streamed(tmp_path):
     with pytest.raises(linvit.UserError, match=r"leave out --data\.streaming"):
         load_streams(str(image_folder(tmp_path / "data", ["train"])))
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3, 7])
-@pytest.mark.parametrize("count", [0, 1, 5, 6])
+@pytest.mark.parametrize(("count", "workers"), [(0, 2), (5, 3), (6, 7)])
 def test_processes_share_batches_as_the_loader_asks_for_them(count, workers):
     """The loader takes a batch from each in turn: earlier ones may have one more, and the last batch comes last."""
     shares = [worker_batches(count, worker, workers) for worker in range(workers)]

@@ -52,8 +52,7 @@ class Epoch:
         return shares
 
 
-@pytest.mark.parametrize("kind", ["parquet", "arrow", "untold"])
-@pytest.mark.parametrize("workers", [0, 3])
+@pytest.mark.parametrize(("kind", "workers"), [("parquet", 3), ("arrow", 0), ("untold", 3)])
 def test_a_resumed_epoch_is_the_rest_of_the_whole_one(kinds, kind, workers):
     whole = Epoch(kinds[kind]).phase(1, workers, 4)
     epoch = Epoch(kinds[kind])
@@ -61,7 +60,7 @@ def test_a_resumed_epoch_is_the_rest_of_the_whole_one(kinds, kind, workers):
     assert parts == whole[0]
 
 
-@pytest.mark.parametrize("ranks_workers_batch", [(2, 2, 4), (1, 3, 4), (1, 2, 6)], ids=str)
+@pytest.mark.parametrize("ranks_workers_batch", [(2, 2, 4), (1, 2, 6)], ids=str)
 def test_another_topology_starts_the_epoch_again_and_says_so(kinds, ranks_workers_batch):
     epoch = Epoch(kinds["parquet"])
     epoch.phase(1, 2, 4, 2)
@@ -82,7 +81,7 @@ def test_a_bad_row_s_place_is_taken_by_the_next_wherever_the_epoch_goes_on(tmp_p
     shards = untold(shards) if hidden else shards
     whole = Epoch(shards).phase(1, 0, 4)[0]
     assert len(whole) == 12
-    for first in range(1, 12):
+    for first in (1, 4, 11):
         epoch = Epoch(shards)
         assert epoch.phase(1, 0, 4, first)[0] + epoch.phase(1, 0, 4)[0] == whole
 

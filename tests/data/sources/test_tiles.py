@@ -86,14 +86,6 @@ def test_a_picture_that_viewers_turn_is_refused(tmp_path, turned):
         tile(tmp_path, "--size", "8")
 
 
-def test_folders_of_splits_are_kept(tmp_path):
-    for split in ("train", "test"):
-        save(tmp_path / "images" / split / "a.png", np.zeros((8, 8, 3), np.uint8))
-        save(tmp_path / "masks" / split / "a.png", np.zeros((8, 8), np.uint8))
-    assert tile(tmp_path, "--size", "8") == 0
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"train", "test"}
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

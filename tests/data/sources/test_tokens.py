@@ -66,11 +66,6 @@ def test_answers_are_about_equally_frequent():
         assert (abs(counts - expected) < 6 * expected**0.5).all()
 
 
-@pytest.mark.parametrize(("pairs", "side"), [(8, 4), (32, 8), (33, 9), (512, 32)])
-def test_the_grid_has_room(pairs, side):
-    assert Recall(pairs=pairs).size("train") == (side, side)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -40,8 +40,16 @@ def refused(given, **options):
     return caught.value.reason
 
 
-@pytest.mark.parametrize("dtype", ["uint16", "int16", "float32", "uint8"])
-@pytest.mark.parametrize("options", [{}, {"interleave": "band"}, {"compress": "deflate", "BIGTIFF": "YES"}], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "options"),
+    [
+        ("uint16", {}),
+        ("int16", {"interleave": "band"}),
+        ("float32", {"compress": "deflate", "BIGTIFF": "YES"}),
+        ("uint8", {}),
+    ],
+    ids=str,
+)
 def test_chosen_bands_keep_all_of_their_values(file, dtype, options):
     array = values(dtype=dtype)
     high = 255 if dtype == "uint8" else 9000
@@ -84,10 +92,8 @@ class TestRefused:
         ("bands", "dtype", "said"),
         [
             (4, "uint16", "it has 4 bands of uint16, and without --data.bands images have three"),
-            (4, "uint8", "it has 4 bands of uint8, and without --data.bands"),
             (2, "uint8", "it has 2 bands of uint8, and without --data.bands"),
             (1, "uint16", "it has 1 band of uint16, and no file says which of its values are black and white"),
-            (3, "uint16", "it has 3 bands of uint16, and no file says"),
             (1, "float32", "it has 1 band of float32, and no file says"),
             (1, "int8", "it has 1 band of int8, and no file says"),
         ],
@@ -124,18 +130,10 @@ class TestRefused:
     def test_a_range_of_16_bits_for_8(self, file):
         assert "whose values end at 255" in refused(file(values(dtype="uint8")), bands=FOUR)
 
-    def test_too_many_pixels(self, file):
-        assert refused(file(values()), bands=FOUR, max_pixels=767) == "32 x 24 pixels are more than the limit, 767"
-
     def test_without_rasterio(self, file, monkeypatch):
         monkeypatch.setitem(__import__("sys").modules, "rasterio", None)
         with pytest.raises(UserError, match=r'needs rasterio: pip install "linvit\[geo\]"'):
             ImageReader(bands=FOUR).read(file(values()), "x")
-
-    def test_damaged(self, file):
-        given = file(values())
-        assert refused({"bytes": given["bytes"][:-3000], "path": None}, bands=FOUR)
-        assert refused({"bytes": given["bytes"][:100], "path": None}, bands=FOUR)
 
     @pytest.mark.parametrize(
         ("bands", "value_range"),
@@ -156,10 +154,6 @@ def test_an_image_without_a_number_is_bad(file, nothing):
     array[1, 0, 0] = 1
     found = ImageReader(bands=Bands((1, 2), ((0, 1),))).read(file(array), "x")
     assert found[1, 0, 0] == 255
-
-
-def test_the_size_is_that_of_the_header(file):
-    assert ImageReader().size(file(values())) == (24, 32)
 
 
 def test_geometry_moves_all_bands_alike(file):

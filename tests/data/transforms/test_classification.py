@@ -8,8 +8,8 @@ import torch
 
 import linvit
 from linvit.data.transforms import on_device
-from linvit.data.transforms.classification import Augmentation, EvalTransform, TrainTransform, prepare
-from linvit.data.transforms.geometry import PixelOp, Warp
+from linvit.data.transforms.classification import Augmentation, EvalTransform, TrainTransform
+from linvit.data.transforms.geometry import Warp
 from linvit.data.transforms.on_device import Normalisation
 from tests.data.transforms.test_pixel_ops import photograph, tensor
 
@@ -34,8 +34,7 @@ def pixels(height, width, seed=0):
 
 
 @each
-@pytest.mark.parametrize("size", [(16, 16), (8, 24), (24, 8)], ids=str)
-@pytest.mark.parametrize("shape", [(12, 10), (50, 9), (9, 50), (1, 1)], ids=str)
+@pytest.mark.parametrize(("shape", "size"), [((50, 9), (8, 24)), ((1, 1), (16, 16))], ids=str)
 def test_any_image_becomes_the_wanted_size_in_8_bits(augmentation, shape, size):
     train = TrainTransform(size, augmentation, MEAN)
     for sample in [train(pixels(*shape), seed) for seed in range(5)] + [
@@ -64,25 +63,10 @@ def test_the_seed_decides_and_no_global_generator_does(augmentation):
         assert len({sample["image"].numpy().tobytes() for sample in results[0]}) > 10
 
 
-@each
-def test_the_image_given_is_left_alone(augmentation):
-    image = pixels(16, 16)
-    before = image["image"].clone()
-    for seed in range(20):
-        TrainTransform((16, 16), augmentation, MEAN)(image, seed)
-    assert torch.equal(image["image"], before)
-
-
 def test_an_image_that_fits_is_not_changed():
     image = pixels(10, 12)
     for transform in (EvalTransform((10, 12), "center", 1.0), TrainTransform((10, 12), NONE, MEAN)):
         assert torch.equal(transform(image, 3)["image"], image["image"])
-
-
-def test_the_evaluation_s_way_of_resizing_is_taken():
-    for mode in ("center", "squash"):
-        found = EvalTransform((20, 20), mode, 0.8)(pixels(60, 40), 0)["image"]
-        assert torch.equal(found, prepare(pixels(60, 40)["image"], (20, 20), mode, 0.8))
 
 
 class TestDevice:
@@ -107,21 +91,6 @@ class TestDevice:
             if any(isinstance(op, Warp) for op in later["device_ops"].ops):
                 continue  # a level of difference can become many in what follows; see test_operations
             assert torch.equal(done, now["image"])
-
-    def test_the_plan_has_what_is_left(self):
-        device = TrainTransform(
-            (32, 32), Augmentation(auto_augment="rand-n3-p1", augment_on="device", color_jitter=0.2), MEAN
-        )
-        left = device(pixels(40, 30), 5)["device_ops"]
-        assert left.seed == 5
-        assert len(left.ops) == 6
-        assert [op.name for op in left.ops[3:] if isinstance(op, PixelOp)] == [op.name for op in left.ops[3:]]
-
-
-def test_a_certain_flip_flips():
-    image = pixels(8, 8)
-    flipped = TrainTransform((8, 8), Augmentation(None, hflip=1.0), MEAN)(image, 0)["image"]
-    assert torch.equal(flipped, image["image"].flip(-1))
 
 
 def test_flips_are_half_of_all():
@@ -188,8 +157,3 @@ def test_undoing_normalisation_is_the_inverse(batch):
     image = pixels(10, 12)["image"]
     normal = NORMALISATION(image[None])[0].expand(*batch, -1, -1, -1)
     assert torch.allclose(NORMALISATION.undo(normal), (image / 255).expand_as(normal), atol=1e-6)
-
-
-def test_undoing_normalisation_stays_within_0_and_1():
-    shown = NORMALISATION.undo(torch.randn(3, 4, 4) * 100)
-    assert (shown.min(), shown.max()) == (0, 1)

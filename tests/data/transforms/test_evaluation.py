@@ -11,9 +11,9 @@ from tests.data.transforms.test_geometry import near
 from tests.data.transforms.test_pixel_ops import photograph, tensor
 
 
-@pytest.mark.parametrize("crop_pct", [0.875, 0.9, 1.0])
+@pytest.mark.parametrize("crop_pct", [0.875, 1.0])
 @pytest.mark.parametrize("crop_mode", ["center", "squash"])
-@pytest.mark.parametrize(("height", "width"), [(75, 100), (100, 75), (80, 80), (61, 153)])
+@pytest.mark.parametrize(("height", "width"), [(100, 75), (61, 153)])
 def test_evaluation_sees_what_timm_shows_of_a_pil_image(height, width, crop_mode, crop_pct):
     """The protocols of DeiT and Swin (center), of FLatten and of fine-tuning at 384 (squash)."""
     transform = create_transform(

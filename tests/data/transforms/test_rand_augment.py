@@ -12,7 +12,7 @@ from timm.data import auto_augment
 import linvit
 from linvit.data.loading.sampler import generator
 from linvit.data.transforms.geometry import PixelOp, Warp
-from linvit.data.transforms.rand_augment import OPERATIONS, RandAugment, choose, color_jitter
+from linvit.data.transforms.rand_augment import OPERATIONS, RandAugment, color_jitter
 from tests.data.distributions import alike, even, follows, independent, uniform
 from tests.data.transforms.test_pixel_ops import TIMM
 
@@ -102,13 +102,6 @@ def test_moves_are_in_pixels_of_the_image_and_filled_with_its_mean():
     assert all(op.bicubic and op.fill == (1, 2, 3) for op in ops if isinstance(op, Warp))
 
 
-def test_random_interpolation_is_each_half_of_the_time():
-    found = collections.Counter(choose("random", generator(seed)) for seed in range(1000))
-    assert even([found["bicubic"], found["bilinear"]])
-    assert found.total() == found["bicubic"] + found["bilinear"]
-    assert choose("bicubic", generator(0)) == "bicubic"
-
-
 def test_notation():
     assert RandAugment.parse("rand") == RandAugment(10, 2, 0, False, 10, 0.5)
     assert RandAugment.parse("rand-m9-n3-mstd0.5-inc1-mmax9-p0.7") == RandAugment(9, 3, 0.5, True, 9, 0.7)
@@ -123,7 +116,7 @@ def test_an_unknown_notation_is_a_user_error(text):
     assert RECIPE in str(error.value)
 
 
-@pytest.mark.parametrize("text", ["rand-n0", "rand-p1.5", "rand-mmax11", "rand-mmax0"])
+@pytest.mark.parametrize("text", ["rand-n0", "rand-p1.5", "rand-mmax11"])
 def test_a_number_out_of_range_is_a_user_error(text):
     with pytest.raises(linvit.UserError, match="n must be at least 1"):
         RandAugment.parse(text)
