@@ -20,11 +20,8 @@ EARLY = "--trainer.callbacks=lightning.pytorch.callbacks.EarlyStopping"
     ("monitor", "right"),
     [
         ("val/score", "max"),
-        ("val/top1", "max"),
-        ("val/ema_score", "max"),
         ("val/ema_top1", "max"),
         ("val/loss", "min"),
-        ("val/ema_loss", "min"),
         ("train/loss", "min"),
     ],
 )
@@ -42,9 +39,8 @@ def test_a_mode_that_takes_the_worst_for_the_best_is_corrected(recwarn, kind, mo
         assert [vars(bad).get(name) for name in names] == [vars(good).get(name) for name in names]
 
 
-@pytest.mark.parametrize("monitor", ["val/loss_of_mine", "grad_norm", "mine"])
-def test_a_metric_of_unknown_direction_is_left_alone(recwarn, monitor):
-    check_monitors([EarlyStopping(monitor), EarlyStopping(monitor, mode="max")], tiny_task(), RUNNING)
+def test_a_metric_of_unknown_direction_is_left_alone(recwarn):
+    check_monitors([EarlyStopping("mine"), EarlyStopping("mine", mode="max")], tiny_task(), RUNNING)
     assert not recwarn.list
 
 
@@ -68,17 +64,11 @@ def running(devices, nodes, world):
     return SimpleNamespace(num_devices=devices, num_nodes=nodes, world_size=world)
 
 
-@pytest.mark.parametrize(("devices", "nodes", "world"), [(1, 1, 1), (2, 1, 2), (2, 2, 4), (1, 1, 64)])
+@pytest.mark.parametrize(("devices", "nodes", "world"), [(2, 2, 4), (1, 1, 64)])
 def test_as_many_processes_as_were_asked_for(monkeypatch, devices, nodes, world):
     for name in LAUNCHERS:
         monkeypatch.delenv(name, raising=False)
     check_processes(running(devices, nodes, world))
-
-
-def test_fewer_processes_than_devices_are_refused(monkeypatch):
-    monkeypatch.setenv("SLURM_NTASKS", "1")
-    with pytest.raises(UserError, match=r"devices=2 .* 1 would train.*SLURM_NTASKS.*env -u SLURM_NTASKS linvit"):
-        check_processes(running(2, 1, 1))
 
 
 def test_more_processes_than_train_together_are_refused(monkeypatch):
@@ -88,9 +78,8 @@ def test_more_processes_than_train_together_are_refused(monkeypatch):
         check_processes(running(1, 1, 1))
 
 
-@pytest.mark.parametrize("tasks", ["1", "2"])
-def test_variables_of_an_interactive_cluster_shell(tmp_path, monkeypatch, tasks):
-    shell = {"SLURM_JOB_NAME": "sh", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": tasks}
+def test_variables_of_an_interactive_cluster_shell(tmp_path, monkeypatch):
+    shell = {"SLURM_JOB_NAME": "sh", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "2"}
     for name, value in shell.items():
         monkeypatch.setenv(name, value)
     options = flags(trainer__devices=2, trainer__strategy="ddp")
@@ -98,8 +87,3 @@ def test_variables_of_an_interactive_cluster_shell(tmp_path, monkeypatch, tasks)
     assert done.code == 2
     assert "env -u SLURM_NTASKS linvit" in done.err
     assert not list(tmp_path.rglob("*.ckpt"))
-
-
-def test_a_run_without_training_batches_has_no_warning_of_its_warm_up(tmp_path):
-    done = linvit("fit", f"--config={QUICKSTART}", *tiny(), *flags(trainer__limit_train_batches=0), cwd=tmp_path)
-    assert "-1 epochs" not in done.err + done.out

@@ -1,7 +1,6 @@
 """Checkpoints are read without running what is in them, and what is wrong with one is said."""
 
 import json
-import pickle
 import shutil
 from pathlib import Path
 
@@ -54,18 +53,7 @@ def changed(run, folder, options):
     return folder / "changed.ckpt"
 
 
-def test_a_checkpoint_is_read(tmp_path):
-    content = read_checkpoint(whole(tmp_path / "x.ckpt"))
-    assert content["hyper_parameters"] == {"lr": 1.0}
-    assert content["global_step"] == 3
-    assert torch.equal(content["state_dict"]["w"], torch.ones(2**18))
-
-
-def test_a_folder_is_no_checkpoint(tmp_path):
-    assert "there is no checkpoint at" in error_of(tmp_path)
-
-
-@pytest.mark.parametrize("share", [0.999, 0.5, 0.01, 0])
+@pytest.mark.parametrize("share", [0.999, 0])
 def test_a_truncated_one(tmp_path, share):
     path = whole(tmp_path / "x.ckpt")
     size = int(share * path.stat().st_size)
@@ -75,9 +63,7 @@ def test_a_truncated_one(tmp_path, share):
     assert f"others may lie in {tmp_path}" in text
 
 
-@pytest.mark.parametrize(
-    "content", [b"no checkpoint at all\n", bytes(1000), b"PK\x03\x04 no archive"], ids=["text", "zeros", "zip"]
-)
+@pytest.mark.parametrize("content", [b"no checkpoint at all\n", b"PK\x03\x04 no archive"], ids=["text", "zip"])
 def test_a_file_of_another_kind(tmp_path, content):
     path = tmp_path / "x.ckpt"
     path.write_bytes(content)
@@ -88,10 +74,9 @@ def test_a_file_of_another_kind(tmp_path, content):
     ("content", "holds"),
     [
         ({"model": {}, "optimizer": {}}, "it holds model, optimizer"),
-        ({"state_dict": {}}, "it holds state_dict"),
         (torch.zeros(3), "it holds Tensor"),
     ],
-    ids=["other keys", "weights", "tensor"],
+    ids=["other keys", "tensor"],
 )
 def test_one_of_another_program(tmp_path, content, holds):
     path = tmp_path / "x.ckpt"
@@ -113,30 +98,17 @@ def test_nothing_in_it_is_run(tmp_path, old, hidden):
     assert mark.exists(), "the bomb is a dud, so this shows nothing"
 
 
-def test_a_plain_pickle_is_not_run(tmp_path):
-    path, mark = tmp_path / "x.ckpt", tmp_path / "mark"
-    path.write_bytes(pickle.dumps(Bomb(mark)))
-    error_of(path)
-    assert not mark.exists()
-
-
-def test_the_same_model_passes():
-    model = nn.Linear(2, 3)
-    check_same_model("x.ckpt", nn.Linear(2, 3).state_dict(), model)
-
-
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
         (nn.Linear(2, 3, bias=False), "bias is missing"),
         (nn.Linear(2, 4), "weight is (4, 2), not (3, 2); bias is (4,), not (3,)"),
-        (nn.LayerNorm(3), "weight is (3,), not (3, 2)"),
         (
             nn.BatchNorm1d(3),
             "running_mean is unknown; running_var is unknown; num_batches_tracked is unknown, and 1 more",
         ),
     ],
-    ids=["missing", "shape", "vector", "unknown"],
+    ids=["missing", "shape", "unknown"],
 )
 def test_another_model_is_a_user_error(weights, message):
     with pytest.raises(linvit.UserError) as error:
@@ -148,8 +120,8 @@ def test_another_model_is_a_user_error(weights, message):
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize("missing", [["optimizer_states"], ["global_step", "loops"]], ids=str)
-def test_one_that_cannot_be_resumed_says_what_it_lacks(run, tmp_path, missing):
+def test_one_that_cannot_be_resumed_says_what_it_lacks(run, tmp_path):
+    missing = ["global_step", "loops"]
     path = tmp_path / "x.ckpt"
     content = torch.load(run.checkpoint("last"), weights_only=True)
     torch.save({name: value for name, value in content.items() if name not in missing}, path)
@@ -200,9 +172,8 @@ class TestWhatAFileHoldsIsNotBuilt:
         monkeypatch.setattr("linvit.runs.parser.not_plain", lambda *_, **__: None)
         return changed(run, tmp_path, {"backbone": {"name": "deit_nano", "depth": request.param}})
 
-    @pytest.mark.parametrize("verb", ["validate", "predict", "fit"])
-    def test_by_a_verb_that_takes_a_checkpoint(self, evil, verb):
-        done = command(verb, f"--config={QUICKSTART}", *tiny(), f"--ckpt_path={evil}", cwd=Path())
+    def test_by_a_verb_that_takes_a_checkpoint(self, evil):
+        done = command("fit", f"--config={QUICKSTART}", *tiny(), f"--ckpt_path={evil}", cwd=Path())
         assert done.code == 2
         assert "build no model: TypeError" in done.err
         assert not Path("PWNED").exists()
@@ -222,12 +193,12 @@ def test_a_configuration_builds_nothing_within_the_options_of_a_model(tmp_path, 
     assert not Path("PWNED").exists()
 
 
-@pytest.mark.parametrize("name", ["optimizer_states", "loops", "lr_schedulers"])
-def test_scoring_needs_the_weights_alone(run, tmp_path, name):
+def test_scoring_needs_the_weights_alone(run, tmp_path):
     content = torch.load(run.checkpoint("last"), weights_only=True)
-    del content[name]
+    for name in ("optimizer_states", "loops", "lr_schedulers"):
+        del content[name]
     torch.save(content, tmp_path / "x.ckpt")
-    assert name not in read_checkpoint(tmp_path / "x.ckpt")
+    assert "loops" not in read_checkpoint(tmp_path / "x.ckpt")
 
 
 def test_a_damaged_one_leads_to_the_others(run, tmp_path):
@@ -255,8 +226,8 @@ def test_initial_weights_of_a_folder_are_those_of_the_best_checkpoint_of_its_run
     assert found == {"source": str(source / "checkpoints" / name), "ema": averaged}
 
 
-@pytest.mark.parametrize("names", [["run"], ["runs/version_9", "runs/version_10"]])
-def test_the_teacher_of_a_folder_is_the_best_checkpoint_of_its_newest_run(run, tmp_path, names):
+def test_the_teacher_of_a_folder_is_the_best_checkpoint_of_its_newest_run(run, tmp_path):
+    names = ["runs/version_9", "runs/version_10"]
     for name in names:
         shutil.copytree(run.folder, tmp_path / name)
     source = tmp_path / names[-1].partition("/")[0]

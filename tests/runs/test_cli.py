@@ -104,33 +104,21 @@ class TestFit:
         assert [config["model"]["init_args"]["attention"] for config in attentions] == ["focused", "linear"]
         assert (runs / "version_1" / "checkpoints" / "best.ckpt").is_file()
 
-    def test_another_output_folder(self, tmp_path):
-        short = flags(trainer__max_epochs=1, trainer__limit_train_batches=2, trainer__default_root_dir="out")
-        done = linvit("fit", f"--config={QUICKSTART}", *tiny(), *short, cwd=tmp_path)
-        assert done.code == 0
-        assert (tmp_path / "out" / "quickstart" / "version_0" / "checkpoints" / "best.ckpt").is_file()
-        assert not (tmp_path / "checkpoints").exists()
-
     def test_the_same_seed_gives_the_same_run(self, run, tmp_path):
         twin = train(tmp_path)
         one, other = (torch.load(r.checkpoint("last"), weights_only=True)["state_dict"] for r in (run, twin))
         assert all(torch.equal(one[name], other[name]) for name in one)
 
-    @pytest.mark.parametrize("average", [{}, {"model__ema_decay": 0.9}])
-    def test_a_run_without_checkpoints(self, tmp_path, average):
+    def test_a_run_without_checkpoints(self, tmp_path):
         short = flags(
-            trainer__max_epochs=1, trainer__limit_train_batches=2, trainer__enable_checkpointing=False, **average
+            trainer__max_epochs=1,
+            trainer__limit_train_batches=2,
+            trainer__enable_checkpointing=False,
+            model__ema_decay=0.9,
         )
         run = train(tmp_path, *short)
         assert not list(tmp_path.rglob("*.ckpt"))
         assert (run.folder / "metrics.csv").is_file()
-
-    def test_a_run_without_a_logger(self, tmp_path):
-        short = tiny(trainer__max_epochs=1, trainer__limit_train_batches=2, trainer__logger=False)
-        done = linvit("fit", f"--config={QUICKSTART}", *short, cwd=tmp_path)
-        assert done.code == 0, done.err
-        assert not list(tmp_path.rglob("events*"))
-        assert (tmp_path / "checkpoints" / "quickstart" / "version_0" / "checkpoints" / "last.ckpt").is_file()
 
     def test_nothing_is_advertised_and_no_library_speaks_of_its_own_affairs(self, run):
         done = run.then("fit", *flags(trainer__max_epochs=2), checkpoint="last")
@@ -151,20 +139,6 @@ class TestFit:
             linvit("fit", f"--config={QUICKSTART}", *tiny(), *flags(trainer__fast_dev_run=True), cwd=tmp_path).code == 0
         )
         assert files(tmp_path) == []
-
-    def test_options_of_the_attention_and_the_backbone_in_mappings(self, tmp_path):
-        """EfficientViT's own: heads of a width, BatchNorm behind the projection, MBConv."""
-        chosen = flags(
-            model__attention="{name: enhanced_linear, scales: [], head_dim: 16, eps: 1e-15, proj_norm: bn2d}",
-            model__backbone="{name: deit_nano, ffn: mbconv}",
-            trainer__max_epochs=1,
-            trainer__limit_train_batches=2,
-        )
-        run = train(tmp_path, *chosen)
-        state = torch.load(run.checkpoint("last"), weights_only=True)["state_dict"]
-        block = {name.removeprefix("network.blocks.3."): t for name, t in state.items() if ".blocks.3." in name}
-        assert block["attn.proj.norm.num_batches_tracked"] == block["mlp.point_conv.norm.num_batches_tracked"] == 2
-        assert block["mlp.depth_conv.weight"].shape == (4 * 96, 1, 3, 3)
 
 
 class TestScore:
@@ -241,6 +215,7 @@ class TestScore:
         done = linvit("test", f"--config={run.config}", f"--ckpt_path={run.folder}", *self.SHORT, cwd=run.root)
         assert self.score(done, "test/score") == short
         assert f"--ckpt_path={run.folder} is a run: its checkpoints/best.ckpt" in done.log
+        assert "is ignored" not in done.log
 
     def test_a_folder_of_the_users_images_is_predicted_by_path(self, run, tmp_path):
         for seed in range(5):
@@ -253,19 +228,13 @@ class TestScore:
         assert sorted(row["id"] for row in rows) == [str(tmp_path / "mine" / f"{seed}.png") for seed in range(5)]
         assert not (run.folder / "mine.csv").exists()
 
-    @pytest.mark.parametrize(
-        "flag", ["--model.attention=linear", "--model.backbone={name: deit_nano, depth: 2}", "--model.lr=3"]
-    )
-    def test_the_checkpoint_decides_the_model_and_says_so(self, run, short, flag):
-        done = run.then("test", flag, *self.SHORT)
+    def test_the_checkpoint_decides_the_model_and_says_so(self, run, short):
+        done = run.then("test", "--model.attention=linear", "--model.lr=3", *self.SHORT)
         assert self.score(done, "test/score") == short
-        name = flag.removeprefix("--model.").partition("=")[0]
         (line,) = (line for line in done.log.splitlines() if line.startswith("the checkpoint decides the model"))
-        assert f"--model.{name}=" in line
-        assert "is ignored" in line
-
-    def test_no_flag_no_word(self, run):
-        assert "is ignored" not in run.then("test", *self.SHORT).log
+        for name in ("attention", "lr"):
+            assert f"--model.{name}=" in line
+        assert "ignored" in line
 
     def test_the_original_config_will_do(self, run, tested):
         saved = [f"--ckpt_path={run.checkpoint('best')}", "--model.predict_with=raw"]
@@ -301,24 +270,6 @@ class TestGoingOn:
         (paths,) = re.findall(r"linvit test --config (\S+) --ckpt_path (\S+)", done.log)
         assert all((tmp_path / path).is_file() for path in paths)
         assert paths[0].endswith("config_from_step_10.yaml")  # whose max_epochs is that of this run
-
-    def test_no_second_configuration_that_differs_in_nothing(self, tmp_path):
-        run = train(tmp_path, "--trainer.max_steps=5")
-        before = run.config.read_text()
-        done = linvit("fit", f"--config={run.config}", f"--ckpt_path={run.folder}", cwd=tmp_path)
-        assert done.code == 0, done.err
-        assert "its checkpoints/last.ckpt" in done.log
-        assert [path.name for path in run.folder.glob("config*")] == ["config.yaml"]
-        assert run.config.read_text() == before
-
-    def test_it_goes_on_from_the_same_place_again(self, tmp_path):
-        run = train(tmp_path, *flags(trainer__max_epochs=1))
-        run.checkpoint("last").rename(run.checkpoint("first"))
-        for epochs in (2, 3):
-            done = run.then("fit", *flags(trainer__max_epochs=epochs), checkpoint="first")
-            assert done.code == 0, done.err
-        saved = yaml.safe_load((run.folder / "config_from_step_10.yaml").read_text())
-        assert saved["trainer"]["max_epochs"] == 3
 
     def test_its_hyper_parameters_are_those_of_the_run_that_goes_on(self, tmp_path):
         run = train(tmp_path, *flags(trainer__max_epochs=1, model__lr_base_batch_size=16))
@@ -388,9 +339,7 @@ class TestMistakes:
         ("changes", "words"),
         [
             ({"model__attention": "focussed"}, ["no attention is called 'focussed'", "Did you mean 'focused'?"]),
-            ({"model__backbone": "deit_nanno"}, ["no backbone is called 'deit_nanno'", "Did you mean 'deit_nano'?"]),
             ({"model__attention": "{name: focused, focusing: 4}"}, ["'focusing'", "Did you mean 'focusing_factor'?"]),
-            ({"model__attention.focusing": 4, "model__attention.name": "focused"}, ["'focusing_factor'?"]),
             ({"model__attention": "{focusing_factor: 4}"}, ["has no name", "{name: NAME, option: value}"]),
             ({"model__attention.focusing_factor": 4}, ["has no name", "--model.attention.name=NAME"]),
             ({"model__attention": "[softmax, linear, softmax]"}, ["lists 3 specs", "1 stage(s)"]),
@@ -399,32 +348,21 @@ class TestMistakes:
                 ["model.backbone.pretrained", "huggingface.co/timm/test_vit.r160_in1k/", "--model.pretrained=FILE"],
             ),
             ({"data__img_size": 30}, ["image size 30x30 is not divisible by patch size 4", "28x28 and 32x32"]),
-            ({"data__img_size": "[32, 32, 32]"}, ["img_size", "[32, 32, 32]"]),
             ({"data__source": "nowhere/images"}, ["no data at 'nowhere/images'", "hub:owner/name"]),
             ({"data__source": "digit"}, ["no data at 'digit'", "Did you mean 'digits'?"]),
             ({"data__num_classes": 12}, ["has 10 classes", "num_classes says 12", "num_classes=10"]),
-            ({"data__num_workers": -2}, ["num_workers", "-2"]),
             ({"model__atention": "linear"}, ["'atention'", "Did you mean --model.attention?"]),
-            ({"data__batchsize": 3}, ["'batchsize'", "Did you mean --data.batch_size?"]),
             (
                 {"trainer__max_epoch": 3},
                 ["trainer.max_epoch", "Did you mean --trainer.max_epochs?"],
             ),  # an abbreviation, too
-            ({"checkpoint__moniter": "x"}, ["checkpoint.moniter", "Did you mean --checkpoint.monitor?"]),
             ({"no_such_section": 3}, ["no_such_section"]),
             ({"model__lr": "fast"}, ["lr", "float", "fast"]),
-            ({"data__batch_size": "many"}, ["batch_size", "int", "many"]),
-            ({"data__mean": 3}, ["mean", "Got value: 3"]),
             ({"data__crop_mode": "x"}, ["center", "squash", "Got value: x"]),
             ({"trainer__log_every_n_steps": 0}, ["--trainer.log_every_n_steps must be a whole number at least 1"]),
-            ({"trainer__accumulate_grad_batches": 0}, ["--trainer.accumulate_grad_batches must be a whole number"]),
-            ({"trainer__check_val_every_n_epoch": 0}, ["--trainer.check_val_every_n_epoch must be a whole number"]),
             ({"seed_everything": -1}, ["--seed_everything must be a whole number at least 0", "got -1"]),
             ({"trainer__devices": "[a]"}, ["--trainer options do not go together"]),
-            ({"checkpoint__mode": 3}, ["checkpoint.mode", "min", "max", "3"]),
-            ({"trainer__accelerator": "cpuu"}, ["cpuu"]),
             ({"trainer__precision": "8-bit"}, ["8-bit"]),
-            ({"data": "linvit.data.NoSuchData"}, ["linvit.data.NoSuchData"]),
             ({"model": "NoSuchTask"}, ["NoSuchTask"]),
         ],
         ids=lambda value: " ".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else "",
@@ -439,13 +377,11 @@ class TestMistakes:
         [
             ("    attention: focused", "    atention: focused", ["'atention'", "Did you mean --model.attention?"]),
             ("    attention: focused", "    old_option: 1", ["another version of linvit", "remove it from mine.yaml"]),
-            ("    attention: focused", "    attention: {factor: 4}", ["has no name"]),
-            ("    lr: 2.0e-3", "    lr: [1, 2]", ["lr", "float", "[1, 2]"]),
             ("model:", "modell:", ["modell", "Did you mean --model"]),
             ("data.yaml", "nowhere.yaml", ["nowhere.yaml"]),
             ("model:", "model: [", ["mine.yaml"]),
         ],
-        ids=["key", "of another version", "nameless", "type", "section", "sibling", "syntax"],
+        ids=["key", "of another version", "section", "sibling", "syntax"],
     )
     def test_in_a_yaml_file(self, tmp_path, old, new, words):
         content = yaml.safe_load(QUICKSTART.read_text(encoding="utf-8"))
@@ -470,11 +406,6 @@ model:
     def test_an_error_in_a_constructor_comes_without_the_configuration(self, tmp_path):
         with pytest.raises(ValueError, match=r"^no such thing$"):
             linvit("fit", f"--config={QUICKSTART}", *tiny(model=f"{__name__}.Failing"), cwd=tmp_path)
-
-    def test_a_missing_config(self, tmp_path):
-        text, left = self.error(tmp_path, "--config=configs/nope.yaml")
-        assert "configs/nope.yaml" in text
-        assert not left
 
     def test_no_config_at_all(self, tmp_path):
         text, left = self.error(tmp_path)
@@ -515,12 +446,6 @@ model:
             assert "images directly in train/ have no class" in text
             assert not [name for name in left if name.endswith(".ckpt")]
 
-    def test_a_folder_with_fewer_classes_than_the_config_says(self, tmp_path):
-        image_folder(tmp_path / "mine", ["train", "val"])
-        text, left = self.error(tmp_path, f"--config={QUICKSTART}", *tiny(data__source="mine", data__num_classes=3))
-        assert "data source 'mine' has 2 classes, but num_classes says 3" in text
-        assert not left
-
     def test_a_broken_image_ends_the_run_with_its_name(self, tmp_path):
         image_folder(tmp_path / "mine", ["train", "val"])
         (tmp_path / "mine" / "val" / "bee" / "1.png").write_bytes(b"no image")  # evaluation skips none
@@ -535,14 +460,13 @@ class TestCheckpointMistakes:
 
     error = TestMistakes.error
 
-    @pytest.mark.parametrize("verb", ["fit", "test", "predict"])
-    def test_a_missing_one(self, run, tmp_path, verb):
+    def test_a_missing_one(self, run, tmp_path):
         path = run.checkpoint("best").with_name("bset.ckpt")
-        text, left = self.error(tmp_path, f"--config={run.config}", f"--ckpt_path={path}", verb=verb)
+        text, left = self.error(tmp_path, f"--config={run.config}", f"--ckpt_path={path}")
         assert f"there is no checkpoint at '{path}'" in text
         assert not left
 
-    @pytest.mark.parametrize("verb", ["validate", "test", "predict"])
+    @pytest.mark.parametrize("verb", ["validate", "predict"])
     def test_none(self, run, tmp_path, verb):
         for config, way in ((QUICKSTART, "--ckpt_path RUN,"), (run.config, f"--ckpt_path {run.folder}")):
             done = linvit(verb, f"--config={config}", cwd=tmp_path)
@@ -592,7 +516,7 @@ class TestCheckpointMistakes:
         assert "takes no old_option. --model.pretrained=x.ckpt in place of --ckpt_path takes its weights" in text
         assert not left
 
-    @pytest.mark.parametrize("verb", ["fit", "validate", "test"])
+    @pytest.mark.parametrize("verb", ["fit", "test"])
     def test_one_of_other_classes(self, run, tmp_path, verb):
         image_folder(tmp_path / "mine", ["train", "val", "test"])
         arguments = [f"--config={run.config}", f"--ckpt_path={run.checkpoint('best')}", "--data.source=mine"]
@@ -601,8 +525,7 @@ class TestCheckpointMistakes:
         assert ("score them alone: --data.classes=subset" in text) == (verb != "fit")
         assert not left
 
-    @pytest.mark.parametrize("verb", ["fit", "validate", "test"])
-    def test_one_of_the_same_classes_in_another_order(self, run, tmp_path, verb):
+    def test_one_of_the_same_classes_in_another_order(self, run, tmp_path):
         names = [*map(str, reversed(range(10)))]
         features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=names)})
         rows = {"image": [picture(seed) for seed in range(10)], "label": [*range(10)]}
@@ -610,21 +533,9 @@ class TestCheckpointMistakes:
         for split in ("train", "val", "test"):
             datasets.Dataset.from_dict(rows, features).to_parquet(tmp_path / "mine" / f"{split}.parquet")
         arguments = [f"--config={run.config}", f"--ckpt_path={run.checkpoint('best')}", "--data.source=mine"]
-        text, left = self.error(tmp_path, *arguments, verb=verb)
+        text, left = self.error(tmp_path, *arguments, verb="test")
         assert "has other numbers for classes of the data: '9' is number 9 of it, and 0 of the data" in text
-        assert ("score them alone: --data.classes=subset" in text) == (verb != "fit")
-        assert not left
-
-    def test_one_that_runs_code(self, run, tmp_path):
-        mark = tmp_path / "mark"
-
-        class Bomb:
-            def __reduce__(self):
-                return open, (str(mark), "w")
-
-        self.changed(run, tmp_path / "x.ckpt", lambda content: content.update(callbacks=Bomb()))
-        text, left = self.error(tmp_path, f"--config={run.config}", "--ckpt_path=x.ckpt")
-        assert "holds more than tensors and plain values" in text
+        assert "score them alone: --data.classes=subset" in text
         assert not left
 
 

@@ -34,11 +34,6 @@ def test_a_continued_run_goes_on_in_its_folder(tmp_path):
     assert str(board.version) == table.version == "3"  # the bar shows different ones of all loggers side by side
 
 
-def test_a_run_folder_may_have_been_renamed(tmp_path):
-    board, table = run_loggers([], tmp_path / "quickstart", "best_so_far", 70)
-    assert Path(board.log_dir) == table.file.parent == tmp_path / "quickstart" / "best_so_far"
-
-
 def test_tensorboard_shows_curves_by_the_names_of_the_table(run):
     with (run.folder / "metrics.csv").open(newline="") as file:
         columns = {*csv.DictReader(file).fieldnames} - {"step"}
@@ -55,11 +50,6 @@ def test_a_disk_that_refuses_the_logs_ends_the_run_and_leaves_its_checkpoint(tmp
     done = linvit("fit", f"--config={QUICKSTART}", *tiny(), cwd=tmp_path)
     assert done.code == 2
     assert "a file could not be written: [Errno 28] No space left on device" in done.err
-
-
-def test_other_mistakes_are_raised(tmp_path):
-    with pytest.raises(ValueError, match="not supported"):
-        RunTensorBoardLogger(tmp_path / "quickstart").log_metrics({"train/loss": "x"}, 0)
 
 
 def test_a_folder_that_was_renamed_is_not_made_again(tmp_path):

@@ -90,8 +90,3 @@ def test_of_several_configurations_the_last_wins(tmp_path):
 def test_a_wrong_option_is_named(option, value, message):
     with pytest.raises(UserError, match=message):
         read_config("quickstart", {option: value})
-
-
-def test_a_configuration_that_is_not_there_is_named():
-    with pytest.raises(UserError, match=r"no configuration is called 'quickstrat'.* Did you mean 'quickstart'"):
-        read_config("quickstrat")

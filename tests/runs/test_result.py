@@ -140,7 +140,6 @@ def test_a_test_of_another_checkpoint_or_size_is_not_that_of_the_run(run, tmp_pa
     before = result.read(folder / "result.json")
     for option, said in (
         (f"--ckpt_path={folder / 'checkpoints' / 'last.ckpt'}", "which is of best.ckpt"),
-        ("--data.img_size=48", "whose run has another data.img_size"),
         ("--model.label_smoothing=0.3", "whose run has another model.label_smoothing"),
     ):
         done = moved.then("test", "--trainer.limit_test_batches=1", option)
@@ -170,7 +169,6 @@ def test_the_fingerprint_is_of_the_content(tmp_path):
     [
         ("{", "cannot be read"),
         ("[" * 100_000, "cannot be read"),
-        ("\udc80", "cannot be read"),
         ('{"schema": 2}', r"has schema 2, and this linvit reads 1"),
         ("[]", "has schema None"),
         ('{"schema": 1}', "its options is missing or of another type"),

@@ -48,16 +48,9 @@ def test_who_stops_a_cell_gets_the_prompt_back(place):
     assert signal.getsignal(signal.SIGINT) is before
 
 
-@pytest.mark.parametrize(
-    ("named", "message"),
-    [
-        ({"atention": "linear"}, "no option 'atention'. Did you mean 'attention'"),
-        ({"attention": "linaer"}, "Did you mean 'linear'"),
-    ],
-)
-def test_a_wrong_option_is_named(place, named, message):
-    with pytest.raises(linvit.UserError, match=message):
-        linvit.fit("quickstart", TINY, **named)
+def test_a_wrong_option_is_named(place):
+    with pytest.raises(linvit.UserError, match="Did you mean 'attention'"):
+        linvit.fit("quickstart", TINY, atention="linear")
 
 
 def test_a_model_without_weights_is_not_scored_unless_it_is_asked_for(place):

@@ -78,12 +78,10 @@ def test_a_class_that_the_program_has_imported_is_taken(config, folder):
     ("known", "command"),
     [
         (False, "evaluate RUN --sets clean=photos"),
-        (False, "export RUN/checkpoints/best.ckpt model.onnx"),
         (False, "predict --model RUN photos"),
         (False, "linearize --teacher=RUN --model.attention=focused --trainer.max_epochs=3"),
         (False, "compare --report RUN"),
         (True, "fit --config quickstart"),
-        (True, "predict --config=mine.yaml"),
         (True, "analyze --ckpt_path RUN --config mine.yaml"),
         (True, "predict --model RUN photos --allow my_module:Mine"),
         (True, "linearize --teacher=RUN --model.attention={name:my_module:Mine}"),

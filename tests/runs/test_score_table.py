@@ -17,14 +17,6 @@ def test_the_rows_are_in_order_and_the_published_number_stands_beside_ours():
     ]
 
 
-def test_without_a_published_number():
-    assert score_table({"val/top1": 0.5}, "8 images", None).splitlines() == [
-        "8 images",
-        "                     ours",
-        "  val/top1           0.5",
-    ]
-
-
 def test_a_command_prints_it(run):
     done = run.then("test")
     lines = done.out.splitlines()

@@ -57,9 +57,7 @@ def mean_gradient(own):
 @pytest.mark.parametrize(
     ("streamed", "window", "options", "sizes"),
     [
-        (False, 2, {}, [2, 2, 1]),
         (False, 4, {"max_epochs": 2}, [4, 1, 4, 1]),
-        (False, 8, {}, [5]),
         (False, 2, {"limit_train_batches": 3}, [2, 1]),
         (False, 2, {"max_steps": 2, "max_epochs": -1}, [2, 2]),
         (True, 3, {}, [3, 2]),

@@ -5,7 +5,6 @@ import torch
 
 import linvit
 from linvit.tasks import ClassificationTask
-from linvit.tasks.base import SET_BY_DATA
 from tests.training import CLASSES, SIDE, TINY, fit, tiny_task
 
 PLAIN = (str, int, float, bool, type(None), torch.Tensor)
@@ -28,8 +27,6 @@ def mechanisms_of(task):
     ("backbone", "attention", "expected"),
     [
         ("flatten_deit_tiny", None, ["FocusedAttention"] * 12),
-        ("deit_tiny", None, ["SoftmaxAttention"] * 12),
-        ({**TINY, "depth": 2}, "linear", ["LinearAttention"] * 2),
         ({**TINY, "depth": 2}, ["linear", {"name": "focused"}], ["LinearAttention", "FocusedAttention"]),
     ],
     ids=str,
@@ -38,7 +35,7 @@ def test_the_attention_reaches_the_backbone_and_null_is_its_own(backbone, attent
     assert mechanisms_of(tiny_task(backbone=backbone, attention=attention, img_size=32)) == expected
 
 
-@pytest.mark.parametrize(("img_size", "grid"), [(32, (8, 8)), ([16, 32], (4, 8)), ((8, 4), (2, 1))], ids=str)
+@pytest.mark.parametrize(("img_size", "grid"), [([16, 32], (4, 8))], ids=str)
 def test_the_image_size_reaches_the_backbone(img_size, grid):
     task = tiny_task(img_size=img_size)
     assert task.network.grid.size == grid
@@ -46,27 +43,11 @@ def test_the_image_size_reaches_the_backbone(img_size, grid):
     assert task(task.example_images).shape == (1, CLASSES)
 
 
-def test_classes_and_stochastic_depth_reach_the_backbone():
-    task = tiny_task(num_classes=3, drop_path_rate=0.25, backbone={**TINY, "depth": 2})
-    assert task.network.num_classes == 3
-    assert [block.drop_path1.drop_prob for block in task.network.blocks] == [0.0, 0.25]
-
-
-def test_any_timm_model_is_a_backbone():
-    task = tiny_task(backbone={"name": "timm", "model": "resnet18"}, img_size=32)
-    assert task(torch.randn(2, 3, 32, 32)).shape == (2, CLASSES)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"backbone": "deit_tinny"}, "no backbone is called 'deit_tinny'. Did you mean 'deit_tiny'?"),
-        ({"attention": "softmaks"}, "no attention is called 'softmaks'. Did you mean 'softmax'?"),
-        ({"attention": {"kernel_q": "l1"}}, "has no name. Write {name: NAME, "),
         ({"backbone_lr_scale": 0}, "backbone_lr_scale must be a number above 0; got 0"),
-        ({"img_size": 18}, "image size 18x18 is not divisible by patch size 4; the nearest sizes are 16x16 and 20x20"),
         ({"img_size": [16]}, "[16]"),
-        ({"img_size": [16, 16, 16]}, "[16, 16, 16]"),
         (
             {"backbone": {"name": "timm", "model": "resnet18"}, "attention": "linear"},
             "no attention that linvit can replace",
@@ -78,11 +59,6 @@ def test_mistakes_are_user_errors(options, message):
     with pytest.raises(linvit.UserError) as error:
         tiny_task(**options)
     assert message in str(error.value)
-
-
-def test_the_facts_of_the_data_are_arguments_of_every_task():
-    task = tiny_task(class_names=["a"])
-    assert set(SET_BY_DATA) <= set(task.hparams)
 
 
 OPTIONS = {
@@ -126,7 +102,3 @@ class TestCheckpoint:
         assert mechanisms_of(twin) == ["LinearAttention", "FocusedAttention"]
         images = torch.randn(2, 3, SIDE, SIDE)
         assert torch.equal(twin.eval()(images), task.eval()(images))
-
-
-def test_a_backbone_with_its_own_attention_takes_none():
-    assert ClassificationTask(backbone={"name": "timm", "model": "resnet18"}, num_classes=3, img_size=64).network

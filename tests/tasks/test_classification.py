@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, default_collate
 
 import linvit
 from linvit.tasks.classification import Mixup
-from tests.training import CLASSES, SIDE, TINY, RandomImages, batches, fit, tiny_task, trainer
+from tests.training import CLASSES, TINY, RandomImages, batches, fit, tiny_task, trainer
 
 
 class Watch(Callback):
@@ -32,8 +32,7 @@ def logits_of(task, data):
         return task.eval()(data.images)
 
 
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
-@pytest.mark.parametrize("attention", ["softmax", "focused", "soft", "performer"])
+@pytest.mark.parametrize(("attention", "precision"), [("focused", "32-true"), ("performer", "bf16-mixed")])
 def test_it_trains(tmp_path, attention, precision):
     task = tiny_task(attention=attention, backbone={**TINY, "global_pool": "avg"})  # so that every token matters
     before = [parameter.detach().clone() for parameter in task.parameters()]
@@ -44,14 +43,7 @@ def test_it_trains(tmp_path, attention, precision):
     assert all(moved)
 
 
-def test_training_lowers_the_loss(tmp_path):
-    watch = Watch()
-    task = tiny_task(lr=1e-2, warmup_epochs=0)
-    fit(task, tmp_path, max_epochs=30, callbacks=[watch])
-    assert watch.losses[-1] < 0.7 * watch.losses[0]
-
-
-@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.5])
+@pytest.mark.parametrize("smoothing", [0.0, 0.5])
 def test_label_smoothing_is_the_formula(tmp_path, smoothing):
     data, watch = RandomImages(8), Watch()
     task = tiny_task(label_smoothing=smoothing)
@@ -75,10 +67,9 @@ class Seeded(RandomImages):
 class TestMixing:
     """Mixup and CutMix in the training step; see test_mixing for the formulas."""
 
-    @pytest.mark.parametrize("smoothing", [0.0, 0.1])
     @pytest.mark.parametrize("alphas", [{"mixup_alpha": 0.8}, {"cutmix_alpha": 1.0}], ids=str)
-    def test_the_loss_is_that_of_the_mixed_batch(self, tmp_path, alphas, smoothing):
-        data, watch = RandomImages(8), Watch()
+    def test_the_loss_is_that_of_the_mixed_batch(self, tmp_path, alphas):
+        data, watch, smoothing = RandomImages(8), Watch(), 0.1
         task = tiny_task(label_smoothing=smoothing, **alphas)
         mixing = Mixup(alphas.get("mixup_alpha", 0), alphas.get("cutmix_alpha", 0))
         images, shares = mixing(data.images, data.labels, CLASSES, 3)
@@ -88,10 +79,6 @@ class TestMixing:
             log = task.eval()(images).log_softmax(-1)
         trainer(tmp_path, max_epochs=1, callbacks=[watch]).fit(task, Seeded.batches(8))
         assert watch.losses == pytest.approx([-(target * log).sum(-1).mean().item()], rel=1e-5)
-
-    def test_options_reach_it(self):
-        mixing = tiny_task(mixup_alpha=0.3, cutmix_alpha=0.4).mixup
-        assert (mixing.mixup_alpha, mixing.cutmix_alpha) == (0.3, 0.4)
 
     def test_validation_is_left_alone(self, tmp_path):
         watch, data = Watch(), RandomImages(8)
@@ -127,29 +114,23 @@ class TestMixing:
         with pytest.raises(linvit.UserError, match=r"batch\['seed'\]"):
             trainer(tmp_path, max_epochs=1).fit(tiny_task(mixup_alpha=1.0), DataLoader(RandomImages(8), 8))
 
-    def test_it_survives_the_model_summary(self, tmp_path):
-        runner = trainer(tmp_path, max_epochs=1, enable_model_summary=True)
-        runner.fit(tiny_task(mixup_alpha=0.5), Seeded.batches(8))
-
 
 class TestMetrics:
     """Loss and accuracies over batches of 8, 8 and 3 images."""
 
-    @pytest.mark.parametrize("stage", ["validate", "test"])
-    def test_they_weigh_every_image_alike(self, tmp_path, stage):
+    def test_they_weigh_every_image_alike(self, tmp_path):
         data = RandomImages(19)
         task = tiny_task(label_smoothing=0.5)  # which evaluation does without
         logits = logits_of(task, data)
         ranks = (logits > logits.gather(1, data.labels[:, None])).sum(1)
-        (found,) = getattr(trainer(tmp_path), stage)(task, batches(19), verbose=False)
-        prefix = {"validate": "val", "test": "test"}[stage]
+        (found,) = trainer(tmp_path).test(task, batches(19), verbose=False)
         top1 = (ranks < 1).double().mean().item()
         assert found == pytest.approx(
             {
-                f"{prefix}/loss": F.cross_entropy(logits, data.labels).item(),
-                f"{prefix}/top1": top1,
-                f"{prefix}/top5": (ranks < 5).double().mean().item(),
-                f"{prefix}/score": top1,
+                "test/loss": F.cross_entropy(logits, data.labels).item(),
+                "test/top1": top1,
+                "test/top5": (ranks < 5).double().mean().item(),
+                "test/score": top1,
             },
             rel=1e-5,
         )
@@ -172,7 +153,7 @@ class TestMetrics:
         assert logged == pytest.approx(by_hand)
         assert len(set(logged)) > 1, "the score never changed, so this shows nothing"
 
-    @pytest.mark.parametrize(("classes", "tops"), [(2, {"top1"}), (5, {"top1"}), (6, {"top1", "top5"})])
+    @pytest.mark.parametrize(("classes", "tops"), [(5, {"top1"}), (6, {"top1", "top5"})])
     def test_top5_needs_more_than_five_classes(self, tmp_path, classes, tops):
         task = tiny_task(num_classes=classes)
         (found,) = trainer(tmp_path).validate(task, batches(8, classes=classes), verbose=False)
@@ -192,7 +173,6 @@ def test_predictions_are_the_most_probable_class(tmp_path):
     ("options", "message"),
     [
         ({"label_smoothing": 1.0}, "label_smoothing must lie in [0, 1); got 1.0"),
-        ({"label_smoothing": -0.1}, "label_smoothing must lie in [0, 1); got -0.1"),
         ({"mixup_alpha": -1.0}, "got -1.0, 0.0"),
         ({"cutmix_alpha": -2.0}, "got 0.0, -2.0"),
     ],
@@ -202,8 +182,3 @@ def test_mistakes_are_user_errors(options, message):
     with pytest.raises(linvit.UserError) as error:
         tiny_task(**options)
     assert message in str(error.value)
-
-
-def test_images_of_another_size_are_predicted_too():
-    task = tiny_task()
-    assert task(torch.randn(2, 3, SIDE, 2 * SIDE)).shape == (2, CLASSES)

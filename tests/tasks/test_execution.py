@@ -16,7 +16,7 @@ from linvit.tasks import ClassificationTask
 from linvit.tasks.execution import Execution, enable_grad_checkpointing
 from tests.cli.forked import Ranks
 from tests.tasks.two_ranks import run, write
-from tests.training import SIDE, Memory, batches, fit, tiny_task, trainer
+from tests.training import SIDE, Memory, fit, tiny_task
 
 
 @pytest.fixture
@@ -47,16 +47,6 @@ class TestCompile:
         assert torch.allclose(plain.eval()(images), task.eval()(images), atol=1e-6)
         again = ClassificationTask.load_from_checkpoint(tmp_path / "x.ckpt", weights_only=True, compile=True)
         assert torch.allclose(again.eval()(images), task(images), atol=1e-6)
-
-    def test_training_and_validation_are_compiled_and_the_same(self, tmp_path, graphs):
-        found = []
-        for compiled in (False, True):
-            task = tiny_task(compile=compiled, ema_decay=0.9, lr=1e-2)
-            runner = trainer(tmp_path, max_epochs=2)
-            runner.fit(task, batches(16), batches(19))
-            found.append({name: value.item() for name, value in runner.callback_metrics.items()})
-            assert bool(graphs) == compiled
-        assert found[1] == pytest.approx(found[0], rel=1e-4)
 
     def test_the_rank_is_still_heard(self, tmp_path, graphs):
         memory, callback = Memory(), AttentionRank(every_n_steps=2, max_share=None)

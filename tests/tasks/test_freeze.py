@@ -23,16 +23,6 @@ def test_what_is_frozen_is_the_same_to_the_last_bit_after_training(tmp_path):
     assert task.network.layer2.training
 
 
-def test_frozen_parameters_are_not_optimised(tmp_path):
-    task = tiny_task(freeze=["blocks.*.mlp.*"])
-    groups = []
-    task.on_train_batch_start = lambda *_: groups.extend(task.optimizers().param_groups)
-    fit(task, tmp_path)
-    optimised = {id(parameter) for group in groups for parameter in group["params"]}
-    left = {name for name, parameter in task.network.named_parameters() if id(parameter) not in optimised}
-    assert left == {name for name, _ in task.network.named_parameters() if ".mlp." in name}
-
-
 @pytest.mark.parametrize(
     ("patterns", "message"),
     [(["neck.*"], r"no parameter of the network is called 'neck\.\*'"), (["*"], "no parameter to train")],
@@ -42,8 +32,9 @@ def test_patterns_are_checked(patterns, message):
         tiny_task(freeze=patterns)
 
 
-@pytest.mark.parametrize("pattern", ["backbone", "backbone.*", "stages"])
-@pytest.mark.parametrize("task_class", [ClassificationTask, SegmentationTask])
+@pytest.mark.parametrize(
+    ("task_class", "pattern"), [(ClassificationTask, "stages"), (SegmentationTask, "backbone.*")], ids=str
+)
 def test_a_frozen_backbone_keeps_nothing_for_a_backward_pass(task_class, pattern):
     head = {"head": "fcn"} if task_class is SegmentationTask else {}
     task = task_class(backbone="pvt_v2_b0", num_classes=3, img_size=32, freeze=[pattern], **head).train()

@@ -44,7 +44,7 @@ def by_timm(images, labels, share, cutmix, smoothing, monkeypatch):
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("kind", ["mixup", "cutmix"])
-@pytest.mark.parametrize("key", range(6))
+@pytest.mark.parametrize("key", range(2))
 def test_images_and_loss_are_timm_s(kind, key, smoothing, monkeypatch):
     images, labels = batch()
     alphas = (0.8, 0.0) if kind == "mixup" else (0.0, 1.0)
@@ -109,13 +109,6 @@ def test_the_key_decides_and_no_global_generator_does():
     assert not torch.equal(results[0], Mixup(0.8, 1.0)(images, labels, CLASSES, 12)[0])
 
 
-def test_of_both_each_batch_takes_one():
-    images, labels = batch()
-    own_or_partner = lambda mixed: ((mixed == images) | (mixed == images.flip(0))).all()  # noqa: E731
-    found = {bool(own_or_partner(Mixup(1.0, 1.0)(images, labels, CLASSES, key)[0])) for key in range(20)}
-    assert found == {False, True}
-
-
 def test_nothing_is_mixed_in_place_and_an_odd_image_is_its_own_partner():
     images, labels = batch(5)
     before = images.clone()
@@ -124,9 +117,3 @@ def test_nothing_is_mixed_in_place_and_an_odd_image_is_its_own_partner():
         assert torch.equal(images, before)
         assert torch.allclose(mixed[2], images[2])
     assert torch.allclose(mixup(images, 0.25), 0.25 * images + 0.75 * images.flip(0))
-
-
-def test_half_precision_stays():
-    images, labels = batch()
-    mixed, shares = Mixup(1.0, 0.0)(images.bfloat16(), labels, CLASSES, 0)
-    assert (mixed.dtype, shares.dtype) == (torch.bfloat16, torch.bfloat16)

@@ -40,11 +40,10 @@ class ByHand(Callback):
                 self.average[name] = value.double().clone()
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize(
-    ("backbone", "precision"),
-    [(None, "32-true"), (None, "bf16-mixed"), (NORMED, "32-true")],  # torch's bfloat16 convolutions: NaN now and then
-    ids=["deit", "deit in bfloat16", "batch norm"],
+    ("backbone", "accumulate", "precision"),
+    [(None, 2, "bf16-mixed"), (NORMED, 1, "32-true")],  # torch's bfloat16 convolutions: NaN now and then
+    ids=["deit in bfloat16", "batch norm"],
 )
 def test_the_formula_holds_for_every_entry_after_every_step(tmp_path, backbone, accumulate, precision):
     hand = ByHand()
@@ -58,16 +57,6 @@ def test_the_formula_holds_for_every_entry_after_every_step(tmp_path, backbone, 
     assert hand.updates == task.ema.updates == 4 // accumulate
     head = "head.weight" if backbone is None else "fc.weight"
     assert not torch.allclose(kept[head], task.network.state_dict()[head], atol=1e-4)
-
-
-def test_integers_are_copied_and_a_first_update_does_not_take_over():
-    network = nn.BatchNorm1d(2)
-    average = ModelEma(network, 0.9)
-    network.num_batches_tracked.fill_(7)
-    network.running_mean.fill_(1.0)
-    average.update(network)
-    assert average.network.num_batches_tracked.item() == 7
-    assert average.network.running_mean.tolist() == pytest.approx([0.1, 0.1])
 
 
 def test_a_redrawn_projection_is_copied_and_stays_orthogonal():
@@ -102,26 +91,15 @@ def test_running_statistics_are_averaged_and_other_buffers_copied():
     assert average.network[0].running_var.tolist() == pytest.approx([1.1] * 2)
 
 
-@pytest.mark.parametrize(
-    "copied", [copy.deepcopy, lambda task: pickle.loads(pickle.dumps(task))], ids=["copy", "pickle"]
-)
-def test_a_task_with_an_average_can_be_copied(tmp_path, copied):
+def test_a_task_with_an_average_can_be_copied(tmp_path):
     task = tiny_task(ema_decay=DECAY, lr=1e-2, warmup_epochs=0)
     fit(task, tmp_path)
-    other = copied(task)
+    other = pickle.loads(pickle.dumps(task))
     assert other.ema.updates == task.ema.updates == 2
     other.ema.update(other.network)
     task.ema.update(task.network)
     pairs = zip(other.state_dict().values(), task.state_dict().values(), strict=True)
     assert all(torch.equal(*pair) for pair in pairs)
-
-
-def test_it_needs_no_gradient_and_no_optimiser(tmp_path):
-    task = tiny_task(ema_decay=DECAY)
-    runner = fit(task, tmp_path)
-    trained = {id(weight) for group in runner.optimizers[0].param_groups for weight in group["params"]}
-    assert trained == {id(weight) for weight in task.network.parameters()}
-    assert all(weight.grad is None for weight in task.ema.parameters())
 
 
 class Logged(Callback):
@@ -159,9 +137,8 @@ class TestNeverUpdated:
         assert not [name for name in logged.checks[0] if "ema" in name]
         assert "val/ema_score" in logged.epochs[0]
 
-    @pytest.mark.parametrize("stage", ["validate", "test"])
-    def test_not_in_an_untrained_model(self, tmp_path, stage):
-        (found,) = getattr(trainer(tmp_path), stage)(tiny_task(ema_decay=DECAY), batches(16), verbose=False)
+    def test_not_in_an_untrained_model(self, tmp_path):
+        (found,) = trainer(tmp_path).test(tiny_task(ema_decay=DECAY), batches(16), verbose=False)
         assert not [name for name in found if "ema" in name]
 
 
@@ -193,26 +170,13 @@ class TestResume:
         assert again.epochs == logged.epochs[2:]
         assert again.checks == [logged.epochs[1]]  # what was loaded is what was scored
 
-    def test_a_checkpoint_holds_both_and_opens_safely(self, stopped):
-        content = torch.load(stopped[2], weights_only=True)
-        assert content["ema_updates"] == 6
-        weights = content["state_dict"]
-        assert not torch.equal(weights["network.head.weight"], weights["ema.network.head.weight"])
-
-    @pytest.mark.parametrize("stage", ["validate", "test"])
-    def test_both_are_scored_from_a_checkpoint(self, stopped, tmp_path, stage):
+    def test_both_are_scored_from_a_checkpoint(self, stopped, tmp_path):
         _, logged, checkpoint = stopped
         task = tiny_task(ema_decay=DECAY)
-        (found,) = getattr(trainer(tmp_path), stage)(
-            task, batches(24), ckpt_path=checkpoint, weights_only=True, verbose=False
-        )
+        (found,) = trainer(tmp_path).test(task, batches(24), ckpt_path=checkpoint, weights_only=True, verbose=False)
         assert {name.partition("/")[2]: value for name, value in found.items()} == pytest.approx(
             {name.partition("/")[2]: value for name, value in logged.epochs[1].items()}
         )
-
-    def test_it_is_in_a_loaded_task(self, stopped):
-        task = ClassificationTask.load_from_checkpoint(stopped[2], weights_only=True)
-        assert task.ema.updates == 6
 
     def test_predictions_come_from_the_weights_that_are_asked_for(self, stopped, tmp_path):
         task = ClassificationTask.load_from_checkpoint(stopped[2], weights_only=True, predict_with="ema")
@@ -236,7 +200,7 @@ def test_the_two_copies_do_not_share_or_follow_each_other():
     assert all(torch.equal(a, b) for a, b in zip(task.ema.network.parameters(), task.network.parameters(), strict=True))
 
 
-@pytest.mark.parametrize("decay", [-0.1, 1.0, 2])
+@pytest.mark.parametrize("decay", [-0.1, 1.0])
 def test_a_decay_that_is_none(decay):
     with pytest.raises(linvit.UserError, match="ema_decay must be a number at least 0 and below 1"):
         tiny_task(ema_decay=decay)

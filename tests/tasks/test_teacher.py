@@ -42,14 +42,14 @@ def distance_of(task):
     return task.distillation.distance
 
 
-@pytest.mark.parametrize("copied", ["all", "attention", "mlp", "nothing"])
+@pytest.mark.parametrize("copied", ["all", "attention", "nothing"])
 def test_the_student_starts_with_what_is_copied_of_the_weights_that_predict(teacher, tmp_path, copied):
     mine = tiny_task(**STUDENT, ema_decay=0.9, mesa=1.0, teacher={"source": teacher, "copied": copied})
     before = {name: value.clone() for name, value in mine.network.state_dict().items()}
     theirs = ClassificationTask.load_from_checkpoint(teacher).ema.network.state_dict()
     started(mine, tmp_path)
     for name, value in mine.network.state_dict().items():
-        taken = copied == "all" or copied == ("attention" if ".attn." in name else "mlp")
+        taken = copied == "all" or (copied == "attention" and ".attn." in name)
         assert torch.equal(value, theirs[name] if taken else before[name]), name
         assert torch.equal(mine.ema.network.state_dict()[name], value)
 
@@ -138,19 +138,6 @@ def test_without_labels_only_what_is_matched_is_trained(teacher, tmp_path):
     assert changed == {"blocks.0.attn.qkv.weight", "blocks.0.attn.qkv.bias"}
 
 
-def test_a_teacher_of_whom_nothing_is_matched_is_not_run(teacher, tmp_path):
-    option = {"source": teacher, "attention_weight": 0.0, "copied": "nothing"}
-    task = tiny_task(**STUDENT, lr=0.1, teacher=option)
-    before, calls = {name: value.clone() for name, value in task.network.state_dict().items()}, []
-    task.on_train_start = lambda: task.distillation.distance.teacher.register_forward_hook(lambda *_: calls.append(1))
-    fit(task, tmp_path)
-    assert not calls
-    alone = tiny_task(**STUDENT, lr=0.1)
-    alone.network.load_state_dict(before)
-    fit(alone, tmp_path)
-    torch.testing.assert_close(task.network.state_dict(), alone.network.state_dict(), rtol=0, atol=0)
-
-
 def test_null_in_a_list_keeps_the_attention_of_the_teacher(tmp_path):
     deep, path = {**TINY, "depth": 2}, str(tmp_path / "teacher.ckpt")
     trained = fit(tiny_task(backbone=deep, attention=["focused", "hydra"]), tmp_path)
@@ -171,19 +158,9 @@ def test_a_teacher_of_other_classes_is_named_and_its_features_are_used(teacher, 
         assert distance_of(task).layers
 
 
-def test_what_only_the_student_has_can_be_frozen(teacher, tmp_path):
-    options = {"attention": "focused", "warmup_epochs": 0, "teacher": teacher, "freeze": ["*.mechanism.*"], "lr": 0.1}
-    before = started(tiny_task(**options), tmp_path).network.state_dict()
-    after = fit(tiny_task(**options), tmp_path).lightning_module.network.state_dict()
-    assert {name for name in before if torch.equal(after[name], before[name])} == {
-        n for n in before if ".mechanism." in n
-    }
-
-
-@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
-def test_the_teacher_has_the_precision_of_the_run(teacher, tmp_path, precision):
+def test_the_teacher_has_the_precision_of_the_run(teacher, tmp_path):
     task, memory = tiny_task(**STUDENT, teacher=teacher), Memory()
-    fit(task, tmp_path, precision=precision, logger=memory)
+    fit(task, tmp_path, precision="bf16-true", logger=memory)
     assert all(0 < value < 1 for _, value in memory.values["train/teacher_attention"])
 
 
@@ -212,7 +189,6 @@ def test_new_parameters_have_a_learning_rate_of_their_own(teacher, tmp_path):
             {"backbone": {**TINY, "depth": 2}},
             r"is not of the backbone .*blocks\.1\.attn\.proj\.weight \(not in the file",
         ),
-        ({"backbone": {**TINY, "depth": 0}}, r"blocks\.0\.attn\.proj\.weight \(not in the model"),
         (
             {"backbone": {**TINY, "embed_dim": 48}},
             r"in the file, 48x48 in the model\)\. Set --model\.backbone to .*, \{",
