@@ -93,14 +93,6 @@ def test_several_checkpoints_on_images_of_ones_own(best, photos, tmp_path, monke
     assert found[0]["other"].split(",")[0] in map(str, task.hparams["class_names"] or range(10))
 
 
-def test_a_backbone_without_a_run(photos, tmp_path):
-    spec = "{name: deit_nano, depth: 1}"
-    options = ["--attention", "hydra", "--img_size", "32", "--count", "1", "--query", "0.2", "0.8"]
-    done = linvit("analyze", "--backbone", spec, *options, "--images", photos, cwd=tmp_path)
-    assert done.code == 0, done.err
-    assert {float(row["rank"]) for row in rows(tmp_path / "analysis" / "statistics.csv")} == {1.0}
-
-
 def test_a_matrix_over_channels_is_called_that(photos, tmp_path):
     options = ["--attention", "[xca, linear]", "--img_size", "32", "--count", "1"]
     done = linvit("analyze", "--backbone", "{name: deit_nano, depth: 2}", *options, "--images", photos, cwd=tmp_path)

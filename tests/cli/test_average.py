@@ -28,16 +28,6 @@ def test_the_best_of_each_kind_is_kept(averaged):
     assert {"val/ema_top1", "val/ema_top5", "val/ema_loss", "val/ema_score"} <= curves.keys()
 
 
-def test_the_last_checkpoint_knows_the_best_scores_of_its_own_epoch(tmp_path):
-    run = train(tmp_path, "--model.ema_decay=0.5", "--trainer.max_epochs=1")
-    curves = events(run.folder)
-    states = kept(run.checkpoint("last"))["callbacks"].values()
-    (best,) = (state for state in states if "val/score" in state)
-    for tag in ("val/score", "val/ema_score"):
-        ((_, score),) = curves[tag]
-        assert best[tag] == pytest.approx(score, rel=1e-6)
-
-
 def test_a_worse_epoch_after_going_on_does_not_replace_it(averaged, tmp_path_factory):
     """The scores so far are in the checkpoint, of the weights and of their average."""
     run = train(tmp_path_factory.mktemp("worse"), "--model.ema_decay=0.5")
@@ -70,26 +60,17 @@ def test_test_scores_both_and_predict_takes_the_one_asked_for(averaged):
     assert found[0] != found[1]
 
 
-@pytest.mark.parametrize(("weights", "name"), [("ema", "best_ema"), ("raw", "best")])
-def test_a_runs_folder_stands_for_the_best_of_the_weights_that_predict(averaged, weights, name):
-    arguments = [f"--ckpt_path={averaged.folder}", f"--model.predict_with={weights}"]
+def test_a_runs_folder_stands_for_the_best_of_the_weights_that_predict(averaged):
+    arguments = [f"--ckpt_path={averaged.folder}", "--model.predict_with=ema"]
     done = linvit("predict", f"--config={averaged.config}", *arguments, cwd=averaged.root)
     assert done.code == 0, done.err
-    assert f"its checkpoints/{name}.ckpt" in done.log
+    assert "its checkpoints/best_ema.ckpt" in done.log
 
 
-@pytest.mark.parametrize("verb", ["validate", "test", "predict"])
-def test_no_verb_misses_what_kept_the_average(averaged, recwarn, verb):
-    done = averaged.then(verb, *flags(trainer__limit_val_batches=1, trainer__limit_test_batches=1))
+def test_no_verb_misses_what_kept_the_average(averaged, recwarn):
+    done = averaged.then("validate", *flags(trainer__limit_val_batches=1, trainer__limit_test_batches=1))
     assert done.code == 0, done.err
     assert not [str(warning.message) for warning in recwarn if "callbacks" in str(warning.message)]
-
-
-def test_fine_tuning_starts_from_the_best_average(averaged, tmp_path):
-    source = averaged.checkpoint("best_ema")
-    tuned = train(tmp_path, f"--model.pretrained={{source: {source}, ema: true}}", "--trainer.fast_dev_run=true")
-    assert f"weights from '{source}': deit names, from state_dict.ema.network (beside it: network, " in tuned.done.log
-    assert "100.0% of the backbone" in tuned.done.log
 
 
 def test_the_average_becomes_a_file_of_weights(averaged, tmp_path):

@@ -8,7 +8,6 @@ import pytest
 import linvit
 from linvit.cli.check import main
 from linvit.registry import Registry
-from tests.cli import runs
 
 MINE = '''
 import linvit
@@ -52,16 +51,8 @@ def test_a_class_in_this_folder(mine, capsys):
     assert "not declared" in out
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["{name: mine:Mine, power: 2}"],
-        ['{"name": "mine:Mine", "power": 2}'],
-    ],
-    ids=" ".join,
-)
-def test_a_failure_is_exit_code_1_and_names_its_line(mine, capsys, arguments):
-    assert main([*arguments, "--quick"]) == 1
+def test_a_failure_is_exit_code_1_and_names_its_line(mine, capsys):
+    assert main(['{"name": "mine:Mine", "power": 2}', "--quick"]) == 1
     out = capsys.readouterr().out
     assert out.startswith("mine:Mine, power=2: FAILED (")
     assert failures(out) == ["equivalent matrix"]
@@ -85,7 +76,6 @@ def test_an_exit_in_a_mechanism_is_a_failure_with_a_report(capsys):
         ),
         (["{name: mine:Mine, power: 3}"], "power must be 1 or 2; got 3"),
         (["{power: "], "the attention '{power: ' is neither JSON nor YAML."),
-        (["{power: 2}"], "attention spec {'power': 2} has no name."),
     ],
 )
 def test_mistakes_are_user_errors(mine, arguments, message, capsys):
@@ -93,11 +83,6 @@ def test_mistakes_are_user_errors(mine, arguments, message, capsys):
         main(arguments)
     assert str(error.value).startswith(message)
     assert capsys.readouterr().out == ""
-
-
-def test_numbers_are_read_as_a_configuration_reads_them(capsys):
-    main(["{name: taylor, eps: 1e-5}", "--quick"])
-    assert capsys.readouterr().out.startswith("taylor, eps=1e-05: ")
 
 
 def test_all_registered_with_a_summary(mine, capsys, monkeypatch):
@@ -115,37 +100,14 @@ def test_all_registered_with_a_summary(mine, capsys, monkeypatch):
     assert out.splitlines()[-2:] == ["1 of 2 passed", "failed: bad"]
 
 
-def test_help_has_examples(capsys):
-    with pytest.raises(SystemExit) as exit_:
-        main(["--help"])
-    assert exit_.value.code == 0
-    out = capsys.readouterr().out
-    assert "examples:" in out
-    assert "linvit check my_package.my_module:MyAttention" in out
-
-
-def test_the_command_line(mine):
-    done = runs.linvit("check", "mine:Mine", "--quick", cwd=mine)
-    assert done.code == 0, done.out + done.err
-    assert done.out.startswith("mine:Mine: passed (")
-
-
 SOUND = "tests.testing.wrong_backbones:Sound"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "title"),
-    [
-        ([], SOUND),
-        (["--attention", "linear"], SOUND),
-        (["--attention", "[linear, {name: softmax}]"], SOUND),
-    ],
-    ids=" ".join,
-)
-def test_a_backbone(arguments, title, capsys):
+def test_a_backbone(capsys):
+    arguments = ["--attention", "[linear, {name: softmax}]"]
     assert main(["--backbone", SOUND, "--img_size", "32", *arguments, "--quick"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith(f"{title}: passed (")
+    assert out.startswith(f"{SOUND}: passed (")
     assert "torch.compile" not in out
     assert "(2, 16, 24)" in out
 
@@ -164,11 +126,8 @@ def test_a_backbone_with_options_that_fails(capsys):
     [
         (["--backbone", "swin_tinny"], "no backbone is called 'swin_tinny'. Did you mean 'swin_tiny'?"),
         (["--backbone", "{name: deit_nano, widths: 2}"], "backbone 'deit_nano' takes no option 'widths'."),
-        (["--backbone", "deit_nano", "--attention", "focussed"], "no attention is called 'focussed'."),
-        (["--backbone", "deit_nano", "--attention", "[linear, softmax]"], "attention lists 2 specs"),
         (["--backbone", "deit_nano", "--attention", "[linear"], "--attention '[linear' is neither JSON nor YAML."),
         (["--backbone", "deit_nano", "--img_size", "[32]"], "img_size must be a positive side"),
-        (["--backbone", "deit_nano", "--img_size", "50"], "image size 50x50 is not divisible by patch size 4"),
         (["focused", "--attention", "linear"], "--attention is for a backbone"),
         (["--img_size", "32"], "--img_size is for a backbone"),
     ],

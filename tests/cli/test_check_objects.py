@@ -3,10 +3,8 @@
 import csv
 
 from linvit.cli.data import main
-from linvit.data import DetectionData
 from tests.data.coco import annotation, annotations, write_coco
-from tests.data.images import image_folder, picture, save
-from tests.data.test_detection_tables import write
+from tests.data.images import picture, save
 
 
 def test_a_good_set(tmp_path, capsys):
@@ -51,10 +49,3 @@ def test_masks_that_a_run_with_masks_refuses_are_found(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "7 of 13 ANNOTATIONS ARE MALFORMED\n    7 with an empty segmentation, such as annotation 100 of " in out
     assert "BAD IMAGES" not in out
-
-
-def test_which_sets_have_objects(tmp_path):
-    assert DetectionData.recognises(str(write(tmp_path)))
-    assert DetectionData.recognises(str(write_coco(tmp_path / "coco", ("val",))))
-    assert not DetectionData.recognises(str(image_folder(tmp_path / "classes", ["train"])))
-    assert not DetectionData.recognises(str(tmp_path / "missing"))

@@ -18,7 +18,6 @@ from linvit.experiments.bench.costs import crossover
 from linvit.experiments.keep import Measurements, add_curve
 from linvit.experiments.page import Page
 from linvit.runs.folder import RunFolder
-from linvit.runs.options import read_config
 from linvit.runs.resolve import find_teacher
 from linvit.runs.run import Run
 from linvit.runs.train_teacher import train_teacher
@@ -83,12 +82,6 @@ def test_the_page_says_at_which_sides_a_student_was_timed():
     assert linearize.comparison(crossover(slow, teacher)).startswith("Sides measured: 32, 64, 96, 128 pixels. ")
     assert linearize.comparison(crossover(fast, teacher)).endswith("The student is faster at every side measured.")
     assert "faster from a side of about 74 pixels on" in linearize.comparison(crossover(fast | {64.0: 6}, teacher))
-
-
-def test_of_a_folder_of_runs_the_teacher_is_the_newest_that_had_none(folder, monkeypatch):
-    monkeypatch.chdir(folder[0])
-    config = find_teacher(read_config("quickstart", {"model.teacher.source": "checkpoints/quickstart"}))
-    assert config["model"]["init_args"]["teacher"]["source"].startswith("checkpoints/quickstart/version_0/")
 
 
 def test_the_blocks_that_keep_softmax_are_found_once(folder):

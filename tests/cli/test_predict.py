@@ -24,16 +24,13 @@ class Terminal(io.StringIO):
         (["--model", "nowhere.ckpt", "a.png"], "there is no checkpoint at 'nowhere.ckpt'"),
         (["--model", "RUN"], "the following arguments are required: IMAGE"),
         (["--model", "RUN", "a.png", "--output", "text.png/x"], "Choose another one with --output"),
-        (["--model", "RUN", "empty"], "there are no images in"),
         (["--model", "RUN", "text.png"], "text.png' cannot be predicted: not an image of the formats"),
         (["--model", "RUN", "text.png", "--on_error=skip"], "none of the images in 'text.png' can be predicted"),
         (["--model", "RUN", "a.png", "--data.sizes=3"], "an option of preprocessing must be one of"),
         (["--model", "RUN", "a.png", "--model.window=3"], "cannot be used: TypeError"),
         (["--model", "RUN", "a.png", "--model.compile=true"], "the task has no option 'compile'"),
         (["--model", "RUN", "a.png", "--device=tpu"], "--device tpu cannot be used"),
-        (["--model", "RUN", "a.png", "--device=meta"], "--device meta cannot be used"),
         (["--model", "RUN", "a.png", "--weights=ema"], "has no moving average of the weights"),
-        (["--model", "RUN", "a.png", "--weights=both"], "invalid choice: 'both'"),
     ],
 )
 def test_mistakes_are_named(run, tmp_path, arguments, said):
@@ -69,10 +66,3 @@ def test_on_a_terminal_it_shows_how_far_it_is(run, tmp_path, monkeypatch):
     done = linvit("predict", f"--model={run.folder}", "photos", cwd=tmp_path)
     assert done.code == 0, done.err
     assert "3/3" in done.err
-
-
-def test_help_names_the_options(tmp_path):
-    done = linvit("predict", "--model=RUN", "--help", cwd=tmp_path)
-    assert done.code == 0
-    assert "--on_error" in done.out
-    assert "--output DIR" in done.out

@@ -53,11 +53,9 @@ def test_labels_are_needed(run, tmp_path):
     [
         (["missing"], "'missing' is neither a run, NAME/version_N, nor a checkpoint in one, nor timm:MODEL"),
         (["--config=segmentation_quickstart"], "'digit_scenes' is for SegmentationData: name others"),
-        (["--config=segmentation_quickstart", "--data.source=nowhere"], "no data at 'nowhere'"),
         (["--config=quickstart", "--model.backbone={name: timm, model: resnet18x}"], "has no model 'resnet18x'"),
         (["--config=quickstart", "--epochs", "9"], "probe --epochs was removed. Use linvit probe without it"),
         (["--config=quickstart", "--layers", "7"], "feature indices \\[7\\] do not fit 4 features"),
-        (["timm:resnet18x", "--data.source=digits"], "has no model 'resnet18x'"),
     ],
 )
 def test_what_is_refused(arguments, message, tmp_path):

@@ -9,7 +9,7 @@ import pytest
 import torch
 import yaml
 from jsonargparse import ArgumentParser
-from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, SingleDeviceStrategy, Strategy
+from lightning.pytorch.strategies import FSDPStrategy, SingleDeviceStrategy, Strategy
 from torch import Tensor
 from torch.distributed.fsdp import FullyShardedDataParallel
 
@@ -75,12 +75,6 @@ def test_it_joins_an_experiment_from_the_command_line_and_as_a_base(name, tmp_pa
         found.append(yaml.safe_load(done.out)["trainer"]["strategy"])
     assert found[0] == found[1]
     assert found[0]["class_path"].endswith("Strategy")
-
-
-def test_ddp():
-    strategy = built("ddp")
-    assert isinstance(strategy, DDPStrategy)
-    assert strategy._ddp_kwargs["find_unused_parameters"] is False
 
 
 @pytest.fixture
@@ -162,12 +156,6 @@ def test_fsdp_saves_whole_checkpoints_and_resumes_to_the_same_weights(tmp_path):
     decayed = [optimizer["state"][i]["exp_avg"].ndim for i in optimizer["param_groups"][0]["params"]]
     assert decayed
     assert min(decayed) > 1
-
-
-def test_fsdp_without_cuda_is_a_user_error(tmp_path):
-    done = linvit("fit", f"--config={QUICKSTART}", f"--config={FOLDER / 'fsdp.yaml'}", *tiny(), cwd=tmp_path)
-    assert done.code == 2
-    assert "requires a GPU accelerator" in done.err
 
 
 def test_an_average_of_a_sharded_model_is_refused():

@@ -4,7 +4,6 @@ import csv
 
 import pytest
 
-import linvit
 from linvit.cli import bench
 from linvit.experiments.bench import builders
 from linvit.registry.model_info import model_info
@@ -43,16 +42,3 @@ def test_published_accuracy_is_labelled_and_not_of_backbones_that_were_changed(t
     assert "published ImageNet-1K top-1, %" in (tmp_path / "own" / "accuracy.svg").read_text(encoding="utf-8")
     assert bench.main(["backbone", *given, "--attention=hydra", "--output", str(tmp_path / "other")]) == 0
     assert not (tmp_path / "other" / "accuracy.svg").exists()
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (["swin_tinny"], r"no backbone is called 'swin_tinny'. Did you mean 'swin_tiny'"),
-        (["{name: deit_nano, depht: 3}"], "takes no option 'depht'"),
-    ],
-    ids=str,
-)
-def test_mistakes_are_told_before_anything_is_measured(given, message):
-    with pytest.raises(linvit.UserError, match=message):
-        bench.main(["backbone", *given])
