@@ -1,7 +1,6 @@
 """Time and memory of callables: the rounds with a clock that works turn, the memory against what is known."""
 
 import itertools
-import math
 import time
 
 import pytest
@@ -52,10 +51,6 @@ def test_the_interval_of_a_median_leaves_out_as_many_ranks_as_the_table_of_the_s
     assert Estimate.of(range(samples)) == ((samples - 1) / 2, beyond, samples - 1 - beyond, samples)
 
 
-def test_five_samples_have_no_interval():
-    assert Estimate.of([3, 1, 2, 5, 4]) == (3, 0, math.inf, 5)
-
-
 def test_each_has_its_share_of_the_budget_and_three_samples_at_least():
     clock = Clock()
     found = interleaved({"fast": clock.work("f", 1), "slow": clock.work("s", 30)}, budget=40, clock=clock)
@@ -83,11 +78,6 @@ def test_an_interruption_loses_no_sample_and_the_time_left_falls():
         interleaved(works, budget=20, clock=clock, times=times, on_sample=on_sample)
     assert times == {"a": [1, 1, 1], "b": [1, 1]}
     assert left == [19, 18, 17, 16, 15]
-
-
-def test_quartiles():
-    assert Timing((1.0, 2.0, 3.0, 4.0, 5.0)).quartiles == (2, 4)
-    assert Timing((3.0,)).quartiles == (3, 3)
 
 
 def test_peak_memory_counts_what_is_held_at_one_time():

@@ -1,7 +1,6 @@
 """The self-contained page: what it is given is text, it loads nothing, and it is well-formed."""
 
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -76,13 +75,3 @@ def test_columns_of_words_stand_to_the_left(tmp_path, cells, left):
     page.table(["layer", "value"], [["blocks.0", cell] for cell in cells])
     titles = [attributes for tag, attributes in read(page, tmp_path).elements if tag == "th"]
     assert ("class" in titles[1]) == left
-
-
-def test_rows_that_do_not_fit_the_titles_are_refused():
-    with pytest.raises(ValueError, match=r"shorter|longer"):
-        Page("x").table(["a", "b"], [["1"]])
-
-
-def test_a_page_appears_whole(tmp_path):
-    Page("x").write(tmp_path / "page.html")
-    assert [path.name for path in Path(tmp_path).iterdir()] == ["page.html"]

@@ -47,16 +47,8 @@ def test_a_network_that_was_trained_with_mesa_needs_no_moving_average(run, tmp_p
     assert description == read_trained(run.folder)[0]
 
 
-def test_a_checkpoint_without_a_description_is_refused(run, tmp_path):
-    content = torch.load(run.checkpoint("best"), weights_only=True)
-    del content["linvit"]
-    torch.save(content, tmp_path / "best.ckpt")
-    with pytest.raises(UserError, match="does not describe a trained network"):
-        read_trained(tmp_path / "best.ckpt")
-
-
-@pytest.mark.parametrize("predict_with", ["raw", "ema"])
-def test_each_kind_of_weights_is_that_of_its_own_best_epoch(run, tmp_path, predict_with):
+def test_each_kind_of_weights_is_that_of_its_own_best_epoch(run, tmp_path):
+    predict_with = "ema"
     content, files = torch.load(run.checkpoint("best"), weights_only=True), {"best": (1, 2), "best_ema": (3, 4)}
     names = [name.removeprefix("network.") for name in content["state_dict"] if name.startswith("network.")]
     content |= {"ema_updates": 20, "hyper_parameters": content["hyper_parameters"] | {"ema_decay": 0.9}}
@@ -86,7 +78,6 @@ def test_a_file_of_weights_says_the_same(run, tmp_path):
     ("change", "said"),
     [
         ({"task": "os:system"}, "the task 'os:system' is not linvit's"),
-        ({"task": "linvit.tasks.teacher:Teacher"}, "is not linvit's"),
         ({"options": {"backbone": "antigravity:fly"}}, "would run its code"),
         ({"options": {"attention": "of_a_plug_in"}}, "no attention is called 'of_a_plug_in'"),
         ({"options": {"backbone": {"name": "deit_nano", "depth": 40}}}, "belongs to another model"),

@@ -212,21 +212,6 @@ def test_who_may_not_write(run, hub, monkeypatch, token, message):
     assert not token or token not in str(caught.value)
 
 
-def test_no_network(run, hub, monkeypatch):
-    hub.shutdown()
-    hub.server_close()
-    with pytest.raises(linvit.UserError, match=r"'me/digits' was not uploaded: \w+: .*") as caught:
-        push(RunFolder(run.folder), "me/digits", "mit")
-    assert "\n" not in str(caught.value)
-
-
-def test_the_card_of_a_configuration_with_words_for_parts(run):
-    words = RunFolder(run.folder)
-    words.config.update(data="a.Data", trainer="b.yaml", model="a.Task", checkpoint="c")
-    card = write_card(ModelDescription("0", "tasks:InkTask", {}), words, "mit", {"linvit": "a"}, in_timm=False)
-    assert "Images of a folder or a table." in card
-
-
 def test_bad_input(run, tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()

@@ -25,12 +25,6 @@ def test_masks_survive():
     assert coco_masks.encode(255 * MASKS.astype(int)) == rles
 
 
-def test_no_masks():
-    assert coco_masks.encode(np.zeros((0, 7, 5))) == []
-    assert coco_masks.decode([]).shape == (0, 0, 0)
-    assert coco_masks.area([]).shape == (0,)
-
-
 @pytest.mark.parametrize("polygons", [[POLYGON], [POLYGON, [-3, 0, 2, 0, 2, 9]], [[1, 1, 1, 1, 1, 1]]])
 def test_polygons_as_coco_draws_them(polygons):
     expected = reference.merge(reference.frPyObjects(polygons, 7, 5))

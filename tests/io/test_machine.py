@@ -30,12 +30,6 @@ def groups(monkeypatch, tmp_path):
     return write
 
 
-def test_a_machine_without_limits(groups):
-    groups("0::/\n", **{"cpu-max": "max 100000", "memory-max": "max", "memory-current": GIB})
-    assert machine.cpus() == 16
-    assert machine.memory() == (64 * GIB, 40 * GIB)
-
-
 def test_version_2_the_tightest_of_all_levels(groups):
     groups(
         "0::/job/step\n",

@@ -21,11 +21,6 @@ from linvit.weights.load import Report
 ESCAPES = "\x1b]0;title\x07\x1b[2J\x9b31m\u202egpj.exe\r"
 
 
-@pytest.mark.parametrize("text", ["ant", "日本 é", "two\nlines\tand a tab", "C:\\x.jpg"])
-def test_ordinary_text_stays(text):
-    assert printable(text) == text
-
-
 def test_markdown_of_a_text_is_the_text():
     """Nothing of it is HTML, a link, code or emphasis."""
     given = ["<img src=x>", "a&lt;b", "[x](http://y.z)", "![x][y]", "`x`", "*x* _y_ ~~z~~", "www.x.y", "a|b", r"a\|b"]

