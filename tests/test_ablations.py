@@ -20,10 +20,6 @@ def commands(name):
     return fields["Command"].replace("--data.source=PATH", "--data.source=digits"), fields["Digits"]
 
 
-def test_there_are_ablations():
-    assert len(FILES) >= 11
-
-
 @pytest.mark.parametrize("name", FILES)
 def test_it_says_paper_commands_and_what_is_published(name):
     fields = heading(name)

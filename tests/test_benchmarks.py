@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 
 import linvit
 from benchmarks import loading
@@ -85,44 +84,6 @@ def test_the_readmes_picture_is_drawn_from_the_table_of_the_documents(monkeypatc
     assert rows.keys() <= set(drawn)
 
 
-def test_recall_keeps_the_rates_of_the_fewest_pairs_and_its_page_has_a_column_per_number(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.syspath_prepend(FOLDER)
-    monkeypatch.chdir(tmp_path)
-    import recall
-
-    titles = "variant,model.lr,mean,standard_deviation,seeds,state_bytes,rank"
-    tables = {
-        "diagnostics-rates": ["xca,0.001,0.9,0.05,3,,", "focused,0.004,1,0,3,,"],
-        "diagnostics": ["xca-pairs32,,0.3,0.1,3,1024,", "focused-pairs32,,0.5,0.2,3,1024,64"],
-    }
-
-    def linvit(command: list[str]) -> int:
-        """Stands in for the comparisons, of which it writes the tables."""
-        name = next(option.removeprefix("--name=") for option in command if option.startswith("--name="))
-        folder = tmp_path / "checkpoints/compare" / name
-        folder.mkdir(parents=True)
-        (folder / "table.csv").write_text("\n".join([titles, *tables[name]]), encoding="utf-8")
-        return 0
-
-    monkeypatch.setattr(recall, "linvit", linvit)
-    rows = recall.compare("xca,focused", [8, 32], 3, 2)
-    grid = yaml.safe_load((recall.FOLDERS[0] / "more_pairs.yaml").read_text(encoding="utf-8"))
-    assert grid["variants"]["focused"] == {"model.attention": "focused", "model.lr": 0.004}
-    assert grid["vary"] == {"data.pairs": [32]}
-    page = recall.page(rows, "device: cpu")
-    wanted = [
-        "attention||8 pairs|32 pairs|rate|state (KiB)|rank",
-        "focused|C|1.000 ± 0.000|0.500 ± 0.200|0.004|1.0|64.0",
-    ]
-    table = [line.strip("| ").replace(" | ", "|") for line in page.splitlines() if line.startswith("|")]
-    assert table[0].replace("  ", "") == wanted[0]
-    assert table[2:] == [wanted[1], "xca||0.900 ± 0.050|0.300 ± 0.100|0.001|1.0|-"]
-    assert "PAIRS=8,32 SEEDS=3`; device: cpu" in page
-    assert {"focused", "xca", "32 pairs"} <= set(re.findall(r">([a-z0-9].*?)</text>", recall.picture(rows)))
-
-
 def like_imagenet(folder):
     """A tiny folder of the benchmarks' images."""
     script = FOLDER / "imagenet_like.py"
@@ -133,15 +94,6 @@ def like_imagenet(folder):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return like_imagenet(tmp_path_factory.mktemp("like") / "set")
-
-
-def test_the_folder_has_twenty_classes_and_is_the_same_every_time(folder, tmp_path):
-    files = sorted(folder.rglob("*.jpg"))
-    assert len(files) == 100
-    assert len(list((folder / "train").iterdir())) == len(list((folder / "val").iterdir())) == 20
-    again = like_imagenet(tmp_path / "again")
-    for file in files:
-        assert (again / file.relative_to(folder)).read_bytes() == file.read_bytes()
 
 
 def test_ours_and_timm_s_rates_and_their_ratio_are_printed(folder, capsys):

@@ -12,7 +12,7 @@ from linvit.callbacks.report import write_picture, write_table
 from linvit.errors import find_user_error
 from linvit.inference import export
 from linvit.inference.export import Export
-from linvit.io.files import new_folder, rewriting, write_text
+from linvit.io.files import new_folder, write_text
 from tests.cli.runs import files, linvit
 
 resource = pytest.importorskip("resource", reason="Windows has no limit on the size of files")
@@ -65,12 +65,6 @@ def test_a_new_folder_is_there_when_it_is_whole(tmp_path):
     with new_folder(folder) as part:
         (part / "a").write_text("1", encoding="utf-8")
     assert files(tmp_path) == ["new", "new/a"]
-
-
-def test_nothing_is_left_of_a_block_that_fails(tmp_path):
-    with pytest.raises(ValueError, match="no"), rewriting(tmp_path / "file.txt"):
-        raise ValueError("no")
-    assert files(tmp_path) == []
 
 
 @pytest.mark.parametrize(

@@ -224,20 +224,6 @@ def test_a_run_on_other_data_is_named(folder, recwarn):
     assert find(asked, root)[1].step == 20
 
 
-@pytest.mark.parametrize(
-    ("verb", "arguments", "words"),
-    [
-        ("fit", ["--ckpt_path=x.ckpt"], "--resume=auto finds the checkpoint itself: leave --ckpt_path out"),
-        ("test", [], "--resume is for linvit fit; name the checkpoint of linvit test"),
-    ],
-)
-def test_mistakes(tmp_path, verb, arguments, words):
-    done = linvit(verb, f"--config={QUICKSTART}", *tiny(), AUTO, *arguments, cwd=tmp_path)
-    assert done.code == 2
-    assert words in done.err
-    assert not list(tmp_path.iterdir())
-
-
 def test_no_two_starts_take_the_same_folder(tmp_path):
     with ThreadPoolExecutor(16) as pool:
         numbers = list(pool.map(lambda _: claim_version(tmp_path / "quickstart"), range(64)))

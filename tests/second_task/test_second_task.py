@@ -11,8 +11,6 @@ from PIL import Image
 import linvit as package
 from linvit.runs.options import read_config
 from linvit.runs.run import Run
-from linvit.tasks import Task
-from linvit.tasks.base import SET_BY_DATA
 from tests.cli.runs import events, files, flags, linvit
 from tests.second_task.task import InkTask
 from tests.training import SIDE, TINY, fit, tiny_task
@@ -150,11 +148,6 @@ def test_its_backbone_starts_from_any_task(tmp_path, ema):
     assert torch.equal(again.network.backbone.pos_embed, source.pos_embed)
 
 
-def test_gradient_checkpointing_reaches_the_backbone():
-    assert ink_task(grad_checkpointing=True).network.backbone.grad_checkpointing
-    assert not ink_task().network.backbone.grad_checkpointing
-
-
 def test_the_command_line_and_the_base_know_no_task():
     """The default, which help explains where there is no configuration, is named in one file."""
     root = Path(package.__file__).parent
@@ -168,8 +161,3 @@ def test_what_predicts_knows_no_task():
     files = [Path(package.__file__).parent / "inference" / f"{name}.py" for name in ("model", "preprocessing")]
     words = re.compile(r"(Classification|Segmentation|Detection|Feature)(Task|Result)|linvit\.tasks\.(?!base|results)")
     assert [path.name for path in files if words.search(path.read_text(encoding="utf-8"))] == []
-
-
-def test_what_the_data_sets_are_arguments_of_every_task():
-    assert set(SET_BY_DATA) <= ink_task().hparams.keys()
-    assert issubclass(InkTask, Task)

@@ -155,9 +155,9 @@ class TestData:
         )
         text = error_of(lambda: trainer.fit(task, datamodule=data))
         assert text == (
-                f"the model has 3 classes, but data source '{folder}' has 2. "
-                f"Build the model with num_classes=2, or choose other data"
-            )
+            f"the model has 3 classes, but data source '{folder}' has 2. "
+            f"Build the model with num_classes=2, or choose other data"
+        )
 
 
 class TestStreamed:

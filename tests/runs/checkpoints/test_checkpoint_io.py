@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightning.pytorch import Trainer
 
 from linvit.callbacks.save_checkpoints import AtomicCheckpointIO
 from linvit.io import files
-from tests.training import fit, tiny_task
 
 PLUGIN = AtomicCheckpointIO()
 
@@ -26,18 +24,6 @@ def saved(path):
 
 def names(folder):
     return sorted(path.name for path in folder.iterdir())
-
-
-def test_a_file_takes_the_place_of_the_one_before(tmp_path):
-    for step in (1, 2, 3):
-        PLUGIN.save_checkpoint(state(step), tmp_path / "last.ckpt")
-        assert (names(tmp_path), saved(tmp_path / "last.ckpt")) == (["last.ckpt"], step)
-
-
-def test_the_mode_is_that_of_other_files(tmp_path):
-    (tmp_path / "other").touch()
-    PLUGIN.save_checkpoint(state(1), tmp_path / "x.ckpt")
-    assert (tmp_path / "x.ckpt").stat().st_mode == (tmp_path / "other").stat().st_mode
 
 
 def failing_fsync(monkeypatch):
@@ -93,17 +79,3 @@ def test_a_limit_on_the_size_of_files(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert saved(tmp_path / "x.ckpt") == 1
     assert names(tmp_path) == ["x.ckpt"]
-
-
-def test_what_cannot_be_pickled_leaves_nothing(tmp_path):
-    with pytest.raises(Exception, match="pickle"):
-        PLUGIN.save_checkpoint({"a": lambda: 0}, tmp_path / "x.ckpt")
-    assert names(tmp_path) == []
-
-
-def test_any_program_can_use_it(tmp_path):
-    trainer = Trainer(plugins=[AtomicCheckpointIO()], accelerator="cpu", logger=False, default_root_dir=tmp_path)
-    assert isinstance(trainer.strategy.checkpoint_io, AtomicCheckpointIO)
-    done = fit(tiny_task(), tmp_path, plugins=[AtomicCheckpointIO()])
-    done.save_checkpoint(tmp_path / "x.ckpt")
-    assert PLUGIN.load_checkpoint(tmp_path / "x.ckpt", weights_only=True)["global_step"] == done.global_step

@@ -1,6 +1,5 @@
 """Disks that are full and folders that are read-only: a small file system, and files that nobody may change."""
 
-import resource
 import subprocess
 from pathlib import Path
 
@@ -86,35 +85,9 @@ def test_a_disk_that_fills_up(disk):
     assert step_of(kept / "last.ckpt") == 8
 
 
-def test_a_limit_on_the_size_of_files(tmp_path):
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, hard))
-    try:
-        done = fit(tmp_path)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert done.code == 2
-    says_in_one_line(done, "File too large")
-    assert [path.name for path in (tmp_path / RUN / "checkpoints").iterdir()] == [".lock"]
-
-
 def test_a_folder_that_is_read_only_at_the_start(lockable):
     (lockable / "runs").mkdir()
     subprocess.run(["chattr", "+i", lockable / "runs"], check=True)
     done = fit(lockable)
     assert done.code == 2
     assert "runs': Operation not permitted. Choose another one with --trainer.default" in done.err
-
-
-@pytest.mark.parametrize("what", ["checkpoints", "."])
-def test_a_folder_that_becomes_read_only(lockable, what):
-    done = fit(lockable, (2, f"chattr -R +i {what}"))
-    assert done.code == 2
-    if what == ".":
-        assert "a file could not be written: [Errno 1] Operation not permitted" in done.err
-        assert "continue with" in done.err
-    else:
-        says_in_one_line(done, "Operation not permitted")
-        assert "ended at step 6" in done.err
-    kept = lockable / RUN / "checkpoints"
-    assert step_of(kept / "last.ckpt") == 4

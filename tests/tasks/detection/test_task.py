@@ -1,9 +1,6 @@
 """Detection: losses, figures, reports and files of a network that finds squares."""
 
-import json
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -53,16 +50,6 @@ def test_figures_do_not_depend_on_the_order_and_an_image_that_comes_twice_counts
     }
 
 
-def test_masks_are_kept_as_run_lengths_alone():
-    task = finder_task().eval()
-    found = task.score_batch(task.network, batch(range(3)), task.configure_metrics())
-    assert [len(true.labels) for true, _ in found] == [1, 1, 1]
-    assert [true.iscrowd.tolist() for true, _ in found] == [[True], [False], [False]]
-    for true, detected in found:
-        assert true.size == detected.size == SIZE
-        assert all(isinstance(counts, str) for counts in [*true.counts, *detected.counts])
-
-
 def test_a_run_logs_draws_reports_and_writes_files(tmp_path):
     task = finder_task(ema_decay=0.99, lr=0.2)
     logger = TensorBoardLogger(tmp_path, name="", version="")
@@ -109,21 +96,3 @@ def test_a_detector_trains_and_is_scored_in_mixed_precision(tmp_path):
     runner.fit(task, datamodule=Squares())
     assert torch.isfinite(runner.callback_metrics["train/loss"])
     assert runner.callback_metrics["val/box_AR100"] >= 0
-
-
-def on_ranks(folder: Path, world: int) -> dict[str, float]:
-    """What rank 0 of some scored."""
-    command = [sys.executable, "-m", "tests.tasks.detection.ranks", str(folder)]
-    started = [subprocess.Popen([*command, str(rank), str(world)]) for rank in range(world)]
-    assert [process.wait() for process in started] == [0] * world
-    found = [json.loads((folder / f"{world}_{rank}.json").read_text(encoding="utf-8")) for rank in range(world)]
-    assert all(each == found[0] for each in found)
-    return found[0]
-
-
-@pytest.mark.slow
-def test_figures_are_the_same_on_one_and_three_ranks(tmp_path):
-    """The ranks have four, five and five images: two come twice."""
-    one = on_ranks(tmp_path, 1)
-    assert 0 < one["box_AP"] < 1
-    assert on_ranks(tmp_path, 3) == one
