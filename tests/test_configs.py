@@ -76,16 +76,6 @@ def slow_unless_small(name):
     return pytest.param(name, marks=pytest.mark.slow) if big else name
 
 
-SINGLE = {"hydra_deit_base", "mhla_deit_small", "cswin_large", "pola_pp_b3", "pola_pp_b5", "mlla_base", "vssd_small"}
-
-
-def slow_if_one_of_many(name):
-    """Larger recipes of a family, whose settings differ little from those of its smallest."""
-    stem = Path(name).stem
-    smallest = re.search(r"_(tiny|micro|xt|t|b0|\d{3})$", stem) and not stem.startswith("agent_swin_small")
-    return name if smallest or stem in SINGLE else pytest.param(name, marks=pytest.mark.slow)
-
-
 def test_every_fragment_is_part_of_an_experiment_or_says_how_to_add_it():
     used = {path for content in CONFIGS.values() for path in bases(content)}
     used |= {

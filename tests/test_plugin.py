@@ -4,6 +4,7 @@ import functools
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,15 @@ def installed(tmp_path_factory):
         source = tmp_path_factory.mktemp("source") / package.name
         shutil.copytree(package, source)  # setuptools leaves build files beside what it builds
         target = tmp_path_factory.mktemp("site")
+        if package != PACKAGE:  # pip takes seconds, and leaves the same
+            project = tomllib.loads((package / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+            points = [
+                f"[{group}]\n" + "".join(f"{name} = {place}\n" for name, place in names.items())
+                for group, names in project["entry-points"].items()
+            ]
+            modules = {file.stem: file.read_text(encoding="utf-8") for file in package.glob("linvit_*.py")}
+            write_distribution(target, project["name"], project["version"], "".join(points), **modules)
+            return target
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         options = ["--no-deps", "--no-build-isolation", "--no-index", "--target", target]
         done = subprocess.run([*pip, *options, source], capture_output=True, text=True)
@@ -82,15 +92,14 @@ def line_of(name, text):
     return [line for line in text.splitlines() if name in line.replace("'", " ").split()][-1]
 
 
-def test_the_plugin_is_listed_with_its_owner(cosine):
-    done = python("-m", "linvit", "list", path=cosine)
-    assert done.returncode == 0, done.stderr
-    assert line_of("cosine", done.stdout).split(maxsplit=3) == [
-        "cosine",
-        "linvit-cosine",
-        "0.2",
-        "Cosine linear attention, O(N d^2).",
-    ]
+def test_the_plugin_is_listed_with_its_owner_and_documented(cosine):
+    code = "from linvit.cli import main\nassert main(['list']) == main(['list', 'attentions', 'cosine']) == 0\n"
+    done = forked(code, cosine)
+    assert done.returncode == 0, done.stdout
+    (line, *_) = (line for line in done.stdout.splitlines() if line.split()[:1] == ["cosine"])
+    assert line.split(maxsplit=3)[1:] == ["linvit-cosine", "0.2", "Cosine linear attention, O(N d^2)."]
+    for said in ("from linvit_cosine:Cosine, linvit-cosine 0.2\n", "`o = q (k^T v) / M`", "options: none"):
+        assert said in done.stdout
 
 
 def test_the_plugin_works_in_a_backbone_and_its_matrix_has_low_rank(cosine):

@@ -17,7 +17,7 @@ from linvit.registry.model_info import model_info
 from linvit.tasks import ClassificationTask
 from linvit.tasks.optimisation import batch_size_warning, run_schedule, total_batch_size
 from linvit.tasks.parameter_groups import parameter_groups
-from tests.test_configs import IMAGENET, ROOT, heading, printed_by_its_command, slow_if_one_of_many
+from tests.test_configs import IMAGENET, ROOT, heading, printed_by_its_command
 
 TRAINING_IMAGES = 1_281_167
 DEVICES = 8
@@ -221,7 +221,23 @@ def test_a_recipe_without_a_source_says_so():
         assert "its settings are not published" in (ROOT / f"configs/imagenet/{name}.yaml").read_text()
 
 
-@pytest.mark.parametrize("name", [*map(slow_if_one_of_many, IMAGENET)])
+QUICK = {  # one of each program's, and what only they do; the others are slow
+    *(
+        "deit_tiny",
+        "pvt_v2_b0",
+        "swin_base_384",
+        "cswin_tiny",
+        "soft_tiny",
+        "flatten_pvt_tiny",
+        "flatten_cswin_base_384",
+    ),
+    *("ravlt_t", "pola_pp_b0", "mlla_tiny", "vssd_micro", "mhla_deit_small", "inline_deit_tiny", "agent_swin_tiny"),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if Path(n).stem in QUICK else pytest.mark.slow) for n in IMAGENET]
+)
 def test_it_is_the_published_recipe(name):
     check_batch(name)
     stem = Path(name).stem

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from linvit import Attention, Facts, Grid, Host, UserError
+from linvit import Attention, Facts, Grid, UserError
 from linvit.analysis import attention_matrix
 from tests.helpers import assert_near, inputs, mechanism, randn
 
@@ -27,7 +27,7 @@ def test_matrix_of_softmax_is_the_softmax(grid: Grid, fused: bool) -> None:
     assert_near(attention_matrix(module, given.q, given.k, grid, bias=bias), logits.softmax(-1), 1e-12)
 
 
-@pytest.mark.parametrize("dim", [3, 6, 24, 300])  # 1, 2, 8 and 100 channels per head, for 13 keys
+@pytest.mark.parametrize("dim", [3, 300])  # 1 and 100 channels per head, for 13 keys
 def test_any_number_of_channels_reads_every_key(dim: int) -> None:
     module = mechanism("linear", GRID, dim=dim)
     given = inputs(module, GRID)
@@ -76,16 +76,6 @@ class Recorder:
 
     def __deepcopy__(self, memo: object) -> None:
         raise AssertionError("the owner of a hook was copied")
-
-
-def test_hooks_of_the_mechanism_do_not_fire() -> None:
-    calls = []
-    module = mechanism("focused", GRID)
-    module.register_forward_hook(lambda *_: calls.append("after"))
-    module.register_forward_pre_hook(lambda *_: calls.append("before"))
-    given = inputs(module, GRID)
-    attention_matrix(module, given.q, given.k, GRID)
-    assert calls == []
 
 
 def test_hooks_inside_the_mechanism_do_not_fire() -> None:
@@ -140,23 +130,6 @@ def test_mechanism_that_cannot_be_probed_answers_for_itself() -> None:
     assert torch.equal(attention_matrix(module, given.q, given.k, GRID), torch.eye(13, dtype=torch.float64))
     got = attention_matrix(module, given.q, given.k, GRID, v=given.v)
     assert torch.equal(got, given.v.double())
-
-
-class Gated(Attention):
-    """Weighs the mean of the values by the layer's input."""
-
-    host = Host(input=True)
-
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, x: Tensor) -> Tensor:
-        return v.mean(-2, keepdim=True) * x.mean(-1)[:, None, :, None]
-
-
-def test_input_reaches_a_mechanism_that_takes_it() -> None:
-    module = Gated(24, 3, GRID)
-    q, k, _, extra = inputs(module, GRID)
-    matrix = attention_matrix(module, q, k, GRID, x=extra["x"])
-    want = extra["x"].mean(-1)[:, None, :, None] / GRID.num_keys
-    assert_near(matrix, want.expand_as(matrix), 1e-12)
 
 
 class TwiceAsWide(Attention):

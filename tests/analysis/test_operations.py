@@ -72,16 +72,13 @@ def test_an_operator_of_a_plug_in_counts_its_largest_tensor() -> None:
     assert count_operations(Calls(lambda x: doubled(x) + 1), torch.ones(5)) == (0, 20, 0)
 
 
-@pytest.mark.parametrize("grid", [GRID, REDUCED], ids=["full", "reduced"])
 @pytest.mark.parametrize("name", own_names(attentions))
-def test_products_of_a_mechanism_are_those_that_torch_counts(name: str, grid: Grid) -> None:
+def test_products_of_a_mechanism_are_those_that_torch_counts(name: str) -> None:
     """Without fused kernels, of which torch's counter knows some, in some versions."""
-    try:
-        module = mechanism(name, grid)
-        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-            inputs(module, grid, batch=1)(module, grid)
-    except UserError:
-        return
+    grid = Grid((5, 4), num_prefix=1)
+    module = mechanism(name, grid)
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        inputs(module, grid, batch=1)(module, grid)
     counted = attention_cost(name, grid, dim=24, num_heads=3)
     assert 2 * counted.matmul == counter.get_total_flops()
     assert counted.total > 0
@@ -160,10 +157,6 @@ def test_a_module_that_is_called_with_a_view_of_a_parameter_is_counted() -> None
     assert [parameter.requires_grad for parameter in model.parameters()] == [True, False, False]
 
 
-def test_image_channels() -> None:
-    assert macs(nn.Conv2d(4, 2, 1), 3, in_chans=4) == 9 * 8
-
-
 @pytest.mark.parametrize("device", ["cpu", "meta", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("fused", [True, False])
 def test_both_products_of_softmax_count_on_every_device(device: str, fused: bool) -> None:
@@ -172,10 +165,3 @@ def test_both_products_of_softmax_count_on_every_device(device: str, fused: bool
     tokens, width, depth = 64, 96, 4
     block = 12 * tokens * width**2 + 2 * tokens**2 * width
     assert macs(model, 32) == tokens * 16 * 3 * width + depth * block
-
-
-def test_counts_of_mechanism_and_model_agree() -> None:
-    model = linvit.create_backbone("deit_nano", attention="linear", num_classes=0)
-    without = linvit.create_backbone("deit_nano", attention="hydra", num_classes=0)  # no products
-    of_one = attention_cost("linear", Grid((8, 8)), dim=96, num_heads=model.blocks[0].attn.mechanism.num_heads)
-    assert macs(model, 32) - macs(without, 32) == 4 * of_one.matmul

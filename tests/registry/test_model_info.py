@@ -34,7 +34,7 @@ def test_a_second_model_of_a_row_is_another_one_that_can_be_built(name: str) -> 
 
 
 ROWS = [
-    pytest.param(name, marks=[pytest.mark.slow] if facts.macs > 3e9 else []) for name, facts in model_info().items()
+    pytest.param(name, marks=[pytest.mark.slow] if facts.macs > 1.5e9 else []) for name, facts in model_info().items()
 ]
 
 

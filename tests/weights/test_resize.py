@@ -182,7 +182,7 @@ class TestTimm:
 
     @pytest.mark.parametrize("attention", [None, LINFORMER], ids=str)
     def test_positions(self, tmp_path, attention):
-        spec = {"name": "timm", "model": "vit_tiny_patch16_224"}
+        spec = {"name": "timm", "model": "test_vit"}
         torch.save(create(spec, attention=attention).state_dict(), tmp_path / "x.pth")
         report = resized(tmp_path / "x.pth", create(spec, attention=attention, img_size=(160, 256)))
         assert leaves(report) == {"pos_embed"} | ({"proj_k", "proj_v"} if attention else set())
@@ -195,7 +195,6 @@ class TestTimm:
             ("beit_base_patch16_224", 64, 96, {"depth": 1, "embed_dim": 24, "num_heads": 2}, "bias_table"),
             ("swin_tiny_patch4_window7_224", 56, 64, SMALL_SWIN, "bias_table"),
             ("maxvit_tiny_tf_224", 64, 96, {"depths": (1,), "embed_dim": (32,), "block_type": ("M",)}, "bias_table"),
-            ("mvitv2_tiny", 224, 96, {}, ("rel_pos_h", "rel_pos_w")),
         ],
     )
     def test_tables_are_those_of_timms_loader(self, model, there, here, options, table):
@@ -221,7 +220,6 @@ class TestTimm:
         ("model", "options", "names"),
         [
             ("tnt_s_legacy_patch16_224", {"depth": 1}, {"patch_pos"}),
-            ("volo_d1_224", {}, {"pos_embed"}),
             ("pit_ti_224", {}, {"pos_embed"}),
             ("hiera_tiny_224", {"stages": (1, 1, 1, 1)}, {"pos_embed"}),
             ("samvit_base_patch16", {"depth": 1, "global_attn_indexes": (0,)}, {"pos_embed", "rel_pos_h", "rel_pos_w"}),
@@ -237,7 +235,7 @@ class TestTimm:
         for name in report.resized:
             assert_near(new.state_dict()[name], torch.full_like(new.state_dict()[name], 3.0), 1e-5)
 
-    @pytest.mark.parametrize("shape", [(1, 192, 0, 0), (2, 192, 5, 5), (1, 3, 5, 5), (1, 64, 27), ()], ids=str)
+    @pytest.mark.parametrize("shape", [(1, 192, 0, 0), (1, 64, 27)], ids=str)
     def test_tables_of_other_kinds_stay_as_they_are(self, shape):
         model = timm.create_model("pit_ti_224", num_classes=2)
         report = load_pretrained(model, {"model": {**model.state_dict(), "pos_embed": torch.zeros(shape)}})

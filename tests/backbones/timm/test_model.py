@@ -43,28 +43,10 @@ def test_pyramid() -> None:
 
 
 @torch.no_grad()
-def test_chosen_levels_of_a_pyramid() -> None:
-    model = build("resnet18", features_only=True, out_indices=[1, 4])
-    assert model.feature_info.reduction() == [4, 32]
-    assert len(model(randn(1, 3, 64, 64, dtype=torch.float32))) == 2
-
-
-@torch.no_grad()
 def test_pyramid_of_a_transformer_at_another_size() -> None:
     model = build("test_vit", features_only=True, out_indices=[-1], img_size=(64, 32))
     (level,) = model(randn(1, 3, 64, 32, dtype=torch.float32))
     assert level.shape[2:] == (4, 2)
-
-
-@torch.no_grad()
-def test_channels_and_features() -> None:
-    model = build("resnet18", in_chans=5, num_classes=0)
-    assert model(randn(1, 5, 64, 64, dtype=torch.float32)).shape == (1, 512)
-
-
-def test_stochastic_depth_reaches_the_model() -> None:
-    model = build("test_vit", drop_path_rate=0.3)
-    assert model.blocks[-1].drop_path1.drop_prob == pytest.approx(0.3)
 
 
 def test_unknown_model_is_refused_with_the_nearest_name() -> None:

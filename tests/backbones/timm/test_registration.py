@@ -14,19 +14,6 @@ from tests.families import families, small
 from tests.helpers import randn
 from tests.plugin.distributions import forked, write_distribution
 
-SMALLEST = [  # one of each family that timm has not, and how many levels it has
-    "flatten_deit_tiny",
-    "pvt_tiny",
-    "flatten_pvt_v2_b0",
-    "flatten_swin_tiny",
-    "flatten_cswin_tiny",
-    "soft_tiny",
-]
-
-
-def images(*size: int) -> torch.Tensor:
-    return randn(1, 3, *size, dtype=torch.float32)
-
 
 def test_every_name_is_known_to_timm() -> None:
     for name in linvit.list_backbones():
@@ -52,16 +39,6 @@ def test_options_reach_the_backbone() -> None:
     assert type(model.blocks[0].attn.mechanism).__name__ == "HydraAttention"
     assert model.blocks[-1].drop_path1.drop_prob == pytest.approx(0.3)
     assert model.grid.size == (4, 6)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("name", SMALLEST)
-def test_pyramid(name: str) -> None:
-    model = timm.create_model(name, features_only=True, out_indices=(1, 2, 3), img_size=64).eval()
-    reductions = [16, 16, 16] if name == "flatten_deit_tiny" else [8, 16, 32]
-    assert model.feature_info.reduction() == reductions
-    shapes = [(1, c, 64 // r, 128 // r) for c, r in zip(model.feature_info.channels(), reductions, strict=True)]
-    assert [tuple(level.shape) for level in model(images(64, 128))] == shapes
 
 
 def test_the_pyramid_has_four_levels_unless_told() -> None:

