@@ -85,6 +85,13 @@ class Golden:
             assert tensor.grad is not None
             self.check(name.replace("input", "grad_input"), tensor.grad)
 
+    def check_qkv(self, output: Tensor, given: list[Tensor]) -> None:
+        """Holds the output and the gradients of inputs that are stored under the names of q, k and v."""
+        self.check("output", output)
+        (output * self.tensors["probe"].to(output.dtype)).sum().backward()
+        for name, tensor in zip("qkv", given, strict=True):
+            self.check(f"grad_input.{name}", tensor.grad)
+
     def named_inputs(self, dtype: torch.dtype) -> dict[str, Tensor]:
         """The inputs of a dense file by name; those of floating point are ready for gradients."""
         given = {name.removeprefix("input."): self.tensors[name] for name in self.named("input.")}

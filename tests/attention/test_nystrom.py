@@ -41,10 +41,7 @@ def test_equals_nystromformer(golden: Golden, dtype: torch.dtype) -> None:
     *given, mask = golden.inputs(dtype)
     module, grid = official(golden, dtype)
     out = module(*given, grid, mask=mask.detach())
-    golden.check("output", out)
-    (out * golden.tensors["probe"].to(dtype)).sum().backward()
-    for name, tensor in zip("qkv", given, strict=True):
-        golden.check(f"grad_input.{name}", tensor.grad)
+    golden.check_qkv(out, given)
     for name in golden.named("grad_param."):
         golden.check(name, module.get_parameter(name.removeprefix("grad_param.")).grad)
 
@@ -231,30 +228,11 @@ def test_neighbours_in_the_batch_matter_to_the_references_initial_value_only() -
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_landmarks": 0}, "num_landmarks must be a whole number at least 1, or null for a default; got 0"),
-        (
-            {"num_landmarks": 22},
-            "num_landmarks 22 is more than the 21 tokens .* 4x5 .* 1 prefix tokens; use at most 21",
-        ),
-        (
-            {"num_landmarks": 21, "landmarks": "pool2d"},
-            "num_landmarks 21 is more than the 20 tokens",
-        ),
-        (
-            {"num_landmarks": 4, "uneven": "error"},
-            "4x5 .* cannot be divided into num_landmarks 4 segments of equal size; these numbers can: 1, 3, 7, 21$",
-        ),
-        (
-            {"uneven": "error", "num_landmarks": 8, "landmarks": "pool2d"},
-            "8 blocks of equal size; these numbers can: 1, 2, 4, 5, 10, 20$",
-        ),
-        (
-            {"num_landmarks": 7, "landmarks": "pool2d"},
-            "7 blocks; these numbers can: 1, 2, 3, 4, 5, 6, 8, 9, 10, 12, 15, 16, 20$",
-        ),
-        ({"pinv_iters": -1}, "pinv_iters must be a whole number at least 0; got -1"),
-        ({"conv_kernel": 4}, "conv_kernel must be odd and positive, such as 33 or 35, or 0 for no convolution; got 4"),
-        ({"conv_kernel": -3}, r"conv_kernel must be a whole number at least 0 \(0: no convolution\); got -3"),
+        ({"num_landmarks": 22}, "22 is more than the 21 tokens .* 4x5 .* 1 prefix tokens; use at most 21"),
+        ({"num_landmarks": 21, "landmarks": "pool2d"}, "num_landmarks 21 is more than the 20 tokens"),
+        ({"num_landmarks": 4, "uneven": "error"}, "4 segments of equal size; these numbers can: 1, 3, 7, 21$"),
+        ({"uneven": "error", "num_landmarks": 8, "landmarks": "pool2d"}, "can: 1, 2, 4, 5, 10, 20$"),
+        ({"num_landmarks": 7, "landmarks": "pool2d"}, "can: 1, 2, 3, 4, 5, 6, 8, 9, 10, 12, 15, 16, 20$"),
     ],
     ids=str,
 )

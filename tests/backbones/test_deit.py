@@ -16,7 +16,6 @@ from torch.nn import functional as F
 
 import linvit
 from linvit import Grid, UserError
-from linvit.attention.focused import FocusedAttention
 from linvit.backbones.deit import DeiT
 from tests.golden_files import Golden, both_precisions, of_case
 from tests.helpers import assert_near, assert_same_gradients, perturb, randn, relative_error
@@ -224,20 +223,6 @@ def test_parameter_count_at_384_pixels() -> None:
     with torch.device("meta"):
         model = linvit.create_backbone("deit_base", img_size=384)
     assert sum(p.numel() for p in model.parameters()) == 86_859_496
-
-
-@pytest.mark.parametrize("name", ["flatten_deit_tiny", "flatten_deit_small"])
-def test_flatten_has_focused_blocks_no_class_token_and_mean_pooling(name: str) -> None:
-    model = linvit.create_backbone(name, img_size=32, num_classes=5).eval()
-    assert model.cls_token is None
-    assert model.pos_embed.shape[1] == 4
-    assert len(model.blocks) == 12
-    for block in model.blocks:
-        assert isinstance(block.attn.mechanism, FocusedAttention)
-        assert block.attn.mechanism.focusing_factor == 3
-        assert block.attn.mechanism.dwc.kernel_size == (5, 5)
-    features = model.forward_features(image(32, 32, dtype=torch.float32))
-    assert torch.equal(model.forward_head(features, pre_logits=True), features.mean(1))
 
 
 # Attention, sizes, tokens

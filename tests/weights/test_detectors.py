@@ -1,7 +1,6 @@
 """`load_pretrained` and `import-weights` on detectors: the files of mmdetection and of torchvision."""
 
 import copy
-import json
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from torchvision.models.detection.backbone_utils import resnet_fpn_backbone
 
 import linvit
 from linvit import load_pretrained
-from linvit.cli import main
 from linvit.heads.detection.detector import Detector
 from linvit.weights.layouts import networks
 from tests.helpers import assert_near
@@ -142,16 +140,3 @@ def test_the_80_classes_of_coco_in_torchvision_s_91() -> None:
     assert kept[-2] == 90
     by_class = networks.boxes(numbers.repeat_interleave(4))
     assert torch.equal(by_class[::4], networks.foreground(numbers))
-
-
-def test_import_weights_of_a_detector(tmp_path: Any, capsys: Any) -> None:
-    for case in ("retinanet", "cascade"):
-        torch.save({"state_dict": state_of(case)}, tmp_path / "x.pth")
-        family, head, layout = CASES[case]
-        out = tmp_path / f"{case}.safetensors"
-        command = ["import-weights", str(tmp_path / "x.pth"), f"--head={json.dumps(head)}", "-o", str(out)]
-        command += [f"--backbone={json.dumps(BACKBONES[family])}"]
-        assert main(command) == 0
-        assert layout in capsys.readouterr().out
-        model = create(case)
-        assert load_pretrained(model, out).fraction == 1

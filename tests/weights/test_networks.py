@@ -110,23 +110,6 @@ def test_patches_that_later_releases_merge_channel_by_channel() -> None:
     assert_near(layer(x)[0], want, 1e-12)
 
 
-def test_other_classes_begin_at_zero() -> None:
-    model = create("swin", classes=3)
-    report = load_pretrained(model, state_of("swin"))
-    classifiers = {f"head.{part}classifier.{kind}" for part in ("", "auxiliary_head.") for kind in ("weight", "bias")}
-    assert set(report.initialised) == classifiers
-    assert report.fraction == 1
-    assert model.head.classifier.weight.eq(0).all()
-
-
-def test_the_position_tables_follow_the_size() -> None:
-    model = create("pvt", img_size=256)
-    report = load_pretrained(model, state_of("pvt"))
-    assert set(report.resized) == {f"backbone.stages.{i}.pos_embed" for i in range(4)}
-    assert report.resized["backbone.stages.3.pos_embed"] == "1x50x48 to 1x65x48"
-    assert report.fraction == 1
-
-
 @pytest.mark.parametrize("family", ["pvt", "swin"])
 def test_weights_of_a_classifier_go_into_the_backbone(family: str) -> None:
     model, other = create(family), create(family)

@@ -11,7 +11,6 @@ from linvit import UserError
 from linvit.analysis.operations import count_operations
 from linvit.heads.detection.detector import Detector
 from linvit.heads.detection.vitdet_mask_rcnn import ViTDetMaskRCNN
-from linvit.heads.neck import SimpleFeaturePyramid
 from linvit.layers.relative_positions import DecomposedPositions
 from linvit.layers.windows import WindowAttention
 
@@ -159,10 +158,3 @@ def official_shapes(
     add("roi_heads.mask_head.deconv", width, width, 2, 2)
     add("roi_heads.mask_head.predictor", classes, width, 1, 1)
     return {name: torch.Size(shape) for name, shape in found.items()}
-
-
-def test_the_pyramid_is_the_only_one() -> None:
-    with torch.device("meta"):
-        model = vitdet()
-    assert isinstance(model.neck, SimpleFeaturePyramid)
-    assert not [*model.head.fpn.parameters()]
