@@ -10,7 +10,10 @@ from torch.nn.attention import SDPBackend
 
 import linvit
 from linvit.advice import measure as measuring
+from linvit.advice.subject import find_subject
 from linvit.cli import main
+from linvit.experiments.bench.runner import Settings
+from tests.families import narrow, small
 
 
 class Clock:
@@ -130,6 +133,24 @@ def test_what_cannot_be_timed_is_refused(nano):
         linvit.advise(FixedSize(), (32, 48))
     with pytest.raises(linvit.UserError, match="focsed"):
         linvit.advise(nano, 32, attention="focsed")
+
+
+def test_blocks_of_a_network_without_softmax_are_not_called_softmax(monkeypatch):
+    monkeypatch.setattr(measuring, "MOST_TURNS", measuring.TURNS)
+    focused = linvit.create_backbone({"name": "deit_nano", "depth": 5}, "focused", img_size=32)
+    options = {"clock": Clock(monkeypatch, 1.0), "threads": 1, "all_sizes": True}
+    advice = linvit.advise(focused, 32, attention="linear", **options)
+    rows = {row.name: row.softmax_blocks for row in advice.sizes[0].rows}
+    assert rows["linear, last 2 of 5 unchanged"] is rows["the unchanged network"] is None
+    assert rows["softmax, fused"] == 5
+    assert "the unchanged network has FocusedAttention; counted is as if it had softmax attention" in advice.notes
+
+
+def test_a_detector_is_counted_on_the_cpu():
+    """It reads which boxes it has found, which tensors without values cannot tell."""
+    detector = linvit.create_detector(small("pvt_v2_b0"), narrow("faster_rcnn"), 3, img_size=64)
+    bench = measuring.Bench(find_subject(detector), Settings(), limit=60, clock=lambda: 0.0)
+    assert bench.count((64, 64)).cores > 0
 
 
 @pytest.mark.parametrize("at", [0, 9])

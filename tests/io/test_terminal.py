@@ -37,6 +37,10 @@ def test_where_the_columns_leave_no_room_sentences_stand_beneath():
     ]
 
 
+def test_columns_as_wide_as_the_terminal_need_no_sentences():
+    assert table([("name", "text", ""), ("a" * 10, "b" * 6, "")], 20) == ["name        text", f"{'a' * 10}  {'b' * 6}"]
+
+
 def test_prose_is_wrapped_anew_and_short_lines_stay():
     full = "word " * 23 + "that"  # 119 characters
     notes = "Paper: Han 2023.\nCost: O(N).\n\nArgs:"

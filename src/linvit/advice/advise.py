@@ -4,18 +4,18 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
 from tqdm.auto import tqdm
 
 from linvit.advice.count import square_root_steps
-from linvit.advice.measure import MECHANISMS, Bench, TimeIsUpError, Way
+from linvit.advice.measure import MECHANISMS, Bench, TimeIsUpError, Way, other_attention
 from linvit.advice.report import Advice
 from linvit.advice.rivals import smaller
-from linvit.advice.subject import find_subject
-from linvit.advice.verdict import BUSY, UNCHANGED, Measured, Row, decide, room_of
+from linvit.advice.subject import Subject, find_subject
+from linvit.advice.verdict import BUSY, UNCHANGED, Measured, Row, decide, decide_by_score, room_of
 from linvit.errors import UserError, check_choice, check_number
 from linvit.experiments.bench.builders import spec_label
 from linvit.experiments.bench.runner import Settings
@@ -25,7 +25,10 @@ from linvit.io import machine
 from linvit.registry import Spec, attentions
 from linvit.runs.conditions import conditions, cpu_load
 
-LARGEST = 1024  # side of the default sizes
+if TYPE_CHECKING:
+    from linvit.advice.quality import Quality
+
+LARGEST, TIMES = 1024, 4  # side of the default sizes, at most, and over the network's own
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
 CEILINGS = 0.3  # of the time limit, at most, to resolve ceilings
 MEASURING = 0.95  # of the time limit; imports and the page take the rest
@@ -45,6 +48,8 @@ def advise(
     compile: bool = False,
     all_sizes: bool = False,
     threads: int | None = None,
+    data: str | None = None,
+    hours: float = 0.5,
     say: Callable[[str], None] | None = None,
     clock: Callable[[], float] | None = None,
 ) -> Advice:
@@ -57,7 +62,7 @@ def advise(
     Args:
         model: A name of timm or linvit, a run or file that `linvit.load` takes, or a module.
         img_size: Side of the images, or several; a size may be (H, W). None takes the network's own, then steps of
-            sqrt(2) up to 1024.
+            sqrt(2) up to four times that or 1024.
         mode: "inference", or "train": a training step with AdamW.
         device: "cpu" or a CUDA device.
         dtype: Of weights and images. On a GPU float32 has bfloat16 as a rival.
@@ -69,6 +74,9 @@ def advise(
         compile: Measure softmax compiled too, and mechanisms as it if that is quicker.
         all_sizes: Measure mechanisms also at sizes without room.
         threads: Of torch on a CPU. None takes torch's, or one and its processor time if the machine is busy.
+        data: Images, as `--data.source`. Then mechanisms and rivals of one size learn for equal times from the network,
+            which must have trained weights, and the answer is that of score over time on images that were held out.
+        hours: For all of this training.
         say: Called with each line of the result as it comes.
         clock: Seconds, for tests.
 
@@ -86,6 +94,7 @@ def advise(
     check_choice("dtype", dtype, DTYPES)
     check_number("batch_size", batch_size, at_least=1, whole=True)
     check_number("minutes", minutes, above=0)
+    check_number("hours", hours, above=0)
     start, cpu = time.monotonic(), torch.device(device).type == "cpu"
     told = say or (lambda text: None)
     if attention is not None and attention != "*":
@@ -133,7 +142,11 @@ def advise(
             bench.say = progress
             advice.stopped = "interrupted"
             _count(bench, advice, sizes, img_size is not None, told)
-            _measure(bench, advice, attention, smaller_model, compile, all_sizes, told, shares)
+            quality = _quality(subject, data, hours, bench)
+            with suppress(TimeIsUpError):
+                _measure(bench, advice, attention, smaller_model, compile, all_sizes, told, shares)
+            if quality is not None:
+                _score(quality, advice, told)
             advice.stopped = ""
         if advice.stopped and bench.left < 0:
             advice.stopped = f"stopped after {minutes:g} minutes"
@@ -148,6 +161,10 @@ def advise(
     busy = 1 / max(sorted(shares)[len(shares) // 2], 1e-3) if shares else 1.0
     known |= {"load at the end": cpu_load(), "clock over processor time": f"{busy:.2f}" if shares else "not measured"}
     advice.verdict = decide(subject.name, advice.sizes, busy)
+    scored = next((size for size in advice.sizes if advice.quality and any(row.score for row in size.rows)), None)
+    if scored is not None:
+        load = f" The machine was busy: clock {busy:.1f} x processor time." if busy > BUSY else ""
+        advice.verdict = decide_by_score(subject.name, scored, advice.quality, load)
     return advice
 
 
@@ -155,7 +172,7 @@ def _sizes(given: Any, own: tuple[int, int], multiple: int) -> list[tuple[int, i
     if given is None:
         if own[0] != own[1]:
             return [own]
-        return [(side, side) for side in square_root_steps(own[0], max(LARGEST, own[0]), multiple)]
+        return [(side, side) for side in square_root_steps(own[0], max(min(LARGEST, TIMES * own[0]), own[0]), multiple)]
     each = [given] if isinstance(given, int) else list(given)
     found = [image_size(one) for one in each]
     if not found:
@@ -190,15 +207,19 @@ def _measure(
     told: Callable[[str], None],
     shares: list[float],
 ) -> None:
-    budget = bench.left
+    if own := other_attention(bench.network(advice.sizes[0].img_size)):
+        advice.notes.append(f"the unchanged network has {', '.join(own)}; counted is as if it had softmax attention")
+    budget, last = bench.left, advice.sizes[0]
     for i, size in enumerate(advice.sizes):
-        if i and (last := advice.sizes[i - 1].ceiling):
-            tokens = size.tokens / max(advice.sizes[i - 1].tokens, 1)
-            expected = 8 * bench.pace * (last["now"].median * tokens**2 + last["ceiling"].median * tokens)
+        if last.room.samples:
+            tokens = size.tokens / max(last.tokens, 1)
+            expected = (
+                8 * bench.pace * (last.ceiling["now"].median * tokens**2 + last.ceiling["ceiling"].median * tokens)
+            )
             if expected > bench.left / 2:
-                size.notes.append(f"{size.size}: left out, since its ceiling takes up to {expected:.0f} s")
-                continue
-        done = (i + 1) / len(advice.sizes)
+                size.notes.append(f"{size.size} and above: left out, since a ceiling takes up to {expected:.0f} s")
+                break
+        last, done = size, (i + 1) / len(advice.sizes)
         bench.measure_ceiling(size, advice.intercepted, budget * (1 - CEILINGS * done))
         if shares:
             shares.append(processor_share())
@@ -229,6 +250,26 @@ def _measure(
         if shares:
             shares.append(processor_share())
         told(_best_line(size))
+
+
+def _quality(subject: Subject, data: str | None, hours: float, bench: Bench) -> "Quality | None":
+    if data is None:
+        return None
+    from linvit.advice.quality import Quality  # imports what reads data
+
+    return Quality(subject, data, hours, bench)
+
+
+def _score(quality: "Quality", advice: Advice, told: Callable[[str], None]) -> None:
+    """Trains and scores at the size from which on a mechanism is faster, or else at the largest compared one."""
+    compared = [size for size in advice.sizes if size.candidates]
+    if not compared:
+        advice.notes.append("quality was not measured: at no size a mechanism was measured beside the rivals")
+        return
+    first = decide(advice.subject.name, advice.sizes).from_size
+    size = next((one for one in compared if one.img_size == first), compared[-1])
+    quality.measure(size, told)
+    advice.quality = quality.about
 
 
 def _ceiling_line(size: Measured) -> str:

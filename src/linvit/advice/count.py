@@ -37,8 +37,8 @@ class Counted(NamedTuple):
         return 1 + self.cores / self.others
 
 
-def count(network: nn.Module, size: tuple[int, int], in_chans: int = 3) -> Counted:
-    """Counts a network on one image of a size (H, W), and moves it to the meta device.
+def count(network: nn.Module, size: tuple[int, int], in_chans: int = 3, device: str = "meta") -> Counted:
+    """Counts a network on one image of a size (H, W), and moves it to the device, "meta" or "cpu".
 
     Cores are those that `linvit.replace_attention` has replaced by `Values`, and calls of torch's SDPA.
     """
@@ -51,10 +51,10 @@ def count(network: nn.Module, size: tuple[int, int], in_chans: int = 3) -> Count
 
     ours = torch.ops.linvit.copy_of_values
     counter = FlopCounterMode(display=False, custom_mapping={ours: core})
-    network = network.to("meta").eval().requires_grad_(False)
+    network = network.to(device).eval().requires_grad_(False)
     intercepted = InterceptedAttention()
     with torch.no_grad(), counter, intercepted:
-        network(torch.empty(1, in_chans, *size, device="meta"))
+        network(torch.zeros(1, in_chans, *size, device=device))
     cores = counter.get_flop_counts()["Global"].get(ours, 0)
     others = max(counter.get_total_flops() - cores, 1)
     return Counted(cores, others, max(tokens, default=0), len(tokens), intercepted.calls)

@@ -1,6 +1,5 @@
 """Measures rows of one size in turns: ceilings, rivals, mechanisms."""
 
-import copy
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -18,6 +17,7 @@ from linvit.advice.subject import Subject, cores_of, find_subject, without_cores
 from linvit.advice.verdict import JUDGED, SIEVE, UNCHANGED, Measured, Row, room_of, state_of
 from linvit.analysis.operations import make_inputs, num_parameters
 from linvit.attention.base import Attention, Grid
+from linvit.attention.softmax import SoftmaxAttention
 from linvit.errors import UserError, quote_first
 from linvit.experiments.bench.builders import spec_label
 from linvit.experiments.bench.runner import Runner, Settings
@@ -91,13 +91,17 @@ class Bench:
         A core is found in attention that linvit can replace, and in calls of `F.scaled_dot_product_attention`.
         """
         subject = self.subject
-        try:
-            found = count(without_cores(subject, subject.build(size), size), size, subject.in_chans)
-        except UserError:
-            raise
-        except Exception as error:
-            reason = str(error).strip().partition("\n")[0]
-            raise UserError(f"{subject.name} cannot take images of {size[0]} x {size[1]}: {reason}") from error
+        for device in ("meta", "cpu"):  # detectors read what they find, which meta tensors do not have
+            try:
+                found = count(without_cores(subject, subject.build(size), size), size, subject.in_chans, device)
+                break
+            except UserError:
+                raise
+            except Exception as error:
+                if device == "cpu":
+                    raise UserError(
+                        f"{subject.name} cannot take images of {size[0]} x {size[1]}: {_reason(error)}"
+                    ) from error
         if not found.layers:
             raise UserError(
                 f"{subject.name} cannot be timed without attention: linvit cannot replace it, and it makes no call of "
@@ -177,8 +181,8 @@ class Bench:
         cuda = torch.device(self.settings.device).type == "cuda"
         calls = InterceptedAttention(replace=False)
         with torch.no_grad(), calls:
-            network = copy.deepcopy(self.network(size.img_size)).to("meta").eval()
-            network(torch.empty(1, self.subject.in_chans, *size.img_size, device="meta"))
+            image = torch.zeros(1, self.subject.in_chans, *size.img_size)
+            self.network(size.img_size).eval()(image.to(self.settings.device, self.settings.weights))
         fused = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]
         backends = [*(fused if cuda else ()), SDPBackend.MATH] if calls.calls else []
         low = cuda and self.settings.dtype == torch.float32 and torch.cuda.is_bf16_supported()
@@ -311,7 +315,7 @@ class Bench:
 
         bare = without_cores(self.subject, network, img_size)
         blocks = len(cores_of(bare))
-        total = blocks or None
+        total = blocks if blocks and not other_attention(network) else None
         add(Row(UNCHANGED, "now", total), self.network(img_size), how=Way())
         if way != Way():
             add(Row(way.label, "softmax", total), network)
@@ -337,19 +341,24 @@ class Bench:
             return self.now() + self.pace * (turned + calls * call) < end
 
         left_out = list[str]()
-        for in_order in zip(*(placements(spec_label(spec), blocks) for spec in specs), strict=True):
+        for in_order in zip(*(placements(spec_label(spec), blocks, total) for spec in specs), strict=True):
             for spec, (row_name, kept) in zip(specs, in_order, strict=True):  # in all blocks first
                 first = not any(row.kind == "mechanism" for row in size.rows)
                 if first or fits(2 + SIEVE):
-                    replaced(Row(row_name, "mechanism", kept, sieved=True), [spec] * (blocks - kept) + [None] * kept)
+                    softmax = kept if total or not kept else None
+                    replaced(Row(row_name, "mechanism", softmax, sieved=True), [spec] * (blocks - kept) + [None] * kept)
                 else:
                     left_out.append(row_name)
-        less = tuple(max(1, round(0.75 * side / self.subject.multiple)) * self.subject.multiple for side in img_size)
-        others = [(f"softmax at {less[0]} x {less[1]}", lambda: self.subject.build((less[0], less[1])), less)]
+        step = self.subject.multiple
+        height, width = (max(1, round(0.75 * side / step)) * step for side in img_size)
+        less = height, width
+        others = [(f"softmax at {height} x {width}", lambda: self.subject.build(less), less)]
         others += [(f"softmax, {small}", lambda: find_subject(small or "").build(img_size), img_size)] if small else []
         for row_name, build, at in others if less != img_size else others[1:]:
             if fits(2 + SIEVE + TURNS):
-                self.other(size, turns, Row(row_name, "loses quality", total), build, at, way)
+                row = Row(row_name, "loses quality", total)
+                row.img_size, row.model = (at, "") if at == less else (None, small or "")
+                self.other(size, turns, row, build, at, way)
             else:
                 left_out.append(row_name)
         if left_out:
@@ -384,12 +393,18 @@ class Bench:
             size.notes.append(f"{size.size}: {row.name}: {row.note}")
 
 
-def placements(name: str, blocks: int) -> list[tuple[str, int]]:
-    """Names and numbers of softmax blocks: none, the last two, the last half."""
+def other_attention(network: nn.Module) -> list[str]:
+    """Names of the classes of mechanisms other than softmax that a network has already."""
+    mechanisms = [module for module in network.modules() if isinstance(module, Attention)]
+    return list(dict.fromkeys(type(one).__name__ for one in mechanisms if not isinstance(one, SoftmaxAttention)))
+
+
+def placements(name: str, blocks: int, softmax: int | None) -> list[tuple[str, int]]:
+    """Names of rows and numbers of blocks that stay as they are, softmax or not: none, the last two, the last half."""
     found = [(f"{name} in all {blocks} blocks", 0)]
     for kept in dict.fromkeys([2, blocks - blocks // 2]):
         if 0 < kept < blocks:
-            found.append((f"{name}, last {kept} of {blocks} softmax", kept))
+            found.append((f"{name}, last {kept} of {blocks} {'softmax' if softmax else 'unchanged'}", kept))
     return found
 
 

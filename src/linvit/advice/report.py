@@ -14,7 +14,17 @@ from linvit.experiments.plots import Axis, Series, line_plot
 from linvit.io.files import write_text
 from linvit.io.terminal import reflow, table
 
-HEAD = ["size", "row", "softmax blocks", "time", "95 % interval", "turns", "memory", "share of the ceiling's gain"]
+HEAD = [
+    "size",
+    "row",
+    "softmax blocks",
+    "time",
+    "95 % interval",
+    "turns",
+    "memory",
+    "share of the ceiling's gain",
+    "score",
+]
 ABOUT = (
     "Times are medians of turns in which all rows of a size take part, each turn beginning with another. Speed-ups are "
     "medians of ratios within a turn with 95 % intervals by ranks. The ceiling is the network whose attention returns "
@@ -34,6 +44,7 @@ class Advice:
         verdict: The answer.
         smaller: timm's next smaller model, or "none found".
         stopped: Why the measurement ended early; "" if it did not.
+        quality: What scores are; "" if quality was not measured.
     """
 
     subject: Subject
@@ -42,6 +53,7 @@ class Advice:
     verdict: Verdict = field(default_factory=lambda: Verdict("undecided", "Undecided: nothing was measured."))
     smaller: str = ""
     stopped: str = ""
+    quality: str = ""
     intercepted: bool = False
     ways: list[tuple[tuple[int, int], Row]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -51,8 +63,11 @@ class Advice:
         parts = [reflow(self.verdict.sentence)]
         if self.stopped:
             parts.append(f"({self.stopped}: the table has what was measured until then)")
-        rows = [(size, name, time.replace(" ms", ""), share, "") for size, name, _, time, *_, share in self.rows()]
-        parts += ["", *table([("size", "row", "ms", "share of the ceiling's gain", ""), *rows])]
+        last = -1 if self.quality else -2
+        rows = [(*row[:2], row[3].replace(" ms", ""), row[last], "") for row in self.rows()]
+        parts += ["", *table([("size", "row", "ms", HEAD[last], ""), *rows])]
+        if self.quality:
+            parts.append(reflow(f"score: {self.quality}"))
         if self.smaller == "none found":
             parts.append("smaller model of the family: none found (--smaller NAME names one)")
         parts += ["", *(reflow(f"{name}: {value}") for name, value in self.conditions.items())]
@@ -82,6 +97,7 @@ class Advice:
                         str(len(row.seconds)),
                         "" if row.peak is None else f"{row.peak / 2**20:,.0f} MiB",
                         "" if share is None or not share.samples else f"{share.median:.0%}{_percent(share)}",
+                        "" if row.score is None else f"{row.score.mean:.3f}",
                     ]
                 )
         return found
@@ -116,7 +132,7 @@ class Advice:
         return {"model": self.subject.name, "verdict": verdict, "conditions": self.conditions, "sizes": sizes} | {
             "smaller": self.smaller,
             "stopped": self.stopped,
-            "quality": "not measured",
+            "quality": self.quality or "not measured",
             "sieve_turns": SIEVE,
             "commands": self.commands(),
         }
@@ -127,7 +143,7 @@ class Advice:
         return f"| {self.subject.name} | {self.verdict.sentence} | {said} |"
 
     def plot(self) -> str:
-        """Time over the image size as SVG: the network as it is, the ceiling, and rows that were judged."""
+        """Score over time as SVG, if there are scores; else time over the image size, of rows that were judged."""
         curves: dict[str, list[tuple[float, float]]] = {}
         for size in self.sizes:
             rows = size.rows or [*size.ceiling.values()]
@@ -136,10 +152,19 @@ class Advice:
                 name = row.name.partition(" at ")[0] if row.kind == "loses quality" else row.name
                 name = f"{name}, 0.75 x the side" if name != row.name else name
                 curves.setdefault(name, []).append((float(size.img_size[0]), 1e3 * row.median))
+        scored = [row for size in self.sizes for row in size.rows if row.score]
+        if scored:
+            points = [(1e3 * row.median, row.score.mean) for row in scored if row.score]
+            front = [Series(row.name, (point,), labels=(row.name,)) for row, point in zip(scored, points, strict=True)]
+            x, y = Axis("ms per call", True), Axis(self.quality.partition(" (")[0])
+            return line_plot(self.subject.name, front, x, y, self._note(), front=True)
         series = [Series(name, tuple(points)) for name, points in curves.items()]
         ticks = tuple(float(size.img_size[0]) for size in self.sizes)
-        note = f"{self.conditions.get('machine', '')}; {self.conditions.get('settings', '')}"
-        return line_plot(self.subject.name, series, Axis("image side", True, ticks), Axis("ms per call", True), note)
+        axes = Axis("image side", True, ticks), Axis("ms per call", True)
+        return line_plot(self.subject.name, series, *axes, self._note())
+
+    def _note(self) -> str:
+        return f"{self.conditions.get('machine', '')}; {self.conditions.get('settings', '')}"
 
     def page(self) -> Page:
         """The page: sentence, picture, table, conditions, commands."""
@@ -148,12 +173,15 @@ class Advice:
         if self.stopped:
             page.paragraph(f"The measurement was {self.stopped}.")
         if any(size.ceiling for size in self.sizes):
-            page.pictures([(self.plot(), "Time per call over the side of the image")])
+            page.pictures(
+                [(self.plot(), "Score over time" if self.quality else "Time per call over the side of the image")]
+            )
         bounds = [[size.size, f"{size.tokens:,}", f"{size.counted:.2f}x", _times(size.room)] for size in self.sizes]
         page.table(["size", "tokens", "at most, counted", "at most, measured"], bounds, "Faster without attention")
         page.table(HEAD, self.rows(), ABOUT)
         if self.smaller:
-            page.paragraph(f"Next smaller model of the family: {self.smaller}. Quality was not measured.")
+            page.paragraph(f"Next smaller model of the family: {self.smaller}.")
+        page.paragraph(f"Score: {self.quality}." if self.quality else "Quality was not measured.")
         for note in self.all_notes():
             page.paragraph(note)
         if self.verdict.winner:

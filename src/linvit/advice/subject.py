@@ -1,8 +1,9 @@
 """Networks that advice is asked for: built at any image size, as they are or with another attention."""
 
 import copy
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,9 @@ class Subject:
         code: Python that makes it for the side `{size}`.
         timm: Its name there, or "".
         multiple: Sides of images are multiples of this: the stride of its last features.
+        images: How it takes its images, as options of data modules.
+        class_names: Of its classes; None if they are not known.
+        weights: Makes it with trained weights; None if `build` does.
     """
 
     name: str
@@ -41,13 +45,25 @@ class Subject:
     timm: str = ""
     in_chans: int = 3
     multiple: int = 32
+    images: dict[str, Any] = field(default_factory=dict)
+    class_names: list[str] | None = None
+    weights: Callable[[tuple[int, int]], nn.Module] | None = None
+
+    def trained(self, size: tuple[int, int]) -> nn.Module:
+        """Makes the network for a size with its trained weights; a `UserError` says if there are none."""
+        return (self.weights or self.build)(size)
 
     def with_attention(self, network: nn.Module, attention: Spec | Sequence[Any], size: tuple[int, int]) -> nn.Module:
         """Replaces the attention of a copy of a network, whose other weights both share."""
         shared = {id(tensor): tensor for tensor in (*network.parameters(), *network.buffers())}
         made = copy.deepcopy(network, shared)
-        replace_attention(getattr(made, "backbone", made), attention, size)
+        replace_attention(backbone_of(made), attention, size)
         return made
+
+
+def backbone_of(network: nn.Module) -> Any:
+    """The backbone within the network of a dense task; else the network."""
+    return next((module.backbone for module in network.modules() if hasattr(module, "backbone")), network)
 
 
 def find_subject(model: str | Path | nn.Module) -> Subject:
@@ -64,15 +80,18 @@ def find_subject(model: str | Path | nn.Module) -> Subject:
         from linvit.inference.model import load  # imports what reads data
 
         trained = load(model)
-        subject = _of_module(trained.network, str(model), f"linvit.load({str(model)!r}).network")
+        network = trained._task.measurable_network().eval()
+        subject = _of_module(network, str(model), f"linvit.load({str(model)!r}).network")
         sizes = (trained.description.preprocessing or {}).get("size"), trained.description.options.get("img_size")
         size = next((each for each in sizes if each), subject.own)
         subject.own = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
         subject.in_chans = int(trained.description.options.get("in_chans") or 3)
+        subject.images = _images(trained.description.preprocessing or {})
+        subject.class_names = trained.class_names
     else:
         subject = _of_name(str(model))
     network = subject.build(subject.own)
-    levels: Any = getattr(getattr(network, "backbone", network), "feature_info", None)
+    levels: Any = getattr(backbone_of(network), "feature_info", None)
     subject.multiple = int(levels[-1]["reduction"]) if levels else 32
     return subject
 
@@ -86,32 +105,49 @@ def _of_name(name: str) -> Subject:
         config = getattr(network, "pretrained_cfg", None) or {}
         own = tuple(config.get("input_size", (3, 224, 224))[1:])
         code = f"linvit.create_backbone({name!r}, img_size={{size}})"
-        return Subject(name, (own[0], own[1]), lambda size: create_backbone(name, img_size=list(size)), code)
+
+        def untrained(size: tuple[int, int]) -> nn.Module:
+            raise UserError(f"--data scores a trained network, and '{name}' is a name alone: give a run or a file")
+
+        build = lambda size: create_backbone(name, img_size=list(size))  # noqa: E731
+        return Subject(name, (own[0], own[1]), build, code, weights=untrained)
     if not timm.is_model(architecture) and ("/" in name or "." in name):
         raise UserError(f"'{name}' is no file or folder here, and no model of timm or linvit")
-    build: Callable[[tuple[int, int]], nn.Module] = lambda size: timm_backbone(name, img_size=list(size))  # noqa: E731
+
+    def make(size: tuple[int, int], pretrained: bool = False) -> nn.Module:
+        return timm_backbone(name, img_size=list(size), pretrained=pretrained)
+
     if not timm.is_model(architecture):
-        build((224, 224))  # says so, and which names are near
+        make((224, 224))  # says so, and which names are near
     known: Any = timm.get_pretrained_cfg(architecture)
     fixed = known is not None and known.fixed_input_size
     own = known.input_size[1:] if known is not None else (224, 224)
     code = f"timm.create_model({name!r}{', img_size={size}' * fixed}, pretrained=True)"
-    return Subject(name, (own[0], own[1]), build, code, timm=name)
+    weights = partial(make, pretrained=True)
+    return Subject(
+        name, (own[0], own[1]), make, code, name, images=_images(known.to_dict() if known else {}), weights=weights
+    )
+
+
+def _images(config: Mapping[str, Any]) -> dict[str, Any]:
+    """How a configuration, timm's or that of a run, says that images are prepared, as options of data modules."""
+    names = ("mean", "std", "crop_pct", "crop_mode", "bands", "value_range", "exif_orientation")
+    return {name: config[name] for name in names if config.get(name) is not None}
 
 
 def _of_module(network: nn.Module, name: str, code: str) -> Subject:
     config = getattr(network, "pretrained_cfg", None) or getattr(network, "default_cfg", None) or {}
     channels, *given = config.get("input_size", (3, 224, 224))
-    own = getattr(getattr(getattr(network, "backbone", network), "patch_embed", None), "img_size", None) or tuple(given)
+    own = getattr(getattr(backbone_of(network), "patch_embed", None), "img_size", None) or tuple(given)
 
     def build(size: tuple[int, int]) -> nn.Module:
         made = copy.deepcopy(network)
-        inner: Any = getattr(made, "backbone", made)
+        inner = backbone_of(made)
         if hasattr(inner, "set_input_size") and tuple(size) != tuple(own):
             inner.set_input_size(img_size=size)
         return made
 
-    return Subject(name, (own[0], own[1]), build, code, in_chans=channels)
+    return Subject(name, (own[0], own[1]), build, code, in_chans=channels, images=_images(config))
 
 
 def without_cores(subject: Subject, network: nn.Module, size: tuple[int, int], project: str = "qkv") -> nn.Module:

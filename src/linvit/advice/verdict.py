@@ -1,6 +1,7 @@
 """The verdict on a network: a pure function of measured rows, so that it can be tested without timing anything."""
 
 import math
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -13,13 +14,46 @@ JUDGED = 3
 """Mechanisms per size whose interval is judged: three one-sided errors of 1.6 % (six turns) are less than 5 %."""
 SIEVE = 2
 """Turns by which rows are chosen. They are left out of the turns that judge the chosen ones."""
-UNCHANGED = "softmax (unchanged)"
+UNCHANGED = "the unchanged network"
 """Name of the row of the network as it is."""
+RESAMPLES = 1000
+KEPT = 0.9
+"""Share of the unchanged network's score below which a mechanism does not count."""
 BUSY = 1.2
 """Clock over processor time above which a machine is busy."""
 
 Kind = Literal["now", "softmax", "windows", "ceiling", "mechanism", "loses quality"]
 Answer = Literal["no", "room", "yes", "undecided"]
+
+
+@dataclass
+class Score:
+    """Quality of a network after training, on images that were held out.
+
+    Attributes:
+        values: By image, the same images for all rows: 1 where the class is right, else 0; or a cosine.
+        agreement: Share of images whose nearest other one is that of the unchanged network; None with labels.
+        steps: Of training.
+        trained: Seconds of training.
+    """
+
+    values: list[float]
+    agreement: float | None = None
+    steps: int = 0
+    trained: float = 0.0
+
+    @property
+    def mean(self) -> float:
+        """The score."""
+        return sum(self.values) / len(self.values)
+
+    def over(self, other: "Score") -> Estimate:
+        """Returns the difference to another score, with its 95 % interval by a paired bootstrap over images."""
+        draws, count = random.Random(0), len(self.values)
+        differences = [a - b for a, b in zip(self.values, other.values, strict=True)]
+        means = sorted(sum(draws.choices(differences, k=count)) / count for _ in range(RESAMPLES))
+        cut = round(0.025 * RESAMPLES)
+        return Estimate(sum(differences) / count, means[cut], means[-1 - cut], count)
 
 
 @dataclass
@@ -31,6 +65,8 @@ class Row:
             its attention; "mechanism", with another attention; "loses quality", a rival that has to be scored.
         softmax_blocks: Blocks that keep softmax attention; None where it is not known.
         sieved: True if the first turns have chosen this row, so that they do not count for its intervals.
+        img_size: Size of its images if it is another than that of the other rows.
+        model: Name of a smaller model.
     """
 
     name: str
@@ -42,6 +78,9 @@ class Row:
     compile_seconds: float | None = None
     note: str = ""
     attention: list[object] | None = None  # specs, one per block
+    img_size: tuple[int, int] | None = None
+    model: str = ""
+    score: Score | None = None
 
     @property
     def median(self) -> float:
@@ -189,6 +228,59 @@ def decide(name: str, sizes: Sequence[Measured], busy: float = 1.0) -> Verdict:
     if open_at and states[-1] != "loses":
         return _room(name, known, open_at[0], states, load)
     return _undecided(name, known, states, busy)
+
+
+def decide_by_score(name: str, size: Measured, about: str, load: str = "") -> Verdict:
+    """Returns the verdict at a size whose rows have scores: does a mechanism stand on the front of score over time?
+
+    It must be faster than the unchanged network, keep most of its score, and no rival may be both as fast and as good.
+    All of this must hold by the intervals, of ratios within turns and of a paired bootstrap over images.
+    """
+    scored = [row for row in size.rows if row.score]
+    now = next(row for row in scored if row.kind == "now")
+    rivals = [row for row in scored if row.kind in ("now", "softmax", "windows", "loses quality")]
+    found: list[Row] = []
+    beaten: list[tuple[Row, Row | None]] = []
+    mechanisms = [row for row in scored if row.kind == "mechanism"]
+    for row in mechanisms:
+        faster = ratio(now, row)
+        worse = _of(row).mean < KEPT * _of(now).mean or faster.high < 1
+        better = [one for one in rivals if ratio(row, one).low >= 1 and _of(one).over(_of(row)).low > 0]
+        if worse or better:
+            beaten.append((row, better[0] if better else None))
+        elif faster.low > 1 and all(ratio(one, row).low > 1 or _of(row).over(_of(one)).low > 0 for one in rivals):
+            found.append(row)
+    at = f"{size.size}. {name}"
+    if found:
+        winner = max(found, key=lambda row: _of(row).mean)
+        said = f"{winner.name} is {_times(ratio(now, winner))} as fast as {now.name}; {_loss(winner, now, about)}"
+        sentence = f"Yes at {at}: {said}. No rival is as fast and as good.{load}"
+        return Verdict("yes", sentence, size.img_size, None, winner)
+    if len(beaten) == len(mechanisms):
+        best = max(beaten, key=lambda pair: _of(pair[0]).mean)
+        if best[1] is None:
+            said = f"{best[0].name}, the best mechanism, is {_times(ratio(now, best[0]))} as fast"
+            said += f" as {now.name}; {_loss(best[0], now, about)}"
+        else:
+            said = f"{best[1].name} is {_times(ratio(best[0], best[1]))} as fast as {best[0].name}, the best "
+            said += f"mechanism; {_loss(best[1], best[0], about)}"
+        return Verdict("no", f"No at {at}: {said}.{load}")
+    open_ones = [row for row in mechanisms if all(row is not pair[0] for pair in beaten)]
+    best_row = max(open_ones, key=lambda row: _of(row).mean)
+    said = f"{best_row.name} is {_times(ratio(now, best_row))} as fast as {now.name}; {_loss(best_row, now, about)}"
+    sentence = f"Undecided at {at}: {said}, within the noise of a rival. More --hours and --minutes may decide.{load}"
+    return Verdict("undecided", sentence)
+
+
+def _of(row: Row) -> Score:
+    assert row.score is not None
+    return row.score
+
+
+def _loss(row: Row, other: Row, about: str) -> str:
+    change = _of(row).over(_of(other))
+    values = f"{_of(row).mean:.3f} against {_of(other).mean:.3f}"
+    return f"{about.partition(' (')[0]} {values} ({change.median:+.3f}, {change.low:+.3f} to {change.high:+.3f})"
 
 
 def _yes(name: str, sizes: Sequence[Measured], first: int, last: int, states: Sequence[str], load: str) -> Verdict:

@@ -10,18 +10,20 @@ from linvit.io.terminal import argument_parser, reflow
 
 EPILOG = """examples:
   linvit advise vit_small_patch16_224             its own size, then steps of
-                                                  sqrt(2) up to 1024
+                                                  sqrt(2) up to four times it
   linvit advise vit_small_patch16_224 --img_size 224,512,1024
   linvit advise vit_small_patch14_dinov2 --mode train --device cuda
-  linvit advise checkpoints/mine/version_3 --minutes 15
+  linvit advise checkpoints/mine/version_3 --data photos --hours 0.5
   linvit advise vit_tiny_patch16_224 --attention focused --attention hydra
 
 The answer is No, Room from a size, Yes from a size, or Undecided. No is said
 when the network without attention is less than 15 % faster, or when softmax at
 its best or in windows is faster than all mechanisms. Room: the network without
-attention is faster, and mechanisms are not (yet) proven to be. Quality is not
-measured. advise.json and advise.html have all rows. Ctrl-C prints what is known
-by then.
+attention is faster, and mechanisms are not (yet) proven to be. With --data
+mechanisms and rivals learn for equal times from the network; then a mechanism
+wins if no rival is as fast and as good on images that were held out. Labels
+are used if they are the network's own classes. advise.json and advise.html
+have all rows. Ctrl-C prints what is known by then.
 """
 CTRL_C = 130  # the exit code of a program that it ended
 
@@ -31,7 +33,7 @@ def main(argv: list[str]) -> int:
     begun = time.monotonic()
     parser = argument_parser("linvit advise", __doc__, EPILOG)
     parser.add_argument("model", metavar="MODEL", help="a name of timm or linvit, a run, or a file of linvit.load")
-    parser.add_argument("--img_size", help="sides or HxW, with commas (its own, then steps of sqrt(2) up to 1024)")
+    parser.add_argument("--img_size", help="sides or HxW, with commas (its own, then steps of sqrt(2))")
     parser.add_argument("--mode", choices=["inference", "train"], default="inference", help="(%(default)s)")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, ... (%(default)s)")
     dtypes = ["float32", "float64", "bfloat16", "float16"]
@@ -43,6 +45,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--smaller", metavar="MODEL", help="a smaller model, as a rival (timm's next of the family)")
     parser.add_argument("--compile", action="store_true", help="measure softmax by torch.compile too; takes minutes")
     parser.add_argument("--all", action="store_true", help="measure mechanisms also at sizes without room")
+    parser.add_argument("--data", metavar="SOURCE", help="images, as --data.source: train and score, too")
+    parser.add_argument("--hours", type=float, default=0.5, help="for this training, all rows together (%(default)s)")
     parser.add_argument("--threads", type=int, help="of torch on a CPU (torch's; one if the machine is busy)")
     parser.add_argument("--output", type=Path, metavar="FOLDER", help="for advise.json and advise.html (advise/DATE)")
     args = parser.parse_args(argv)
@@ -75,6 +79,8 @@ def main(argv: list[str]) -> int:
         compile=args.compile,
         all_sizes=args.all,
         threads=args.threads,
+        data=args.data,
+        hours=args.hours,
         say=say,
     )
     print(f"\n{advice}")

@@ -41,7 +41,7 @@ def table(rows: Sequence[tuple[str, ...]], width: int | None = None) -> list[str
         repeated = text == above and prefix + len(text) > width
         above = text
         room = width - (prefix if beside else len(BENEATH))
-        parts = [] if repeated else textwrap.wrap(text, room, break_on_hyphens=False)
+        parts = [] if repeated or not text else textwrap.wrap(text, room, break_on_hyphens=False)
         if beside:
             first, *more = parts or [""]
             lines += [f"{start}{first}".rstrip(), *(" " * prefix + part for part in more)]
