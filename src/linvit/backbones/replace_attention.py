@@ -1,4 +1,4 @@
-"""Replaces the attention of a model that is already built: one of linvit or a transformer of timm."""
+"""Replaces the attention of a model that is already built: of linvit, timm or Hugging Face's transformers."""
 
 from collections.abc import Sequence
 
@@ -27,14 +27,14 @@ def replace_attention(
     In a timm model the norms of q and k stay as well, rotary positions, by which it turns q and k before the mechanism
     gets them, and a relative position bias where the mechanism takes one. It takes images of the sizes that it took
     before. Where blocks are recomputed in the backward pass (`set_grad_checkpointing`), that pass must come before
-    images of another size go forward.
+    images of another size go forward. The same holds for vision transformers of Hugging Face's transformers.
 
     Args:
-        model: A backbone of linvit, any model of linvit's attention layers, or one of timm's that docs/timm.md lists,
-            and what is built of the same modules.
+        model: A backbone of linvit, any model of linvit's attention layers, or one of timm's or transformers' that
+            docs/timm.md lists, and what is built of the same modules.
         attention: One spec, or a list with one per stage or per block, in which None keeps what a block has.
-        img_size: Side, or (H, W), that mechanisms with parameters per token are built for, in a timm model that takes
-            any size. A model of linvit knows its own.
+        img_size: Side, or (H, W), that mechanisms with parameters per token are built for, in a timm or
+            transformers model that takes any size. A model of linvit knows its own.
 
     Returns:
         The model.

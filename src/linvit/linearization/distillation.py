@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from linvit.backbones.timm.hosts import ReplacedAttention
+from linvit.backbones.transformers.hosts import output_projection
 from linvit.errors import UserError, check_choice, check_number
 from linvit.layers.attention_layer import AttentionLayer
 from linvit.layers.stripes import StripeAttention
@@ -231,10 +232,11 @@ class Distillation:
         of_teacher, of_student = self._pair(name)
         if part == "attention":
             # without widths a convolution, or more than a projection: then the layers' outputs are of one shape
-            widths = [getattr(layer.proj, "in_features", None) for layer in (of_teacher, of_student)]
+            projections = [output_projection(layer) for layer in (of_teacher, of_student)]
+            widths = [getattr(projection, "in_features", None) for projection in projections]
             inputs = self.matching.attention_at == "mixed" and None not in widths and widths[0] == widths[1]
             if None not in widths:
-                of_teacher, of_student = of_teacher.proj, of_student.proj
+                of_teacher, of_student = projections
 
         def keep(_: nn.Module, args: tuple[Any, ...], output: Any = None) -> None:
             self._of_teacher[key] = first_tensor(args if inputs else output)
@@ -303,10 +305,11 @@ def matched_layers(teacher: nn.Module, student: nn.Module) -> list[str]:
     """Names of the attention layers whose mechanism or its options differ in two networks; of all, if none does."""
     of_student = {name: layer for name, layer in student.named_modules() if isinstance(layer, HOSTS)}
     of_teacher = dict(teacher.named_modules())
-    missing = [name for name in of_student if not hasattr(of_teacher.get(name), "proj")]
+    missing = [name for name in of_student if output_projection(of_teacher.get(name)) is None]
     known = dict(student.named_modules())
     inside = tuple(f"{name}." for name in of_student)
-    lost = [n for n, m in of_teacher.items() if hasattr(m, "proj") and n not in known and not n.startswith(inside)]
+    others = {name: layer for name, layer in of_teacher.items() if name not in known and not name.startswith(inside)}
+    lost = [name for name, layer in others.items() if output_projection(layer) is not None]
     if missing or lost or not of_student:
         wrong = f"has no attention layer {missing[0]}" if missing else f"is the teacher of a {type(student).__name__}"
         wrong = f"has the layer {lost[0]}, which its student lacks" if lost else wrong

@@ -1,4 +1,4 @@
-"""Puts a mechanism of linvit into a model of timm and keeps its projections."""
+"""Puts a mechanism of linvit into a model of timm or transformers and keeps its projections."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,6 +20,12 @@ from linvit.backbones.timm.windows import (
     ReplacedTinyViTAttention,
     ReplacedTwinsAttention,
 )
+from linvit.backbones.transformers.hosts import (
+    ReplacedTransformersAttention,
+    family_of,
+    is_transformers,
+    why_refused,
+)
 from linvit.errors import UserError
 from linvit.registry import Spec
 
@@ -40,12 +46,17 @@ HOSTS: tuple[type[ReplacedAttention], ...] = (
 REPLACEABLE: dict[type[nn.Module], Any] = {source: host for host in HOSTS for source in host.sources}
 
 
+def host_of(module: nn.Module) -> Any:
+    """Returns the class that replaces an attention module of timm or transformers; None of any other module."""
+    return REPLACEABLE.get(type(module)) or (family_of(module) and ReplacedTransformersAttention)
+
+
 def replace_timm_attention(
     network: nn.Module, attention: Spec | Sequence[Spec | None], img_size: int | Sequence[int] = 224
 ) -> None:
-    """Replaces the attention of a timm model, in place, and keeps its projections; see `linvit.replace_attention`."""
+    """Replaces the attention of a model of timm or transformers, in place; see `linvit.replace_attention`."""
     network = unwrapped(network)
-    found = {name: module for name, module in network.named_modules() if type(module) in REPLACEABLE}
+    found = {name: module for name, module in network.named_modules() if host_of(module)}
     if not found:
         raise UserError(_nothing_to_replace(network))
     specs = dict(zip(found, specs_per_layer(attention, network, found), strict=True))
@@ -53,9 +64,9 @@ def replace_timm_attention(
     for module in found.values():
         check_replaceable(network, module)
     model = Model(network, img_size)
-    new = {name: REPLACEABLE[type(source)](source, specs[name], model, name) for name, source in found.items()}
+    new = {name: host_of(source)(source, specs[name], model, name) for name, source in found.items()}
     for name, layer in new.items():
-        network.set_submodule(name, layer)
+        network.set_submodule(name, layer.train(found[name].training))
     tie_mechanisms(network)
     record_replacement(network, attention, img_size)
 
@@ -80,6 +91,8 @@ def _nothing_to_replace(network: nn.Module) -> str:
             f"{type(replaced[0].mechanism).__name__}, which may have left out some of its weights. Replace that of a "
             f"fresh model, or of a copy.deepcopy of it"
         )
+    if is_transformers(network):
+        return why_refused(network)
     # A task or create_backbone has built timm's; others are given to replace_attention, where there is nothing to omit.
     ours = type(network).__module__.startswith(("timm.", "linvit."))
     way = f"Leave attention out, or {ACCEPTED}" if ours else f"In place of this model {ACCEPTED}"
@@ -92,7 +105,7 @@ def _nothing_to_replace(network: nn.Module) -> str:
 def check_replaceable(network: nn.Module, source: nn.Module) -> None:
     """Raises a `UserError` where an attention module does more than project and mix."""
     what = f"{type(network).__name__}'s {type(source).__name__}"
-    extra = sorted({name.partition(".")[0] for name, _ in source.named_parameters()} - REPLACEABLE[type(source)].kept)
+    extra = sorted({name.partition(".")[0] for name, _ in source.named_parameters()} - host_of(source).kept)
     if extra:
         raise UserError(f"{what} also has {', '.join(extra)}, for which a mechanism has no place; {ACCEPTED}")
     dropout = getattr(getattr(source, "attn_drop", None), "p", 0)

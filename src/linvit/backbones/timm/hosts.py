@@ -256,6 +256,23 @@ class ReplacedAttention(AttentionHost):
                 f"Set stem: none, or take linvit's swin_tiny"
             )
 
+    @property
+    def looks_at_places(self) -> bool:
+        """True if outputs depend on where the tokens lie."""
+        return not (self.mechanism.facts.equivariant and self.stem is None)
+
+    def refuse_second_rotation(self, what: str) -> None:
+        """Raises a `UserError` for a mechanism that cannot take queries and keys that a model has rotated."""
+        if self.mechanism.facts.rotary:
+            raise UserError(
+                f"{what} turns q and k by its rotary positions, and {type(self.mechanism).__name__} would turn them "
+                f"once more. Set its option rotary to false (none in mlla)"
+            )
+        if "q" not in self.projections:
+            raise UserError(
+                f"{what} turns queries by its rotary positions, and {type(self.mechanism).__name__} projects none"
+            )
+
     def norm_queries(self, q: Tensor) -> Tensor:
         """Norms the channels of each head of the queries, (B, N, C) -> (B, N, C), where the model does."""
         return self._normalised(self.q_norm, q)

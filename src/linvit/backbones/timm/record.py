@@ -8,6 +8,7 @@ import timm
 from timm.models import PretrainedCfg
 from torch import nn
 
+from linvit.backbones.transformers.hosts import note_replacement
 from linvit.image_size import image_size
 from linvit.registry import Spec
 from linvit.registry.model_info import model_info
@@ -67,6 +68,8 @@ def record(network: Any, name: str, options: Mapping[str, Any]) -> None:
 
 def record_replacement(network: Any, attention: Spec | Sequence[Spec | None], img_size: int | Sequence[int]) -> None:
     """Notes that the attention of a model was replaced, if there is a note on how it was built."""
+    if hasattr(getattr(network, "config", None), "model_type"):
+        note_replacement(network, {"attention": attention, "img_size": img_size})
     config = getattr(network, "pretrained_cfg", None)
     if config is None:
         return

@@ -40,20 +40,13 @@ class ReplacedViTAttention(ReplacedAttention):
                 f"{what} norms the {self.mechanism.dim} channels that its attention mixes, and {mechanism} makes "
                 f"{self.mechanism.out_dim} of them. Leave out what widens it"
             )
-        if self.drops_patches and not (self.mechanism.facts.equivariant and self.stem is None):
+        if self.drops_patches and self.looks_at_places:
             raise UserError(
                 f"{what} drops patches in training, and {mechanism} needs the whole plane of them (equivariant is "
                 f"False). Create the model with patch_drop_rate=0"
             )
-        if getattr(model.network, "rope", None) is None:
-            return
-        if self.mechanism.facts.rotary:
-            raise UserError(
-                f"{what} turns q and k by its rotary positions, and {mechanism} would turn them once more. Set its "
-                f"option rotary to false (none in mlla)"
-            )
-        if "q" not in self.projections:
-            raise UserError(f"{what} turns queries by its rotary positions, and {mechanism} projects none")
+        if getattr(model.network, "rope", None) is not None:
+            self.refuse_second_rotation(what)
 
     def patches_of(self, model: Model, name: str) -> PatchGrid:
         """What tells the grid of a layer's tokens: for PiT that of a stage, for CrossViT that of a branch."""
@@ -90,8 +83,8 @@ class ReplacedViTAttention(ReplacedAttention):
             raise UserError(
                 f"{type(self.mechanism).__name__} in a timm model takes no {'causal ' if is_causal else ''}mask"
             )
-        placeless = (self.mechanism.facts.equivariant and self.stem is None) or not isinstance(self.patches, NaFlexGrid)
-        if mask is not None and not (self.mechanism.takes_mask and placeless):
+        placed = self.looks_at_places and isinstance(self.patches, NaFlexGrid)
+        if mask is not None and (placed or not self.mechanism.takes_mask):
             return self.image_by_image(x, mask, rope)
         if self.drops_patches and self.training:
             grid = Grid((1, x.shape[1] - grid.num_prefix), num_prefix=grid.num_prefix)

@@ -1,0 +1,1 @@
+"""Hugging Face's vision transformers with any attention of linvit."""

@@ -1,0 +1,206 @@
+"""Attention of Hugging Face's vision transformers, replaced as that of timm's models; nothing imports transformers."""
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from linvit.attention.base import Grid
+from linvit.backbones.timm.hosts import MapGrid, Model, ReplacedAttention
+from linvit.errors import UserError
+from linvit.image_size import image_size
+from linvit.registry import Spec
+
+
+class Family(NamedTuple):
+    """Facts of the models with one class of attention.
+
+    Attributes:
+        name: As it is known.
+        prefix: Class and distillation tokens before the patches; register tokens of the configuration follow.
+        any_size: True if a model takes images of any size without `interpolate_pos_encoding`.
+        placeless: Reason why its tokens lie in no plane, which restricts it to mechanisms that do not look at places.
+    """
+
+    name: str
+    prefix: int
+    any_size: bool = False
+    placeless: str = ""
+
+
+REPLACED = "linvit_replaced"
+"""The entry of a config with arguments of `linvit.replace_attention`, one mapping per call."""
+RANDOM_PATCHES = "its encoder gets patches in random order, and some of them"
+FAMILIES = {
+    "ViTAttention": Family("ViT", 1),
+    "DeiTAttention": Family("DeiT", 2),
+    "ViTMSNAttention": Family("ViT-MSN", 1),
+    "Dinov2Attention": Family("DINOv2", 1, any_size=True),
+    "Dinov2WithRegistersAttention": Family("DINOv2 with registers", 1, any_size=True),
+    "DINOv3ViTAttention": Family("DINOv3 ViT", 1, any_size=True),
+    "SiglipAttention": Family("SigLIP", 0),
+    "CLIPAttention": Family("CLIP", 1),
+    "IJepaAttention": Family("I-JEPA", 0),
+    "ViTMAEAttention": Family("ViTMAE", 1, placeless=RANDOM_PATCHES),
+    "VideoMAEAttention": Family("VideoMAE", 0, placeless="its tokens are of several frames"),
+}
+"""Families by the class of their attention in transformers 5."""
+
+REFUSED = {
+    "Data2VecVision": "it adds positions and drops weights within its own attention",
+    "Beit": "its relative positions arrive as a mask of all pairs of tokens",
+    "Swinv2": "it computes attention in windows by its own code",
+    "Swin": "its relative positions and window shifts arrive as one mask",
+    "Hiera": "it computes attention in windows by its own code and pools queries",
+    "Sam": "it adds positions within its own attention",
+    "Pvt": "its keys are reduced, and its attention does not get the size of the map",
+    "Segformer": "its keys are reduced, and its attention does not get the size of the map",
+    "Siglip2": "its images have several sizes, and its attention gets a padding mask but no sizes",
+    "Qwen": "it packs images into one row, and its attention does not get their sizes",
+    "Pixtral": "it packs images into one row by a mask of all pairs of tokens",
+    "Yolos": "its detection tokens follow the patches",
+    "VJEPA2": "it rotates q and k by places of several frames within its own attention",
+}
+"""Reasons by how names of classes begin; of several that fit, the first."""
+
+
+def family_of(module: nn.Module) -> Family | None:
+    """Returns the family of an attention module of transformers that looks at patches; None of any other module."""
+    config = getattr(module, "config", None) or getattr(getattr(module, "attention", None), "config", None)
+    own = type(module).__module__.startswith("transformers.models.") and hasattr(config, "patch_size")
+    return FAMILIES.get(type(module).__name__) if own else None  # CLIP's text has the class, and no patches
+
+
+def is_transformers(network: nn.Module) -> bool:
+    """Returns whether a network is made of modules of transformers, but not of timm by way of transformers."""
+    names = [type(module).__module__ for module in network.modules()]
+    return any(name.startswith("transformers.") for name in names) and not any(n.startswith("timm.") for n in names)
+
+
+def why_refused(network: nn.Module) -> str:
+    """Returns the reason why no attention of a network of transformers can be replaced."""
+    classes = {type(module).__name__ for module in network.modules()}
+    reasons = (why for start, why in REFUSED.items() if any(name.startswith(start) for name in classes))
+    names = ", ".join(dict.fromkeys(family.name for family in FAMILIES.values()))
+    return (
+        f"linvit cannot replace the attention of {type(network).__name__} of transformers: "
+        f"{next(reasons, 'linvit does not know it')}. Families that it knows: {names}"
+    )
+
+
+def output_projection(layer: Any) -> Any:
+    """Returns the output projection of an attention layer of linvit, timm or transformers; None if there is none."""
+    within = getattr(getattr(layer, "output", None), "dense", None)  # VideoMAE
+    ways = (getattr(layer, name, None) for name in ("proj", "o_proj", "out_proj"))
+    return next((way for way in ways if way is not None), within)
+
+
+class ReplacedTransformersAttention(ReplacedAttention):
+    """Replaces the attention of the families above, among all tokens, prefix first.
+
+    Where the model has rotary positions (DINOv3), it turns q and k by its own tables before the mechanism gets them.
+    """
+
+    sources = ()  # by name: FAMILIES
+    kept: ClassVar[set[str]] = {"q_proj", "k_proj", "v_proj", "o_proj", "out_proj", "attention", "output"}
+
+    def __init__(self, source: Any, spec: Spec, model: Model, name: str) -> None:
+        family = family_of(source)
+        assert family is not None
+        what, within = type(model.network).__name__, getattr(source, "attention", source)
+        config = within.config
+        self.returns_weights = within is source  # and not the output alone
+        dropout = max(
+            getattr(config, option, 0.0) or 0.0 for option in ("attention_dropout", "attention_probs_dropout_prob")
+        )
+        if dropout:
+            raise UserError(
+                f"{what} drops weights of its attention in training (rate {dropout:g}), and most mechanisms never "
+                f"form them. Set attention_dropout or attention_probs_dropout_prob of its config to 0"
+            )
+        prefix = family.prefix + getattr(config, "num_register_tokens", 0)
+        size = model.img_size if family.any_size else image_size(config.image_size)
+        patch = image_size(config.patch_size)
+        nominal = Grid((size[0] // patch[0], size[1] // patch[1]), num_prefix=prefix)
+        self.placeless = bool(family.placeless) and ".decoder_layers." not in f".{name}"
+        self.patches = nominal if self.placeless else self.grid_of(model, name, patch, nominal)
+        projections = {f"{letter}_proj": _projection(within, letter) for letter in "qkv"}
+        heads = getattr(within, "num_heads", None) or within.num_attention_heads
+        linear = SimpleNamespace(**projections, proj=output_projection(source), num_heads=heads)
+        linear.head_dim = linear.proj.in_features // heads
+        linear.rotate_half = True
+        super().__init__(linear, spec, nominal)
+        self.proj_drop = getattr(getattr(source, "output", None), "dropout", nn.Identity())
+        if self.placeless and self.looks_at_places:
+            raise UserError(
+                f"{what}: {family.placeless}, and {type(self.mechanism).__name__} looks at their places (equivariant "
+                f"is False). Take one that does not, such as linear"
+            )
+        if type(source).__name__ == "DINOv3ViTAttention":
+            self.refuse_second_rotation(what)
+
+    @staticmethod
+    def grid_of(model: Model, name: str, patch: tuple[int, int], nominal: Grid) -> MapGrid:
+        """Returns what records the grid of the images, at the convolution that embeds patches nearest to a layer."""
+        found = {
+            path: module
+            for path, module in model.network.named_modules()
+            if isinstance(module, nn.Conv2d) and module.kernel_size == module.stride == patch
+        }
+        shared = {path: sum(map(str.__eq__, path.split("."), name.split("."))) for path in found}
+        return model.map_from(found[max(found, key=lambda path: shared[path])], nominal)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        **options: Any,
+    ) -> Any:
+        """(B, N, C) -> (B, N, C), in a pair with None in place of weights where the model expects a pair.
+
+        `position_embeddings` are cosines and sines (H W, d) of the patches. Masks are refused.
+        """
+        if attention_mask is not None or options.get("is_causal"):
+            raise UserError(
+                f"{type(self.mechanism).__name__} in a model of transformers takes no attention_mask; pass images of "
+                f"one size without padding"
+            )
+        if options.get("output_attentions"):
+            raise UserError(NO_WEIGHTS)
+        if isinstance(self.patches, Grid):
+            prefix = self.patches.num_prefix
+            grid = Grid((1, hidden_states.shape[1] - prefix), num_prefix=prefix)
+        else:
+            grid = self.patches.grid
+        rope = None if position_embeddings is None else torch.cat(position_embeddings[::-1], -1)
+        out = self.mix(hidden_states, grid, rope=rope)
+        return (out, None) if self.returns_weights else out
+
+
+def note_replacement(network: Any, replaced: Mapping[str, Any]) -> None:
+    """Notes in a model's config how its attention was replaced, for `linvit.load_transformers`; refuses weights."""
+    if not hasattr(network.config, REPLACED):
+        network.register_forward_pre_hook(refuse_weights, with_kwargs=True)
+    setattr(network.config, REPLACED, [*getattr(network.config, REPLACED, []), dict(replaced)])
+
+
+NO_WEIGHTS = (
+    "output_attentions needs softmax's weights, which this model's attention no longer forms. Leave it out; "
+    "linvit.analysis.Recorder finds the matrix of any mechanism"
+)
+
+
+def refuse_weights(network: Any, args: Any, options: dict[str, Any]) -> None:
+    """Raises a `UserError` if weights of attention are asked for, as a forward pre-hook of a model."""
+    asked = options.get("output_attentions")
+    if network.config.output_attentions if asked is None else asked:
+        raise UserError(NO_WEIGHTS)
+
+
+def _projection(within: Any, letter: str) -> nn.Linear:
+    names = {"q": "query", "k": "key", "v": "value"}
+    projection: nn.Linear = getattr(within, f"{letter}_proj", None) or getattr(within, names[letter])
+    return projection

@@ -1,0 +1,121 @@
+"""Each family of transformers with another attention."""
+
+import copy
+
+import pytest
+import torch
+
+import linvit
+from linvit.backbones.transformers.hosts import FAMILIES, ReplacedTransformersAttention
+from linvit.errors import UserError
+from tests.backbones.transformers.families import ANY_SIZE, MODELS, RESIZED, inputs_of, tiny, tokens, transformers
+
+
+def test_each_family_of_the_table_has_a_model() -> None:
+    assert {family.name for family in FAMILIES.values()} == {*MODELS}
+
+
+SIZES = [(family, (32, 32)) for family in MODELS] + [(family, (48, 24)) for family in (*ANY_SIZE, *RESIZED)]
+
+
+@pytest.mark.parametrize(("family", "size"), SIZES)
+def test_softmax_put_in_is_sdpa(family: str, size: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    model = tiny(family)
+    assert model.config._attn_implementation == "sdpa"
+    replaced = linvit.replace_attention(copy.deepcopy(model), "softmax")
+    calls = []
+    for module in replaced.modules():
+        if isinstance(module, ReplacedTransformersAttention):
+            module.mechanism.register_forward_hook(lambda *_: calls.append(1))
+    inputs = inputs_of(family, size)
+    torch.testing.assert_close(tokens(replaced, inputs), tokens(model, inputs), rtol=1e-5, atol=1e-5)
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize("attention", ["linear", "focused", "mlla", "soft"])
+@pytest.mark.parametrize("family", MODELS)
+def test_other_attentions_train(family: str, attention: str) -> None:
+    torch.manual_seed(0)
+    model = tiny(family)
+    if attention != "linear" and family in ("ViTMAE", "VideoMAE"):
+        with pytest.raises(UserError, match=r"looks at their places"):
+            linvit.replace_attention(model, attention)
+        return
+    if attention == "mlla" and family == "DINOv3 ViT":
+        with pytest.raises(UserError, match=r"would turn them once more"):
+            linvit.replace_attention(model, attention)
+        return
+    linvit.replace_attention(model, attention).train()
+    sizes = [(32, 32)] if family == "VideoMAE" else [(32, 32), (48, 24)]
+    for size in sizes:
+        model.zero_grad()
+        tokens(model, inputs_of(family, size)).square().mean().backward()
+        for name, parameter in model.named_parameters():
+            if ".mechanism." in name or name.endswith(("qkv.weight", ".proj.weight")):
+                assert parameter.grad is not None, name
+                assert parameter.grad.abs().sum() > 0, name
+
+
+REFUSED = [
+    ("Data2VecVisionModel", "Data2VecVisionConfig", "adds positions"),
+    ("BeitModel", "BeitConfig", "mask of all pairs"),
+    ("Swinv2Model", "Swinv2Config", "windows by its own code"),
+    ("SwinModel", "SwinConfig", "window shifts"),
+    ("HieraModel", "HieraConfig", "pools queries"),
+    ("SamVisionModel", "SamVisionConfig", "adds positions"),
+    ("PvtModel", "PvtConfig", "keys are reduced"),
+    ("PvtV2Model", "PvtV2Config", "keys are reduced"),
+    ("SegformerModel", "SegformerConfig", "keys are reduced"),
+    ("Siglip2VisionModel", "Siglip2VisionConfig", "padding mask but no sizes"),
+    ("PixtralVisionModel", "PixtralVisionConfig", "packs images"),
+    ("YolosModel", "YolosConfig", "detection tokens follow"),
+    ("VJEPA2Model", "VJEPA2Config", "several frames"),
+    ("LevitModel", "LevitConfig", "does not know it"),
+]
+
+
+@pytest.mark.parametrize(("model", "config", "reason"), REFUSED)
+def test_other_models_are_refused_with_the_reason(model: str, config: str, reason: str) -> None:
+    with torch.device("meta"):
+        network = getattr(transformers, model)._from_config(getattr(transformers, config)())
+    with pytest.raises(UserError, match=rf"attention of {model} of transformers: .*{reason}.*Families .*DINOv2"):
+        linvit.replace_attention(network, "linear")
+
+
+def test_qwens_vision_is_refused() -> None:
+    from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLVisionConfig
+    from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VisionTransformerPretrainedModel
+
+    with torch.device("meta"):
+        network = Qwen2_5_VisionTransformerPretrainedModel._from_config(Qwen2_5_VLVisionConfig(depth=1))
+    with pytest.raises(UserError, match="packs images into one row"):
+        linvit.replace_attention(network, "linear")
+
+
+def test_what_a_mechanism_cannot_take_is_refused() -> None:
+    with pytest.raises(UserError, match=r"rate 0.1.*attention_probs_dropout_prob of its config to 0"):
+        linvit.replace_attention(tiny("ViT", attention_probs_dropout_prob=0.1), "linear")
+    model = linvit.replace_attention(tiny("DINOv2"), "linear")
+    images = torch.randn(1, 3, 32, 32)
+    with pytest.raises(UserError, match="needs softmax's weights"):
+        model(images, output_attentions=True)
+    (layer, *_) = (module for module in model.modules() if isinstance(module, ReplacedTransformersAttention))
+    with pytest.raises(UserError, match="takes no attention_mask"):
+        layer(torch.randn(1, 17, 32), torch.ones(1, 1, 17, 17, dtype=torch.bool))
+    model(images)
+    with pytest.raises(UserError, match=r"18 tokens, but the last images .* have 4x4 patches and 1 prefix"):
+        layer(torch.randn(1, 17 + 1, 32))
+
+
+def test_a_text_tower_keeps_its_attention() -> None:
+    text = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 20}
+    vision = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
+    model = transformers.CLIPModel(transformers.CLIPConfig(text_config=text, vision_config=vision)).eval()
+    inputs = {"input_ids": torch.tensor([[1, 2]]), "pixel_values": torch.randn(1, 3, 32, 32)}
+    before = model(**inputs)
+    student = linvit.linearize(model, "softmax")
+    assert sum(isinstance(module, ReplacedTransformersAttention) for module in student.modules()) == 2
+    torch.testing.assert_close(student(**inputs).logits_per_image, before.logits_per_image)
+    student = linvit.linearize(model, "linear")
+    torch.testing.assert_close(student(**inputs).text_embeds, before.text_embeds)
