@@ -13,6 +13,7 @@ import timm
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
@@ -207,6 +208,26 @@ def test_with_the_inputs_of_the_teacher_attention_alone_is_trained() -> None:
     trained = {name for name, parameter in student.named_parameters() if parameter.grad is not None}
     assert trained
     assert all(".attn." in name and ".attn.proj" not in name for name in trained)
+
+
+@pytest.mark.parametrize("name", ["deit_nano", "swin_tiny", "vit_tiny_patch16_224"])
+def test_with_the_inputs_of_the_teacher_attention_layers_run_alone_for_the_same_gradients(name: str) -> None:
+    small = {"deit_nano": {}, "swin_tiny": {"depths": (1, 1, 2, 1), "embed_dim": 48}}
+    if name in small:
+        teacher = create_backbone({"name": name, **small[name]}, num_classes=10)
+    else:
+        teacher = timm.create_model(name, depth=2, img_size=32)
+    student, gradients, ran = linearize(teacher, "linear").train(), [], list[str]()
+    student.get_submodule("norm").register_forward_hook(lambda *_: ran.append("all of it"))
+    distillation = Distillation(teacher, student, Matching(attention_inputs="teacher"))
+    shown = torch.rand(2, 3, 32, 32)
+    for size in (32, 32, 64) if name == "swin_tiny" else (32, 32):  # another size has another grid
+        student.zero_grad()
+        distillation.run(F.interpolate(shown, size=size))
+        distillation.loss().backward()
+        gradients.append([parameter.grad for parameter in student.parameters() if parameter.grad is not None])
+    torch.testing.assert_close(gradients[0], gradients[1])
+    assert len(ran) == len(gradients) - 1
 
 
 def test_the_teacher_is_left_alone_and_no_part_of_the_student() -> None:

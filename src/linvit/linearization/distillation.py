@@ -101,6 +101,10 @@ class Distillation:
         self.teacher, self.student = teacher.eval(), student
         self.matching = matching or Matching()
         self.layers = matched_layers(teacher, student)
+        weights = self.matching.weights
+        attention_alone = not any(weight for part, weight in weights.items() if part != "attention")
+        self._layers_suffice = self.matching.attention_inputs == "teacher" and attention_alone
+        self._size: Any = None  # of the images (C, H, W) that the student had last
         self._measuring = False  # in evaluation mode, too
         self._of_teacher: dict[tuple[str, str], Tensor] = {}  # by part and module
         self._of_student: dict[tuple[str, str], Tensor] = {}
@@ -119,7 +123,18 @@ class Distillation:
         self._hooks.append(student.register_forward_pre_hook(_Hook(self._start), with_kwargs=True, prepend=True))
 
     def run(self, images: Any) -> Any:
-        """What the student, and its teacher beside it, make of images, without the head of a dense task."""
+        """What the student, and its teacher beside it, make of images, without the head of a dense task.
+
+        Where attention alone is matched on the teacher's inputs, only the student's attention layers run, and it
+        returns None: the student's other parts change nothing. They run once for each size of images, which tells the
+        layers the grid of their tokens.
+        """
+        alone = self._layers_suffice and (self._measuring or self.student.training)
+        if alone and isinstance(images, Tensor) and images.shape[1:] == self._size:
+            self._start(self.student, (images,), {})
+            for name in self.layers:
+                self.student.get_submodule(name)(*self._inputs[name][0], **self._inputs[name][1])
+            return None
         if hasattr(self.student, "feature_maps"):
             self._start(self.student, (images,), {})
             return self.student.feature_maps(images)  # type: ignore[operator]
@@ -174,6 +189,7 @@ class Distillation:
         """Names of the parameters that nothing that is matched depends on; nor, `by_outputs`, what `run` returns."""
         # Images change nothing in evaluation mode.
         with self._measured(), torch.enable_grad(), torch.compiler.set_stance("force_eager"):
+            self._size = None  # all of the student runs
             output = self.run(images)
             loss = self.loss()
             if by_outputs:
@@ -210,6 +226,7 @@ class Distillation:
             return  # one of DataParallel's
         for kept in (self._of_teacher, self._of_student, self._inputs):
             kept.clear()
+        self._size = args[0].shape[1:] if isinstance(args[0], Tensor) else None
         if not (self._measuring or (student.training and any(self.matching.weights.values()))):
             return
         of_student, of_teacher = next(student.parameters()), next(self.teacher.parameters())
