@@ -13,7 +13,7 @@ from linvit.data.transforms.segmentation import SegmentationAugmentation
 from linvit.errors import UserError
 from linvit.heads.detection.detector import create_detector
 from linvit.runs.checkpoint import Checkpoint
-from linvit.tasks import ClassificationTask, SegmentationTask
+from linvit.tasks import SegmentationTask
 from tests.data.coco import write_coco
 from tests.rasters import values, write
 from tests.training import trainer
@@ -70,13 +70,6 @@ def test_segmentation_sees_all_bands(pairs, tmp_path):
         checkpoint.facts(["in_chans"], SimpleNamespace(in_chans=3), False, "")
 
 
-def test_classification_sees_all_bands(classes, tmp_path):
-    data = classification(classes, **FOUR)
-    task = ClassificationTask(backbone="deit_nano", num_classes=2, img_size=16, in_chans=data.in_chans)
-    trainer(tmp_path / "run", max_epochs=1).fit(task, datamodule=data)
-    assert data.preview(2)["train"].shape == (2, 4, 16, 16)
-
-
 def test_one_band_of_8_bits_stays_one(tmp_path):
     data = ClassificationData(img_size=32, bands=[1], mean=[0.5], std=[0.25], **SMALL)
     data.setup("fit")
@@ -124,13 +117,3 @@ def test_changes_of_colour_are_for_rgb_of_8_bits(make, off):
         UserError, match=rf"is defined for three channels of 8 bits .*set --data\.augmentation\.\w+={off}"
     ):
         make(**FOUR)
-
-
-def test_statistics_for_each_band():
-    with pytest.raises(UserError, match="mean and std need 4 values, one per channel"):
-        ClassificationData(bands=[1, 2, 3, 4], value_range=(0, 9000))
-
-
-def test_scenes_have_three_bands():
-    with pytest.raises(UserError, match="have three bands of 8 bits"):
-        SegmentationData(augmentation=PLAIN, **FOUR).setup("fit")

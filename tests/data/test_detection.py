@@ -60,11 +60,6 @@ class TestScenes:
         assert coco_masks.decode(batch["rles"][0]).shape == (len(batch["labels"][0]), 64, 64)
         assert coco_masks.area(batch["rles"][0]).tolist() == batch["area"][0].tolist()
 
-    def test_images_alone_are_predicted(self):
-        data = scenes()
-        data.setup("predict")
-        assert batch_of(data, data.predict_dataloader()).keys() == {"image", "size", "index", "id", "image_id"}
-
     def test_photos_are_predicted_where_the_source_is_gone(self, tmp_path):
         save(picture(0, 60, 40), tmp_path / "photo.png")
         data = coco(tmp_path / "gone", predict_path=str(tmp_path), resize_limits=(90, 60))
@@ -354,12 +349,6 @@ class TestRefused:
         assert [row[0] for row in rows] == ["split", *8 * ["train"], *8 * ["val"]]
         assert rows[1][1:] == [f"annotation 100 of {tmp_path / 'train2017' / '5.png'}", "an empty segmentation", ""]
 
-    def test_classes_without_objects(self, tmp_path):
-        write_coco(tmp_path, found=[one for one in annotations() if one["category_id"] != 18])
-        with pytest.warns(UserWarning, match="1 classes have no training object: 'dog'"):
-            coco(tmp_path).setup("fit")
-        coco(tmp_path).setup("validate")
-
     @pytest.mark.parametrize(
         ("content", "message"),
         [
@@ -423,22 +412,6 @@ class TestRefused:
         data = coco(tmp_path, box_format="xyxy")
         data.setup("fit")
         assert data.train_set[0]["boxes"][0].tolist() == [30, 20, 44, 40]
-
-    def test_boxes_without_area_are_left_out(self, tmp_path):
-        thin = [annotation(7, 5, bbox=(1, 1, 0.5, 9)), annotation(8, 5, bbox=(70, 1, 5, 5)), annotation(9, 2, area=0)]
-        many = [annotation(100 + i, 9) for i in range(30)]
-        write_coco(tmp_path, found=[*annotations(), *thin, *many])
-        data = coco(tmp_path)
-        data.setup("fit")
-        assert sum(len(sample["labels"]) for sample in data.train_set) == 36
-        assert sum(len(sample["labels"]) for sample in data.val_set) == 39
-
-    def test_an_empty_mask_is_left_out_where_masks_are_trained(self, tmp_path):
-        write_coco(tmp_path, found=[*annotations(), annotation(7, 5, segmentation=[[1, 2, 3, 4]])])
-        for masks, expected in ((True, 6), (False, 7)):
-            data = coco(tmp_path, masks=masks)
-            data.setup("fit")
-            assert sum(len(sample["labels"]) for sample in data.train_set) == expected
 
     def test_an_image_of_another_size_than_its_annotations_is_bad(self, tmp_path):
         write_coco(tmp_path)

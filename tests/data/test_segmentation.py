@@ -14,13 +14,10 @@ from PIL import Image
 from linvit.cli.data import main
 from linvit.data import ClassificationData, SegmentationData
 from linvit.data.sources.pairs import load_pairs
-from linvit.data.sources.scenes import Scenes
 from linvit.data.transforms.segmentation import SegmentationAugmentation
 from linvit.errors import UserError
 from linvit.runs.configs import CONFIGS
-from linvit.tasks import SegmentationTask
 from tests.data.images import picture, png, save
-from tests.training import trainer
 
 STILL = SegmentationAugmentation(ratio=(1, 1), max_class_ratio=None, hflip=0, photometric=False)
 SIZES = [(24, 36), (24, 36), (30, 20), (50, 40)]  # height and width
@@ -92,12 +89,6 @@ class TestLayouts:
         assert {name: len(rows) for name, rows in splits.items()} == {"train": 4, "val": 3}
         stored = splits["train"].cast_column("mask", datasets.Image(decode=False))[2]["mask"]
         assert stored["path"] == str(tmp_path / layout[1] / "2.png")
-
-    def test_without_splits_a_part_is_held_out(self, tmp_path):
-        write(tmp_path / "images", tmp_path / "masks", 8)
-        made = data(tmp_path, val_fraction=0.25)
-        made.setup("fit")
-        assert (len(made.train_set), len(made.val_set)) == (6, 2)
 
     def test_masks_with_a_suffix(self, tmp_path):
         write(tmp_path / "images" / "train", tmp_path / "masks" / "train", extension="jpg")
@@ -373,19 +364,3 @@ def test_data_check_reads_every_mask(folder, capsys):
     assert main([*arguments, f"--output={folder}/bad.csv"]) == 1
     assert "annotations/training/2.png: its values 7 are not classes" in capsys.readouterr().out
     assert "it has 9 x 9 pixels" in (folder / "bad.csv").read_text(encoding="utf-8")
-
-
-def test_a_task_trains_scores_and_predicts_on_scenes(tmp_path):
-    """What the task takes is what the data gives."""
-    scenes = SegmentationData(img_size=32, batch_size=4, num_workers=0, scenes=Scenes(train=8, val=4, test=2), seed=0)
-    backbone = {"name": "pvt_v2_b0", "embed_dims": [8, 8, 16, 16], "depths": [1] * 4, "num_heads": [1, 1, 2, 2]}
-    head = {"name": "semantic_fpn", "width": 8}
-    task = SegmentationTask(
-        backbone=backbone, head=head, num_classes=11, class_names=scenes.class_names, img_size=32, warmup_epochs=0
-    )
-    run = trainer(tmp_path, max_epochs=1)
-    run.fit(task, scenes)
-    assert 0 <= run.callback_metrics["val/score"] <= 1
-    run.test(task, scenes)
-    predicted = run.predict(task, scenes)
-    assert [tuple(classes.shape) for batch in predicted for classes in batch["classes"]] == [(32, 32)] * 2

@@ -110,14 +110,6 @@ def test_splits_without_an_object_to_score_are_named(tmp_path):
         coco(tmp_path, class_names=["dog"]).setup("fit")
 
 
-def test_a_validation_split_alone_is_checked(tmp_path, capsys):
-    write_coco(tmp_path, ("val",))
-    assert main(["check", str(tmp_path), "--workers=0"]) == 1
-    said = capsys.readouterr().out
-    assert "NO TRAINING  data source" in said
-    assert "label     id  class        val" in said
-
-
 def test_few_objects_that_are_left_out_are_no_warning(tmp_path):
     many = [annotation(key, 5, 1, BOXES[key % 4]) for key in range(21)]
     many[3]["iscrowd"] = 1

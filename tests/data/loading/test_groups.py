@@ -75,9 +75,3 @@ def test_another_number_of_ranks_starts_the_epoch_again_and_says_so():
     with pytest.warns(UserWarning, match="starts again, since its order has changed: ranks was 1 and is 2"):
         found, _ = steps(2, 4, state)
     assert len(found) == 103 // 8
-
-
-@pytest.mark.parametrize("count", [2, 3])
-def test_a_set_that_does_not_fill_a_step(count):
-    found, _ = steps(1, 4, groups=GROUPS[:count])
-    assert sorted(one.row for one in found[0]) == list(range(count))

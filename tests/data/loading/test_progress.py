@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from linvit.data.loading.loader import make_loader
-from linvit.data.loading.sampler import EpochProgress, TrainSampler
+from linvit.data.loading.sampler import TrainSampler
 
 
 class Epoch:
@@ -68,37 +68,6 @@ def test_ranks_have_as_many_whole_batches_whatever_is_left():
         assert len({len(share) for share in sizes}) == 1
         assert {size for share in sizes for size in share} <= {second[1]}
         assert len(set(epoch.rows)) == len(epoch.rows) > length - second[0] * second[1]
-
-
-def test_a_small_set_makes_one_incomplete_step_of_an_epoch():
-    epoch = Epoch(7)
-    assert epoch.phase(2, 5) == [[3], [3]]
-    assert epoch.phase(2, 5) == [[], []]
-
-
-def test_the_next_epoch_is_whole():
-    sampler = TrainSampler(40, 0, batch_size=10)
-    sampler.progress = EpochProgress(2, 30)
-    lengths = []
-    for epoch in (2, 3):
-        sampler.set_epoch(epoch)
-        lengths.append(len(list(sampler)))
-    assert lengths == [10, 40]
-
-
-def test_skipped_samples_are_not_loaded():
-    sampler = TrainSampler(200_000, 0, batch_size=100)
-    asked = []
-
-    class Counted(Rows):
-        def __getitem__(self, index):
-            asked.append(index)
-            return index
-
-    loader = make_loader(Counted(), 100, 0, list, sampler, training=True)
-    loader.load_state_dict({"epoch": 0, "samples": 100_000, "order": sampler.identity})
-    next(iter(loader))
-    assert len(asked) == 100
 
 
 def test_an_epoch_of_other_data_starts_again():

@@ -3,6 +3,7 @@
 import itertools
 
 import pytest
+from torch.utils.data import DistributedSampler
 
 import linvit
 from linvit.data.loading.sampler import EvalSampler, TrainSampler, check_equal_batches
@@ -83,3 +84,8 @@ def test_where_devices_wait_for_each_other_all_must_evaluate_as_many_batches(wor
 def test_more_devices_than_images(make):
     with pytest.raises(linvit.UserError, match="3 images cannot be shared by 4 devices"):
         make()
+
+
+def test_lightning_takes_them_for_distributed_ones():
+    assert issubclass(TrainSampler, DistributedSampler)
+    assert issubclass(EvalSampler, DistributedSampler)

@@ -11,18 +11,13 @@ import linvit
 from linvit.data import ClassificationData
 from linvit.data.loading.sampler import SeededIndex
 from linvit.data.sources.read import ALWAYS_ALLOWED, BadImageError, BadImages
-from tests.data.damaged import damaged, encoded, photo
+from tests.data.damaged import encoded, photo
 from tests.data.images import image_folder
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     return tmp_path_factory.mktemp("damaged")
-
-
-@pytest.fixture(scope="module")
-def expected(root):
-    return damaged(root)
 
 
 class Rows(Dataset):
@@ -152,18 +147,6 @@ class TestData:
 
     def data(self, root, **options):
         return ClassificationData(str(root), batch_size=8, img_size=16, **{"num_workers": 0, **options})
-
-    def test_training_batches_stay_full(self, root, expected):
-        data = self.data(root, max_bad_fraction=0.5, num_workers=2)
-        data.setup("fit")
-        batches = list(data.train_dataloader())
-        assert [len(batch["image"]) for batch in batches] == [8] * (len(data.train_set) // 8)
-        names = [name for batch in batches for name in batch["id"]]
-        bad = {str(root / path) for path, wrong in expected.items() if wrong is not None}
-        assert not bad & set(names)
-        classes = data.class_names
-        labels = [label for batch in batches for label in batch["label"].tolist()]
-        assert all(f"/{classes[label]}/" in name for label, name in zip(labels, names, strict=True))
 
     def test_evaluation_raises_whatever_the_policy(self, tmp_path):
         folder = image_folder(tmp_path / "data", ["train", "val", "test"])

@@ -5,7 +5,7 @@ import pytest
 from datasets import Dataset, Value
 
 import linvit
-from linvit.data.sources.labels import as_images, as_indices, features_of, find_column
+from linvit.data.sources.labels import as_images, as_indices, find_column
 
 
 class TestColumns:
@@ -49,14 +49,6 @@ class TestIndices:
         assert found["test"].features["label"].names == ["ant", "bee", "cat"]
         assert found["test"]["image"][:] == [0, 1, 2]
 
-    def test_numbering_words_leaves_the_images_where_they_are(self, tmp_path):
-        self.tables("string", train=["a", "b"])["train"].to_parquet(tmp_path / "x.parquet")
-        rows = datasets.load_dataset("parquet", data_files=str(tmp_path / "x.parquet"), cache_dir=tmp_path / "cache")
-        written = sorted((tmp_path / "cache").rglob("*.arrow"))
-        found = as_indices(dict(rows), "label", "here")["train"]
-        assert found["label"][:] == [0, 1]
-        assert sorted((tmp_path / "cache").rglob("*.arrow")) == written
-
     @pytest.mark.parametrize(
         ("kind", "labels", "told"),
         [
@@ -79,11 +71,6 @@ class TestIndices:
     def test_a_split_without_a_value_takes_part(self):
         splits = self.tables("string", train=["a", "b"]) | self.tables("null", test=[None])
         assert as_indices(splits, "label", "here")["test"]["label"][:] == [None]
-
-
-def test_columns_of_any_split_are_found():
-    splits = {"train": Dataset.from_dict({"image": [1]}), "val": Dataset.from_dict({"image": ["a"], "label": [0]})}
-    assert features_of(splits) == {"image": Value("int64"), "label": Value("int64")}
 
 
 def test_splits_without_the_column_keep_what_they_have():

@@ -64,14 +64,6 @@ def test_links_are_followed_but_not_round_in_circles(tmp_path):
     assert len(rows) == 2
 
 
-def test_a_split_without_classes_takes_none_from_the_others(tmp_path):
-    fill(tmp_path, [*CLASSES, "test/0.jpg", "test/1.jpg"])
-    tables = image_folder(tmp_path, {name: tmp_path / name for name in ("train", "val", "test")})
-    assert tables["train"].features["label"].names == ["ant", "bee"]
-    assert [rows["label"][:] for rows in (tables["train"], tables["val"])] == [[0, 0, 1], [1]]
-    assert list(tables["test"].features) == ["image"]
-
-
 def test_a_name_that_is_not_utf_8_is_told(tmp_path):
     fill(tmp_path, CLASSES)
     os.close(os.open(os.fsencode(tmp_path / "train" / "ant") + b"/\xff.jpg", os.O_CREAT))

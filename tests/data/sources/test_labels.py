@@ -1,8 +1,5 @@
 """Labels are held against the classes before the first step."""
 
-import warnings
-from types import SimpleNamespace
-
 import datasets
 import pytest
 from lightning.pytorch import Trainer
@@ -57,14 +54,6 @@ def test_a_label_that_would_fill_the_memory_is_asked_about():
     assert count_classes({"train": rows}, "label", 10**9 + 1, "x") == 10**9 + 1
 
 
-def test_chosen_rows_are_looked_at_and_no_others():
-    rows = table([0, 9, 1, 8], paths=False)
-    check_labels(rows.select([2, 0]), "image", "label", 4, "train", "x")
-    text = error_of(check_labels, rows.select([2, 3]), "image", "label", 4, "train", "x")
-    assert "1 of 2 labels" in text
-    assert "row 1 (stored in the table) has 8" in text
-
-
 @pytest.mark.parametrize(
     ("names", "others", "message"),
     [
@@ -109,12 +98,6 @@ class TestTrainedClasses:
             UserWarning, match="least label of 'here' is 1, but labels are counted from 0: .* has 3 outp"
         ):
             self.check("012", train=[1, 2], val=[2, 1], test=[-1])
-
-    def test_nothing_to_say(self):
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            self.check(train=[0, 1, 2, None], val=[2, 1, 0, -1, None], test=[-1, -1])
-            self.check(train=[0, 2], test=[2])
 
 
 class TestData:
@@ -182,22 +165,6 @@ class TestStreamed:
         assert message.endswith(
             "no val split; it has: train; a stream is not cut in two: add one, or set --data.streaming=false"
         )
-
-    def test_digits(self):
-        data = self.data("digits")
-        data.trainer = SimpleNamespace(
-            global_rank=1,
-            world_size=3,
-            num_devices=3,
-            strategy=None,
-            loggers=[],
-            log_dir=None,
-            lightning_module=SimpleNamespace(hparams={}),
-        )
-        data.setup("fit")
-        assert [len(batch["label"]) for batch in data.train_dataloader()] == [4] * (1257 // 12)
-        assert sum(len(batch["label"]) for batch in data.val_dataloader()) == 60
-        assert data.preview(5)["val"].shape == (5, 3, 8, 8)
 
     def test_evaluation_sees_all(self):
         data = self.data("digits")

@@ -8,8 +8,6 @@ from linvit import UserError
 from linvit.cli import data as check
 from linvit.data import PathfinderData
 from linvit.data.sources.paths import sample
-from linvit.runs.options import read_config
-from linvit.runs.run import Run
 
 
 def joined(grey):
@@ -58,8 +56,3 @@ def test_data_check_counts_chance_and_other_sizes_are_refused(capsys, monkeypatc
     assert f"chance {max(labels.count(0), labels.count(1)) / 8:.3f}" in capsys.readouterr().out
     with pytest.raises(UserError, match=r"--data\.img_size must be one of 32, 64; got '48'"):
         PathfinderData(img_size=48)
-
-
-def test_the_configuration_sets_options_of_all_image_data():
-    data = Run.from_config(read_config("diagnostics/pathfinder", {"data.img_size": 64})).data
-    assert (data.batch_size, data.size, data.mean) == (32, (64, 64), (0.5, 0.5, 0.5))

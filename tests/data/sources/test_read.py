@@ -181,18 +181,6 @@ class TestFiles:
         monkeypatch.setattr("builtins.open", denied)
         assert reason({"bytes": None, "path": __file__}) == "Permission denied"
 
-    @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes in this file system")
-    def test_what_is_no_regular_file_is_not_opened(self, tmp_path):
-        os.mkfifo(tmp_path / "pipe.jpg")  # to open it would wait for a writer, for ever
-        (tmp_path / "link.jpg").symlink_to("/dev/zero")
-        for name in ("pipe.jpg", "link.jpg"):
-            assert reason({"bytes": None, "path": str(tmp_path / name)}) == "not a regular file"
-
-    def test_a_file_that_is_larger_than_any_image_is_not_read(self, tmp_path):
-        with open(tmp_path / "x.jpg", "wb") as file:
-            file.truncate(2**40)
-        assert "bytes are more than" in reason({"bytes": None, "path": file.name})
-
     @pytest.mark.parametrize("on_hub", [False, True])
     @pytest.mark.parametrize(
         "path", ["http://{}/x.jpg", "reference::http://{}/x", "zip://a.jpg::http://{}/x", "http://{}/x::hf://a"]
@@ -218,6 +206,18 @@ class TestFiles:
     @pytest.mark.parametrize("nothing", [None, {"bytes": None, "path": None}, {"bytes": None, "path": ""}], ids=str)
     def test_no_image_at_all(self, nothing):
         assert reason(nothing) == "no image: the cell is empty"
+
+    @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes in this file system")
+    def test_what_is_no_regular_file_is_not_opened(self, tmp_path):
+        os.mkfifo(tmp_path / "pipe.jpg")  # to open it would wait for a writer, for ever
+        (tmp_path / "link.jpg").symlink_to("/dev/zero")
+        for name in ("pipe.jpg", "link.jpg"):
+            assert reason({"bytes": None, "path": str(tmp_path / name)}) == "not a regular file"
+
+    def test_a_file_that_is_larger_than_any_image_is_not_read(self, tmp_path):
+        with open(tmp_path / "x.jpg", "wb") as file:
+            file.truncate(2**40)
+        assert "bytes are more than" in reason({"bytes": None, "path": file.name})
 
 
 @pytest.mark.parametrize(

@@ -106,14 +106,3 @@ class TestAsDataSource:
         assert batches[0][0]["id"][0] == "val_0"
         assert batches[0][0]["size"][0] == (48, 48)
         assert sum(len(batch["id"]) for batch in batches[0]) == 5
-
-    def test_facts_for_the_model(self):
-        made = data()
-        assert (made.num_classes, made.class_names[1]) == (11, "0")
-        made.setup("predict")
-        assert made.predict_set[0].keys() == {"image", "size", "index", "id"}
-        assert len(made.predict_set) == 6
-        made.setup("fit")
-        assert {name: shown.shape for name, shown in made.preview(3).items()} == dict.fromkeys(
-            ("train", "val"), (3, 3, 48, 48)
-        )

@@ -85,11 +85,6 @@ def batches(shards, rank=0, world=1, workers=0, epoch=0, **options):
     return [rows_of(batch) for batch in loader]
 
 
-def loaded(shards, rank, world, workers):
-    for batch in make_loader(stream(shards, rank, world, workers), 2, workers, collate):
-        yield from ({"index": number} for number in batch["index"].tolist())
-
-
 def flat(lists):
     return [row for part in lists for row in part]
 
@@ -104,27 +99,11 @@ class TestShares:
         seen = flat(flat(batches(shards[kind], rank, world, workers) for rank in range(world)))
         assert sorted(seen) == list(range(26))
 
-    def test_evaluation_numbers_each_row_once(self, shards, kind, world, workers):
-        seen = [sample["index"] for rank in range(world) for sample in loaded(shards[kind], rank, world, workers)]
-        assert len({*seen}) == len(seen) == 26
-        if world * workers == 0 and world == 1:
-            assert seen == list(range(26))
-
     def test_training_has_equal_steps_and_no_row_on_two_ranks(self, shards, kind, world, workers):
         ranks = [batches(shards[kind], r, world, workers, seed=1, buffer=4, batch_size=1) for r in range(world)]
         assert [[len(batch) for batch in rank] for rank in ranks] == [[1] * (26 // world)] * world
         parts = [set(flat(rank)) for rank in ranks]
         assert sum(map(len, parts)) == len(set.union(*parts))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_row_is_what_it_says(shards, kind):
-    for sample in stream(shards[kind]):
-        number = sample["index"]
-        assert sample["label"] == number % 3
-        assert sample["id"] == f"{number}.png"
-        expected = torch.from_numpy(np.array(picture(number))).permute(2, 0, 1)
-        assert torch.equal(sample["image"], expected)
 
 
 class TestOrder:

@@ -58,9 +58,3 @@ class TestAffine:
         turned = Image.fromarray(pixels).rotate(20, Image.Resampling.BILINEAR, fillcolor=FILL)
         done = Warp(affine_matrix(20, 1, (0, 0), (40, 56)), False, FILL)(tensor(pixels))
         assert torch.equal(done, tensor(turned))
-
-    def test_a_shift_moves_right_and_down(self):
-        image = tensor(photograph(10, 12))
-        done = Warp(affine_matrix(0, 1, (3, 2), (10, 12)), False, FILL)(image)
-        assert torch.equal(done[:, 2:, 3:], image[:, :-2, :-3])
-        assert torch.equal(done[:, 0, 0], torch.tensor(FILL, dtype=torch.uint8))

@@ -63,12 +63,6 @@ def test_the_seed_decides_and_no_global_generator_does(augmentation):
         assert len({sample["image"].numpy().tobytes() for sample in results[0]}) > 10
 
 
-def test_an_image_that_fits_is_not_changed():
-    image = pixels(10, 12)
-    for transform in (EvalTransform((10, 12), "center", 1.0), TrainTransform((10, 12), NONE, MEAN)):
-        assert torch.equal(transform(image, 3)["image"], image["image"])
-
-
 class TestDevice:
     """`augment_on: device` draws the same and leaves the doing to the device."""
 

@@ -124,11 +124,6 @@ def test_what_is_transparent_is_white(monkeypatch, kind):
     assert torch.equal(decode(data), found)
 
 
-def test_opaque_alpha_changes_nothing():
-    image = picture(0)
-    assert torch.equal(decode(stored(image.convert("RGBA"), "PNG")), by_pil(stored(image, "PNG")))
-
-
 @pytest.mark.parametrize(("samples", "colour", "bands"), [(4, 6, 4), (2, 4, 2)])
 def test_a_transparent_png_of_16_bits_has_a_band_more(samples, colour, bands):
     """So it is refused until --data.bands says which are used, as a TIFF is: Pillow would cut it to 8 bits."""
