@@ -6,7 +6,7 @@ from tests.resuming import differences, run
 
 # 7 batches per epoch; validation after the third and sixth with val_check_interval 3
 CASES = {
-    "map-style, before validation in the epoch": ({}, [3], {"val_check_interval": 3}),
+    "map-style, before validation in the epoch": ({"num_workers": 0}, [3], {"val_check_interval": 3}),
     "stream, at the end of an epoch": ({"streaming": True, "shuffle_buffer": 99}, [7], {"check_val_every_n_epoch": 2}),
     "accumulation, twice": ({}, [1, 3], {"accumulate_grad_batches": 4}),
     "steps, several validations in the epoch": (

@@ -10,7 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from linvit.callbacks import ImageGrid
 from linvit.data import ClassificationData
-from tests.training import Memory, fit, tiny_task, trainer
+from tests.training import tiny_task, trainer
 
 
 class Dice(Callback):
@@ -53,12 +53,3 @@ def test_the_random_state_and_so_the_run_stay_as_they_were(tmp_path):
     assert before.states == after.states
     alone = run(tmp_path / "without")
     assert all(torch.equal(*pair) for pair in zip(watched.parameters(), alone.parameters(), strict=True))
-
-
-def test_without_tensorboard_or_a_preview_it_is_silent(tmp_path):
-    memory = Memory()
-    run(tmp_path, ImageGrid(4), logger=memory)
-    assert not [tag for tag in memory.values if "transforms" in tag]
-    fit(tiny_task(), tmp_path, logger=TensorBoardLogger(tmp_path, ""), callbacks=[ImageGrid(4)])
-    (file,) = tmp_path.rglob("events.out.tfevents.*")
-    assert EventAccumulator(str(file)).Reload().Tags()["images"] == []

@@ -22,17 +22,6 @@ def test_it_is_what_the_process_holds(tmp_path):
     assert "memory/device" not in memory.values
 
 
-def test_only_in_steps_that_are_logged(tmp_path, monkeypatch):
-    asked = []
-    usage = type("Usage", (), {"ru_maxrss": 2**20})
-    monkeypatch.setattr("linvit.io.machine.resource.getrusage", lambda who: asked.append(who) or usage)
-    monkeypatch.setattr("linvit.io.machine.platform.system", lambda: "Linux")
-    memory = training.Memory()
-    fit(tiny_task(), tmp_path, 48, callbacks=[Memory()], logger=memory, log_every_n_steps=3)
-    assert len(asked) == 2
-    assert memory.values["memory/host"][0] == (2, 1.0)
-
-
 def test_where_the_system_does_not_say_nothing_is_logged(tmp_path, monkeypatch):
     monkeypatch.setattr("linvit.io.machine.resource", None)  # as on Windows
     memory = training.Memory()

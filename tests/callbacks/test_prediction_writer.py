@@ -43,14 +43,6 @@ def test_the_folder_is_made_and_an_older_file_replaced(tmp_path, caplog):
     assert f"wrote 3 predictions to {path}" in caplog.text
 
 
-def test_one_writer_may_predict_twice(tmp_path):
-    path = tmp_path / "predictions.csv"
-    runner = trainer(tmp_path, callbacks=[PredictionWriter(path)])
-    for count in (19, 5):
-        runner.predict(tiny_task(), DataLoader(RandomImages(count), 8))
-        assert len(path.read_text().splitlines()) == count + 1
-
-
 def test_the_shares_of_several_devices_are_merged_and_padding_counts_once(tmp_path, monkeypatch):
     """Device 0 holds the even images, device 1 the odd ones and, as padding, image 0 again."""
     path = tmp_path / "predictions.csv"

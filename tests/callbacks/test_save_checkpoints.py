@@ -18,19 +18,6 @@ from linvit.io import files
 from tests.training import Memory, fit, tiny_task, trainer
 
 
-class SavesAt(Callback):
-    """Saves in the middle of an epoch, as a signal or a guard does."""
-
-    def __init__(self, saves, step):
-        self.saves, self.step = saves, step
-        self.kept = None
-
-    def on_train_batch_end(self, trainer, *args):
-        if trainer.global_step == self.step:
-            self.saves.save(trainer)
-            self.kept = read(f"{self.saves.dirpath}/last.ckpt")
-
-
 def run(folder, *callbacks, **options):
     return fit(tiny_task(), folder, callbacks=[*callbacks], enable_checkpointing=True, **options)
 
@@ -41,15 +28,6 @@ def read(path):
 
 def step_of(path):
     return read(path)["global_step"]
-
-
-def test_it_is_written_whenever_somebody_asks(tmp_path):
-    saves = SaveCheckpoints()
-    asks = SavesAt(saves, step=3)
-    run(tmp_path, saves, asks, max_epochs=2)
-    assert f"{saves.dirpath}/last.ckpt" == str(tmp_path / "checkpoints" / "last.ckpt")
-    assert asks.kept["global_step"] == 3
-    assert step_of(f"{saves.dirpath}/last.ckpt") == 4
 
 
 class Killed(BaseException):

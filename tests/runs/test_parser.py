@@ -7,9 +7,8 @@ from lightning.pytorch.loggers import CSVLogger
 from linvit.callbacks import AttentionRank
 from linvit.cli.options import read_options
 from linvit.data import ClassificationData  # noqa: F401  # its options are known once it is imported
-from linvit.errors import UserError
 from linvit.runs.options import read_config
-from linvit.runs.parser import Parser, TrainerOptions, instantiate, readable
+from linvit.runs.parser import Parser, readable
 from linvit.runs.run import Run
 from tests.cli.runs import QUICKSTART, linvit
 
@@ -42,12 +41,6 @@ def test_values_reach_the_configuration(tmp_path, flag, line):
     assert done.code == 0, done.err
     assert line in done.out
     assert "linvit.callbacks.AttentionRank" in done.out, "the callback of the file is gone"
-
-
-def test_several_flags_fill_one_spec(tmp_path):
-    both = ["--model.attention.name=linear", "--model.attention.feature_map=relu"]
-    done = linvit("fit", f"--config={QUICKSTART}", *both, "--print_config", cwd=tmp_path)
-    assert "    attention:\n      name: linear\n      feature_map: relu\n" in done.out
 
 
 def test_null_takes_back_what_stands_two_levels_below_a_section(tmp_path):
@@ -130,17 +123,6 @@ def test_a_package_that_is_not_installed_is_named(tmp_path):
     done = linvit("fit", f"--config={QUICKSTART}", logger, "--trainer.fast_dev_run=true", cwd=tmp_path)
     assert (done.code, done.err.count("Traceback")) == (2, 0)
     assert "pip install tracker" in done.err
-
-
-def test_a_package_that_is_not_installed_is_named_as_jsonargparse_5_raises_it(monkeypatch):
-    """Its parser does not wrap the error of a class."""
-
-    def instantiate_as_5(parser, settings):
-        raise ModuleNotFoundError("run `pip install tracker`")
-
-    monkeypatch.setattr(Parser, "instantiate", instantiate_as_5)
-    with pytest.raises(UserError, match="pip install tracker"):
-        instantiate({"trainer": {}}, trainer=TrainerOptions)
 
 
 def test_every_deprecated_call_of_jsonargparse_is_an_error_in_the_suite(pytestconfig):

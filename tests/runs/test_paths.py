@@ -1,7 +1,5 @@
 """Names and places of runs."""
 
-import os
-import stat
 from pathlib import Path
 from unittest import mock
 
@@ -54,12 +52,6 @@ def test_the_run_of_a_checkpoint(checkpoint, folder):
     assert run_of_checkpoint(checkpoint) == (None if folder is None else Path(folder))
 
 
-def test_the_run_of_a_relative_checkpoint(tmp_path, monkeypatch):
-    (tmp_path / "version_1" / "checkpoints").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path / "version_1" / "checkpoints")
-    assert run_of_checkpoint("last.ckpt") == tmp_path / "version_1"
-
-
 def test_the_last_configuration_of_a_run_is_that_of_the_last_step(tmp_path):
     """A copy of a run's folder has times of its own."""
     assert run_config(tmp_path) == tmp_path / "config.yaml"
@@ -71,11 +63,6 @@ def test_the_last_configuration_of_a_run_is_that_of_the_last_step(tmp_path):
     assert run_config(tmp_path).read_text() == "a: 2\n"
 
 
-def test_a_writable_folder_is_left_empty(tmp_path):
-    check_writable(tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_folder_below_a_file_is_a_user_error(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(linvit.UserError) as error:
@@ -84,12 +71,3 @@ def test_a_folder_below_a_file_is_a_user_error(tmp_path):
         error.value
     )
     assert "--trainer.default_root_dir" in str(error.value)
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_read_only_folder_is_a_user_error(tmp_path):
-    (tmp_path / "locked").mkdir()
-    (tmp_path / "locked").chmod(stat.S_IRUSR | stat.S_IXUSR)
-    for folder in (tmp_path / "locked", tmp_path / "locked" / "new"):
-        with pytest.raises(linvit.UserError, match="Permission denied"):
-            check_writable(folder)

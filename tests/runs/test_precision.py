@@ -52,11 +52,6 @@ def test_an_apple_gpu_is_refused_by_name(monkeypatch, asked):
         usable_accelerator(asked)
 
 
-def test_it_is_said_once_and_written_down(run):
-    assert run.done.log.count("precision 32-true") == 1
-    assert yaml.safe_load(run.config.read_text())["trainer"]["precision"] == "32-true"
-
-
 def test_a_named_one_holds(tmp_path):
     options = flags(trainer__precision="bf16-mixed", trainer__max_epochs=1, trainer__limit_train_batches=1)
     options += flags(trainer__limit_val_batches=1, data__batch_size=2)  # bfloat16 on a CPU takes its time

@@ -18,6 +18,7 @@ from linvit.runs import result
 from linvit.runs.checkpoint import SameCheckpoint, differs, find, run_to_resume, whole_checkpoints
 from linvit.runs.folder import RunFolder, claim_version
 from linvit.runs.folder import find as find_runs
+from linvit.runs.resolve import check_epochs
 from linvit.tasks import ClassificationTask
 from tests.cli.forked import Ranks
 from tests.cli.runs import QUICKSTART, files, flags, linvit, tiny
@@ -192,6 +193,13 @@ def test_when_a_run_is_finished(folder, limits, finished, capsys):
     assert find(settings(configs, *limits), root)[2] is finished
     if not finished:
         assert find(settings(configs, *limits), root)[1].step == 20
+
+
+def test_a_run_that_has_done_more_epochs_than_are_asked_for_is_refused(folder):
+    asked = settings([str(folder / "config.yaml")], 3)
+    checkpoint = find(asked, folder.parents[1])[1]
+    with pytest.raises(UserError, match="has done 2 epochs, more than 1"):
+        check_epochs(settings([], 1), checkpoint)
 
 
 def test_early_stopping_has_finished_a_run_as_long_as_it_is_asked_for(folder, caplog):

@@ -80,13 +80,6 @@ class TestMixing:
         trainer(tmp_path, max_epochs=1, callbacks=[watch]).fit(task, Seeded.batches(8))
         assert watch.losses == pytest.approx([-(target * log).sum(-1).mean().item()], rel=1e-5)
 
-    def test_validation_is_left_alone(self, tmp_path):
-        watch, data = Watch(), RandomImages(8)
-        runner = trainer(tmp_path, max_epochs=1, callbacks=[watch])
-        runner.fit(tiny_task(mixup_alpha=1.0), Seeded.batches(8), batches(8))
-        assert torch.equal(watch.val[0]["image"], data.images)
-        assert torch.equal(watch.val[0]["label"], data.labels)
-
     @pytest.mark.parametrize("alpha", [0.0, 0.8])
     def test_what_is_to_be_done_after_mixing_is_done_then(self, tmp_path, alpha):
         """Such as random erasing, whether batches are mixed or not."""
@@ -113,6 +106,13 @@ class TestMixing:
     def test_batches_without_a_seed_are_a_user_error(self, tmp_path):
         with pytest.raises(linvit.UserError, match=r"batch\['seed'\]"):
             trainer(tmp_path, max_epochs=1).fit(tiny_task(mixup_alpha=1.0), DataLoader(RandomImages(8), 8))
+
+    def test_validation_is_left_alone(self, tmp_path):
+        watch, data = Watch(), RandomImages(8)
+        runner = trainer(tmp_path, max_epochs=1, callbacks=[watch])
+        runner.fit(tiny_task(mixup_alpha=1.0), Seeded.batches(8), batches(8))
+        assert torch.equal(watch.val[0]["image"], data.images)
+        assert torch.equal(watch.val[0]["label"], data.labels)
 
 
 class TestMetrics:

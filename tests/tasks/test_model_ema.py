@@ -188,18 +188,6 @@ class TestResume:
                 assert torch.allclose(found, network.eval()(images).softmax(-1).amax(-1), atol=1e-6)
 
 
-def test_the_two_copies_do_not_share_or_follow_each_other():
-    """Failure 4: two copies that are the same tensors, or that diverge where they should not."""
-    task = tiny_task(ema_decay=0.0)  # follows at once
-    before = copy.deepcopy(task.ema.network.state_dict())
-    with torch.no_grad():
-        for weight in task.network.parameters():
-            weight.add_(1)
-    assert all(torch.equal(value, before[name]) for name, value in task.ema.network.state_dict().items())
-    task.ema.update(task.network)
-    assert all(torch.equal(a, b) for a, b in zip(task.ema.network.parameters(), task.network.parameters(), strict=True))
-
-
 @pytest.mark.parametrize("decay", [-0.1, 1.0])
 def test_a_decay_that_is_none(decay):
     with pytest.raises(linvit.UserError, match="ema_decay must be a number at least 0 and below 1"):
@@ -236,19 +224,6 @@ def test_forward_takes_the_weights_that_predict(kind):
     if kind is not DetectionTask:  # which learns from targets
         task.train()(images)
         assert calls == ["ema", "raw", "raw", "raw"]
-
-
-def test_python_predicts_what_the_command_line_predicts(tmp_path):
-    """`forward` of a loaded task and `Trainer.predict` of it agree, and both are the average's."""
-    task = tiny_task(ema_decay=0.9, predict_with="ema")
-    fit(task, tmp_path).save_checkpoint(tmp_path / "x.ckpt")
-    loaded = ClassificationTask.load_from_checkpoint(tmp_path / "x.ckpt").eval()
-    probability = torch.cat([part["probability"] for part in trainer(tmp_path).predict(loaded, batches(8))])
-    with torch.no_grad():
-        images = next(iter(batches(8)))["image"]
-        own, raw = (network(images).softmax(-1).amax(-1) for network in (loaded.eval(), loaded.network))
-    torch.testing.assert_close(own, probability)
-    assert not torch.allclose(own, raw, atol=1e-5), "the two do not differ, so this shows nothing"
 
 
 def test_predicting_with_an_average_that_there_is_not():

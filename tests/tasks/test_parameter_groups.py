@@ -113,13 +113,6 @@ def test_the_body_has_a_share_of_the_classifier_s_rate():
     assert all(scaled[name] == pytest.approx(0.05 * plain[name]) for name in plain.keys() - heads)
 
 
-def test_what_is_beside_the_backbone_is_no_body():
-    model = nn.ModuleDict({"backbone": tiny_task().network, "decoder": nn.Linear(2, 2)})
-    rates = rates_of(model, backbone_lr_scale=0.5)
-    assert rates["decoder.weight"] == rates["backbone.head.weight"] == 2
-    assert rates["backbone.norm.weight"] == 1
-
-
 def test_look_ahead():
     """At each second step from the first on, weights go half-way back; after a load, too."""
     weights, unused = ([nn.Parameter(torch.full((3,), x, dtype=torch.float64))] for x in (1.0, 2.0))

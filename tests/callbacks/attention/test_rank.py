@@ -119,11 +119,6 @@ def test_a_matrix_over_channels_is_logged_by_that_name_and_is_no_rank_of_a_layer
 class TestChannels:
     """A mechanism whose map differs per channel: one, or the mean map."""
 
-    def test_it_makes_no_difference_where_channels_agree(self, tmp_path):
-        found = [logged(tmp_path / str(channel), "softmax", channel=channel) for channel in (0, "mean")]
-        assert found[0] == found[1]
-        assert found[0]
-
     def test_a_channel_that_does_not_exist_does_not_end_the_run(self, tmp_path):
         with pytest.warns(UserWarning, match=str(HEAD_WIDTH)):
             logged(tmp_path, "focused", channel=HEAD_WIDTH)
@@ -189,12 +184,6 @@ class TestUndisturbed:
             fit(task, tmp_path, 24, max_epochs=2, callbacks=callbacks, logger=Memory())
             weights.append(task.state_dict())
         assert all(torch.equal(one, other) for one, other in zip(*(w.values() for w in weights), strict=True))
-
-    def test_half_precision_training_is_probed_in_float64(self, tmp_path):
-        memory = Memory()
-        task = tiny_task(attention="linear")
-        fit(task, tmp_path, logger=memory, callbacks=[AttentionRank(1, max_share=None)], precision="bf16-mixed")
-        assert all(1 <= value <= HEAD_WIDTH for _, value in memory.values[f"rank/{LAYER}"])
 
 
 class TestSupport:

@@ -21,12 +21,6 @@ def test_an_overlay_mixes_known_classes_and_leaves_the_others():
     assert (mixed[0, 2] == 100).all()
 
 
-def test_colours_of_the_picture_do_not_change_those_of_classes():
-    picture = np.array([[[250, 20, 30], [30, 250, 20]]], dtype=np.uint8)
-    mixed = overlay(picture, np.full((1, 2), 3), palette(11))
-    assert (mixed[0, 0] == mixed[0, 1]).all()
-
-
 def test_a_legend_has_a_swatch_for_each_class_in_as_many_columns_as_fit():
     names = [f"class {i}" for i in range(30)]
     narrow, wide = (np.asarray(legend(palette(30), names, width)) for width in (100, 800))

@@ -40,12 +40,6 @@ def test_what_is_below_the_threshold_is_left_out_and_masks_are_laid_over():
     assert (pixels[:, 50:] == WHITE).all()
 
 
-def test_an_image_without_objects_stays_as_it_is():
-    picture = Image.new("RGB", (8, 8), WHITE)
-    draw(picture, Objects((8, 8), np.zeros((0, 4)), np.zeros(0, dtype=np.int64), []), COLOURS, ["a", "b"])
-    assert (np.asarray(picture) == WHITE).all()
-
-
 def test_curves_have_a_panel_per_kind_also_without_any_class():
     precision = np.full((10, 101, 3), 0.5)
     precision[..., 1] = -1
