@@ -112,15 +112,6 @@ def test_a_backbone(capsys):
     assert "(2, 16, 24)" in out
 
 
-def test_a_backbone_with_options_that_fails(capsys):
-    name = "tests.testing.wrong_backbones:Optional"
-    assert main(["--backbone", f"{{name: {name}, unused: true}}", "--img_size", "[32, 64]", "--quick"]) == 1
-    out = capsys.readouterr().out
-    assert out.startswith(f"{name}, unused=True: FAILED (")
-    assert failures(out) == ["gradients"]
-    assert "(2, 32, 24)" in out
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -4,7 +4,6 @@ import csv
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,9 +11,7 @@ import pytest
 import linvit.cli
 import linvit.data
 from linvit.cli.data import TASKS, main
-from linvit.data.base import ImageData, TargetReport
 from linvit.runs.parser import options_of
-from tests.cli import runs
 from tests.data.damaged import damaged, encoded, photo
 from tests.data.images import image_folder, picture, plain_table, save
 from tests.rasters import values, write
@@ -159,31 +156,6 @@ def test_what_images_of_other_bands_need_is_printed_and_is_enough(tmp_path, caps
     taken = [part for option in options[:2] for part in option.replace("--data.", "--").split("=")]
     assert main([*given, *taken]) == 0
     assert "no bad images" in capsys.readouterr().out
-
-
-class Dots(ImageData):
-    """Data of another task."""
-
-    num_classes, class_names = 1, None
-
-    def __init__(self, source: str, dots: int = 1, **data: Any) -> None:
-        super().__init__(source, **data)
-        self.dots = dots
-
-    @classmethod
-    def recognises(cls, source):
-        return source == "digits"
-
-    def check_targets(self, found, workers):
-        return TargetReport([f"{found.images['test']} images of {self.dots} dots"], refused=["  NO DOTS"])
-
-
-def test_a_data_module_of_another_task_says_what_is_wrong_by_itself(monkeypatch, capsys):
-    monkeypatch.setattr("linvit.cli.data.TASKS", [*TASKS, Dots])
-    assert main(["check", "digits", "--workers", "0", "--dots", "3"]) == 1
-    assert capsys.readouterr().out.startswith(
-        "360 images of 3 dots\n  task      Dots; --data chooses another\n  NO DOTS\n  no bad images"
-    )
 
 
 class TestHints:
@@ -344,10 +316,3 @@ def test_mistakes_are_user_errors_before_any_image_is_read(arguments, message, m
     with pytest.raises(linvit.UserError) as error:
         main(["check", *arguments])
     assert message in str(error.value)
-
-
-def test_the_command_line(tmp_path):
-    done = runs.linvit("data", "check", "digits", "--workers", "1", cwd=tmp_path)
-    assert done.code == 0, done.err
-    assert done.out.startswith("digits: 1,797 images, 10 classes\n")
-    assert "1797/1797" in done.err  # a bar

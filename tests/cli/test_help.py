@@ -9,9 +9,6 @@ from linvit.cli import main
 from linvit.cli.training import VERBS
 from linvit.cli.training.command_line import option_rows
 from linvit.cli.training.help import OPTIONS
-from linvit.data.classification import ClassificationData
-from linvit.runs.parser import options_of
-from linvit.tasks import ClassificationTask
 from tests.plugin.distributions import python
 
 
@@ -58,19 +55,3 @@ def test_every_option_has_its_explanation(capsys):
     entries = options.partition("  --")[2].split("\n  --")
     assert len(entries) > 30
     assert not [entry for entry in entries if not re.match(r"\S+( \S+\))?\s+\w", entry)]
-
-
-def test_every_option_there_is(capsys):
-    with pytest.raises(SystemExit) as stop:
-        main(["fit", "--help=all"])
-    assert stop.value.code == 0
-    out = capsys.readouterr().out
-    for option in ("--trainer.gradient_clip_algorithm", "--checkpoint.monitor", "--model", "--data"):
-        assert option in out
-
-
-@pytest.mark.parametrize("owner", [ClassificationTask, ClassificationData])
-def test_what_is_left_out_exists(owner):
-    options = {name.rpartition(".")[2] for name in options_of(owner)}
-    assert options > owner.advanced_options
-    assert {"lr", "ema_decay", "compile", "source"}.isdisjoint(owner.advanced_options)

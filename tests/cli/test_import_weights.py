@@ -161,12 +161,6 @@ def test_layers_that_share_a_parameter_have_each_its_own_in_the_file(folder):
     assert torch.equal(other.blocks[1].attn.mechanism.proj_k, made.blocks[0].attn.mechanism.proj_k)
 
 
-def test_a_lower_share_is_a_choice(folder):
-    done = importing(folder, "-o", "out.safetensors", *deit(depth=3), "--min_fraction=0.5")
-    assert done.code == 0
-    assert not [name for name in keys(folder / "out.safetensors") if name.startswith("blocks.2")]
-
-
 class TestPretrained:
     """`--model.pretrained` and the checkpoints of runs that began with it."""
 

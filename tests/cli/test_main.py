@@ -92,13 +92,6 @@ def test_a_verb_of_another_package(greet, capsys):
     assert capsys.readouterr().err == "linvit: error: greet whom?\n"
 
 
-def test_the_help_has_the_origin_of_verbs_of_other_packages(greet, tmp_path, capsys):
-    info = tmp_path / "linvit_greet-1.0.dist-info" / "METADATA"
-    info.write_text(f"{info.read_text()}Summary: Greets a person.\n")
-    assert main(["--help"]) == 0
-    assert re.search(r"\n  greet +linvit-greet 1\.0 +Greets a person\.\n", capsys.readouterr().out)
-
-
 def test_a_verb_of_another_package_does_not_replace_one_of_linvit(greet, capsys):
     greet("linvit-other", "list", verb_other=GREET)
     assert main(["list"]) == 2

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from linvit.experiments.plots import Axis, Series, line_plot, look, small_multiples
+from linvit.experiments.plots import Axis, Series, line_plot, small_multiples
 
 scatter_plot = partial(line_plot, front=True)
 
@@ -43,10 +43,6 @@ def test_every_curve_of_small_multiples_is_named_once():
     series = [Series(f"mechanism_{i}", ((8, 1.0), (32, 0.1))) for i in range(9)]
     found = texts(small_multiples("T", series, Axis("n", log=True), Axis("y")))
     assert [text for text in found if text.startswith("mechanism")] == [one.name for one in series]
-
-
-def test_no_two_series_look_alike():
-    assert len({(look(i)["color"], look(i)["marker"]) for i in range(90)}) == 90
 
 
 @pytest.mark.parametrize("draw", [line_plot, small_multiples])

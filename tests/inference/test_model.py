@@ -15,12 +15,10 @@ from linvit.errors import UserError
 from linvit.inference.preprocessing import Preprocessing
 from linvit.runs.options import read_config
 from linvit.runs.run import Run
-from linvit.tasks import FeatureTask
 from linvit.tasks.detection.evaluation import DetectionResults, Objects
 from linvit.tasks.segmentation.scores import PixelConfusion, mean_scores
 from tests.cli.runs import flags
 from tests.cli.runs import linvit as command_line
-from tests.training import SIDE, TINY
 
 SMALL = flags(
     **{"trainer__limit_train_batches": 2, "trainer__max_epochs": 1, "trainer__accelerator": "cpu"},
@@ -185,13 +183,6 @@ def test_without_preprocessing_there_is_the_network_alone(run, model, digits):
 def test_preprocessing_of_any_file_is_refused_or_can_be_done(options):
     with pytest.raises(UserError):
         Preprocessing.of({"mean": [0.5] * 3, "std": [0.5] * 3, **options})
-
-
-def test_features_are_saved_for_numpy(tmp_path):
-    task = FeatureTask(backbone=TINY, img_size=SIDE)
-    (result,) = task.image_results({"features": torch.randn(1, 24)})
-    assert np.array_equal(np.load(result.save(tmp_path / "photo.a")), result.features)
-    assert (tmp_path / "photo.a.npy").exists()
 
 
 def dense(tmp_path, name):

@@ -15,7 +15,7 @@ from linvit import UserError, cli
 from linvit.data.sources.read import name_of
 from linvit.io.plain_text import PrintableStream, markdown_code, markdown_text, printable, write_csv
 from linvit.registry.entries import Entry
-from linvit.runs.library_messages import LOGGER, OF_SEED, hide_library_messages
+from linvit.runs.library_messages import LOGGER, hide_library_messages
 from linvit.weights.load import Report
 
 ESCAPES = "\x1b]0;title\x07\x1b[2J\x9b31m\u202egpj.exe\r"
@@ -56,31 +56,6 @@ def test_whatever_is_shown_is_printable(capsys):
     for text in shown:
         assert "gpj.exe" in text
         assert text == printable(text)
-
-
-def test_what_each_reading_of_a_run_says_is_said_once():
-    said = io.StringIO()
-    handler = logging.StreamHandler(said)
-    loggers = [logging.getLogger(name) for name in (LOGGER, OF_SEED)]
-    for _ in range(2):  # two commands
-        hide_library_messages()
-        for logger in loggers:
-            logger.addHandler(handler)
-            for text in (
-                "Seed set to 0",
-                "Seed set to 0",
-                "--ckpt_path=a is a run: its b is used",
-                "batch 2",
-                "batch 2",
-            ):
-                logger.warning(text)
-            logger.removeHandler(handler)
-    lines = said.getvalue().splitlines()
-    assert [lines.count(text) for text in ("Seed set to 0", "--ckpt_path=a is a run: its b is used", "batch 2")] == [
-        2,
-        2,
-        8,
-    ]
 
 
 def test_every_verb_prints_through_one_stream(capsys, monkeypatch):

@@ -6,7 +6,6 @@ import pytest
 
 from linvit.cli import OWN, main
 from linvit.io.terminal import reflow, table
-from linvit.testing import check_attention
 
 ROWS = [("  kind", "size (M)", "summary"), ("  a", "1", "Short."), ("  long_name", "10", "A longer sentence.")]
 
@@ -75,23 +74,3 @@ def test_no_line_is_wider_than_the_terminal(arguments, monkeypatch, capsys):
     lines = printed(capsys, *arguments).splitlines()
     assert [line for line in lines if len(line) > 80] == []
     assert len(lines) > 3
-
-
-@pytest.mark.parametrize("arguments", [["list", "attentions", "focused"]], ids=" ".join)
-def test_a_wider_terminal_is_used(arguments, monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "80")
-    narrow = printed(capsys, *arguments).splitlines()
-    monkeypatch.setenv("COLUMNS", "120")
-    wide = printed(capsys, *arguments).splitlines()
-    assert 100 < max(map(len, wide)) <= 120
-    assert len(wide) < len(narrow)
-
-
-def test_the_table_of_a_check_fits(monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "80")
-    report = check_attention("linear", quick=True)
-    monkeypatch.setattr("linvit.cli.check.check_attention", lambda *_, **__: report)
-    lines = printed(capsys, "check", "linear", "--quick").splitlines()
-    assert [line for line in lines if len(line) > 80] == []
-    text = " ".join(" ".join(lines).split())
-    assert [line.name for line in report.lines if " ".join(line.note.split()) not in text] == []

@@ -59,21 +59,6 @@ def test_complexity_and_paper(write):
     assert (described("A").paper, described("A").citation) == ("Han et al. 2023", 'Han et al. 2023, "A title of 2022"')
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "class A:\n    pass\n",
-        "class A:\n    facts = 7\n",
-        "def A():\n    facts = 'O(N)'\n",
-        "'Paper: to appear.'\nclass A: pass\n",
-        "__doc__ = 7\nclass A: pass\n",
-    ],
-)
-def test_nothing_said_of_complexity_and_paper(write, code):
-    write(code)
-    assert (described("A").complexity, described("A").paper, described("A").citation) == ("", "", "")
-
-
 @pytest.mark.parametrize("registry", [attentions, backbones, heads], ids=lambda registry: registry.kind)
 def test_reading_a_name_says_what_importing_it_does(registry):
     """The files of linvit's own names are read, since an import of them takes seconds."""

@@ -201,15 +201,3 @@ def test_the_defaults_are_all_mechanisms(monkeypatch):
         bench.main(["attention"])
     assert {*seen[0][0]} == {*linvit.list_attentions(), "torch's SDPA", "naive softmax"}
     assert (28, 56) in seen[0][1]
-
-
-@pytest.mark.slow
-def test_compiled_modules_are_all_compiled(tmp_path):
-    """More of one class than torch.compile keeps by itself."""
-    torch._dynamo.utils.counters.clear()
-    grids = "--grids=" + ",".join(str(side) for side in range(2, 14))
-    given = ["linear", grids, *QUICK[1:], "--compile", "--forward_only", "--output", str(tmp_path)]
-    assert bench.main(["attention", *given]) == 0
-    assert all(row["note"] == "" for row in rows_of(tmp_path).values())
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 36
-    assert not torch._dynamo.utils.counters["unimplemented"]

@@ -117,13 +117,3 @@ def test_every_attention_but_one_has_an_option_that_leaves_its_convolution_out()
     unchanged = [name for name in names if without_convolution(name) == name]
     assert not [name for name in unchanged if name != "linear_angular" and convolved(name)]
     assert {"softmax", "linear", "nystrom"} <= {*unchanged}
-
-
-def test_without_convolution_keeps_what_is_given():
-    assert without_convolution({"name": "pola", "dwc_kernel": 7}) == {"name": "pola", "dwc_kernel": 7, "dwc": False}
-    assert without_convolution({"name": "pola", "dwc": False, "dwc_kernel": 0}) == {
-        "name": "pola",
-        "dwc": False,
-        "dwc_kernel": 0,
-    }
-    assert without_convolution([None, "agent"]) == [None, {"name": "agent", "dwc_kernel": 0}]
