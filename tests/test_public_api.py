@@ -1,7 +1,6 @@
 """The names that users, configurations and plug-ins rely on. A change here is a change of the public interface."""
 
 import importlib
-import inspect
 import re
 import tomllib
 from importlib.metadata import entry_points
@@ -57,20 +56,6 @@ def test_what_documents_show_is_public():
     assert all(
         hasattr(importlib.import_module(module), n) for module, names in public.items() for n in names - registries
     )
-
-
-@pytest.mark.parametrize(
-    ("create", "names"),
-    [
-        (linvit.create_attention, ["spec", "dim", "num_heads", "grid"]),
-        (linvit.create_backbone, ["spec", "attention", "num_classes", "img_size", "in_chans", "drop_path_rate"]),
-        (linvit.create_head, ["spec", "channels", "reductions", "num_classes"]),
-    ],
-)
-def test_what_creates_is_typed(create, names):
-    parameters = inspect.signature(create).parameters
-    assert [*parameters] == [*names, "options"]
-    assert all(parameter.annotation is not parameter.empty for parameter in parameters.values())
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,7 @@
 """The site's pages that are made of the package name all that is in it, and what is typed names what is there."""
 
 import ast
-import os
 import re
-import runpy
-import shutil
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -92,19 +88,6 @@ def test_indices(pages, tmp_path):
     ]
     found = re.findall(r"<loc>(.*?)</loc>", (app.outdir / "sitemap.xml").read_text())
     assert found == ["https://a/0.1/index.html", "https://a/0.1/reference/attentions.html"]
-
-
-def test_without_history_all_tutorials_are_run(monkeypatch, tmp_path):
-    """As in an unpacked source distribution, where nobody knows what has changed."""
-    (tmp_path / "docs").mkdir()
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    conf = shutil.copy(DOCS / "conf.py", tmp_path / "docs")
-    for name, value in {"TUTORIALS": "changed", "IPYTHONDIR": "", "PATH": os.environ["PATH"]}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    settings = runpy.run_path(str(conf))
-    assert settings["nb_execution_mode"] == "cache"
-    assert "nb_execution_excludepatterns" not in settings
 
 
 def test_versions(monkeypatch, tmp_path):

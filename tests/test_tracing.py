@@ -51,7 +51,10 @@ def test_every_mechanism(attention: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    "name",
+    [name if name in ("pvt_v2_b0", "swin_small") else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES],
+)
 def test_every_family(name: str) -> None:
     model = perturb(linvit.create_backbone({**small(name), "img_size": 32}, num_classes=3).double().eval(), scale=0.1)
     traced_like_eager(model, 32)
