@@ -20,15 +20,18 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import matplotlib as mpl
 import numpy as np
 import timm
 import torch
+from matplotlib.figure import Figure
 from PIL import Image
 from timm.layers import resample_abs_pos_embed
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import linvit
+from linvit.experiments.plots import COLOURS, STYLE, svg
 
 MODEL = "vit_small_patch14_dinov2"
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -109,14 +112,17 @@ def main() -> None:
     """Runs the experiments that were asked for and are not in the file of results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path)
-    parser.add_argument("--weights", type=Path, required=True)
-    parser.add_argument("--images", type=Path, required=True)
+    parser.add_argument("--weights", type=Path)
+    parser.add_argument("--images", type=Path)
     parser.add_argument("--study", nargs="*", default=[], help=", ".join(STUDY))
     parser.add_argument("--run", nargs="*", default=[], type=json.loads, help="experiments, as mappings")
+    parser.add_argument("--draw", type=Path, metavar="SVG", help="draw the study of all attentions; print its table")
     args = parser.parse_args()
     torch.set_num_threads(1)
     args.results.mkdir(parents=True, exist_ok=True)
     chosen = [one for name in args.study for one in STUDY[name]] + [Experiment(**one) for one in args.run]
+    if args.draw is not None:
+        draw(args.results / "results.jsonl", args.draw)
     for experiment in chosen:
         path = args.results / "results.jsonl"
         if any(json.loads(line)["experiment"] == experiment.given for line in lines(path)):
@@ -409,6 +415,37 @@ def measure(student: nn.Module, train: Seen, held: Seen) -> dict[str, Any]:
         for mine, theirs in zip(own["stream"][1:], held.stream[1:], strict=True)
     ]
     return found
+
+
+def draw(path: Path, picture: Path) -> None:
+    """Draws the errors of all attentions before and after a few steps, means over blocks; prints their table."""
+    rows = []
+    for line in map(json.loads, lines(path)):
+        if line["experiment"].get("alone") and line.get("layers"):
+            before, after = ([*line[part].values()] for part in ("layers_before", "layers"))
+            seconds = line["cpu_seconds"]["transfer"]
+            rows.append((line["experiment"]["attention"], np.mean(before), np.mean(after), after, seconds))
+    rows.sort(key=lambda row: row[2])
+    for name, before, mean, after, seconds in rows:
+        each = " | ".join(f"{error:.2f}" for error in after)
+        print(f"| `{name}` | {before:.2f} | {mean:.2f} | {each} | {seconds:.0f} |")
+    with mpl.rc_context(STYLE):
+        figure = Figure((9, 7))
+        axes = figure.subplots()
+        for i, (_, before, mean, *_) in enumerate(reversed(rows)):
+            axes.plot([before, mean], [i, i], color="#cccccc", linewidth=2, zorder=1)
+            axes.plot(before, i, color=COLOURS[1], marker="o", markerfacecolor="none")
+            axes.plot(mean, i, color=COLOURS[0], marker="o")
+        axes.axvline(1, color="#000000", linewidth=1, linestyle="--")
+        axes.set_yticks(range(len(rows)), [name for name, *_ in reversed(rows)])
+        axes.set_xscale("log")
+        ticks = [0.002, 0.01, 0.1, 1, 10]
+        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.set_ylim(-1, len(rows) + 1)
+        axes.set_xlabel("relative error of attention, mean of blocks 1, 5 and 9; the line is the error of zeros")
+        axes.text(0.03, len(rows), "after 30 steps", color=COLOURS[0], ha="center", va="center")
+        axes.text(5, len(rows), "before any step", color=COLOURS[1], ha="center", va="center")
+        picture.write_text(svg(figure), encoding="utf-8")
 
 
 # ---- Images and weights ----
