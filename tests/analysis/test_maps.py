@@ -10,7 +10,6 @@ import linvit
 from linvit import UserError
 from linvit.analysis.maps import Query, query_map, rollout
 from linvit.analysis.recorder import observable, observe
-from linvit.attention.hydra import HydraAttention
 from tests.helpers import perturb, randn
 
 SWIN = {"embed_dim": 24, "depths": [2, 2, 1, 1], "num_heads": [1, 2, 4, 8]}
@@ -49,22 +48,6 @@ def test_a_map_is_the_row_of_the_matrix_and_the_share_in_the_output(name: str) -
     torch.testing.assert_close(found.focus, focus.view(8, 8), rtol=1e-9, atol=1e-12)
     assert found.focus is not None
     assert found.focus.sum().item() == pytest.approx(1)
-
-
-def test_hydras_focus_by_its_own_formula_and_whatever_the_order_of_the_others() -> None:
-    call = calls_of("hydra")["blocks.0.attn"]
-    assert isinstance(call.mechanism, HydraAttention)
-    q, k = call.mechanism.features(call.q, call.k)
-    parts = (q[0, :, :1] * k[0] * call.v[0]).transpose(0, 1).flatten(1)  # (N, C): Q_i * K_t * v_t
-    output = parts.sum(0)
-    query = Query(0, 0)
-    found = query_map(call, query).focus
-    assert found is not None
-    torch.testing.assert_close(found.flatten(), parts @ output / (output @ output), rtol=1e-9, atol=1e-12)
-    order = torch.cat([torch.zeros(1, dtype=torch.long), 1 + torch.randperm(63)])
-    mixed = query_map(call._replace(q=call.q[:, :, order], k=call.k[:, :, order], v=call.v[:, :, order]), query).focus
-    assert mixed is not None
-    torch.testing.assert_close(mixed.flatten(), found.flatten()[order], rtol=1e-9, atol=1e-12)
 
 
 def test_the_class_token_looks_where_there_is_one() -> None:

@@ -8,7 +8,6 @@ import torch
 from linvit import Grid
 from linvit.analysis import attention_matrix, attention_statistics
 from linvit.analysis.attention_matrix import formed_matrix, matrix_parts
-from linvit.attention.focused import FocusedAttention
 from tests.helpers import assert_near, inputs, mechanism, token_mixers
 
 GRID = Grid((6, 5), num_prefix=1)
@@ -58,13 +57,3 @@ def test_the_parts_of_focused_attention_keep_their_bounds_in_every_precision(dty
 def test_a_mechanism_without_a_convolution_is_one_piece() -> None:
     for spec in ("softmax", "linear", {"name": "focused", "dwc": False}, {"name": "soft", "conv_size": 0}):
         assert matrix_parts(mechanism(spec, GRID)) == {}
-
-
-def test_the_parts_leave_the_mechanism_as_it_was() -> None:
-    module = mechanism("focused", GRID, dtype=torch.float32)
-    before = list(module.state_dict())
-    matrix_parts(module)
-    assert isinstance(module, FocusedAttention)
-    assert module.dwc is not None
-    assert list(module.state_dict()) == before
-    assert {tensor.dtype for tensor in module.state_dict().values()} == {torch.float32}

@@ -23,21 +23,19 @@ HEADS = 2
 EPS = 1e-6
 CASES = {  # queries, keys, channels of keys and of values, dtype
     "elu 49 49 32 32 bfloat16": {"phi": "elu", "eps": EPS},
-    "elu 197 130 8 8 float32": {"phi": "elu", "eps": EPS, "turns": "shared", "weights": True},
-    "elu 50 97 24 32 float32": {"phi": "elu", "eps": EPS, "turns": "heads"},
+    "elu 130 70 8 8 float32": {"phi": "elu", "eps": EPS, "turns": "shared", "weights": True},
     "elu 49 70 8 24 float32": {"phi": "elu", "eps": EPS, "turns": "heads", "difference": 8**-0.5},
     "elu 20 30 96 64 float16": {"phi": "elu", "eps": EPS},
     "relu 1 49 8 24 float32": {"phi": "relu", "eps": 0.1, "relu_eps": 0.01, "shift": True},
     "relu 33 3 128 128 float32": {"phi": "relu", "eps": 0.1, "relu_eps": 0.01},
-    "exp 70 150 8 8 float32": {"phi": "exp"},
-    "softmax 70 197 8 16 float32": {"phi": "softmax"},
-    "softmax 20 197 8 8 float32 masked": {"phi": "softmax"},
-    "softmax 20 197 8 8 float32 large": {"phi": "softmax"},
+    "exp 70 97 8 8 float32": {"phi": "exp"},
+    "softmax 70 130 8 16 float32": {"phi": "softmax"},
+    "softmax 20 130 8 8 float32 masked": {"phi": "softmax"},
+    "softmax 20 130 8 8 float32 large": {"phi": "softmax"},
     "elu 20 97 8 8 float32 masked": {"phi": "elu"},
     "focused 70 49 24 24 float32": {"phi": "focused", "eps": EPS, "power": 3.0, "shift": True, "factor": True},
     "focused 49 49 32 8 bfloat16": {"phi": "focused", "eps": EPS, "power": 3.0, "relu_eps": EPS, "factor": True},
     "focused 33 20 8 8 float32 whole": {"phi": "focused", "eps": EPS, "power": 3.0, "shift": True, "factor": True},
-    "focused 150 70 8 8 bfloat16 whole": {"phi": "focused", "eps": EPS, "power": 3.0, "shift": True, "factor": True},
     "focused 20 70 8 8 float32": {"phi": "focused", "eps": EPS, "power": 2.5, "relu_eps": 0.1, "all_heads": False},
 }
 MECHANISMS: dict[str, dict[str, Any]] = {

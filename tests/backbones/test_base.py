@@ -33,10 +33,6 @@ def test_feature_indices_out_of_range_are_refused(indices: object) -> None:
         feature_indices(4, indices)
 
 
-def test_patch_grid() -> None:
-    assert patch_grid((48, 64), 16) == (3, 4)
-
-
 @pytest.mark.parametrize(
     ("size", "message"),
     [

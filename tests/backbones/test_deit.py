@@ -104,13 +104,6 @@ def test_equals_timm_at_any_size(class_token: bool, global_pool: str, size: tupl
     assert_same_gradients(ours(x), theirs(x), [x], 1e-10)
 
 
-@torch.no_grad()
-def test_weights_of_another_size_compute_what_they_do_there() -> None:
-    old, new = perturb(deit(img_size=48), scale=0.1).double(), deit(img_size=(80, 64)).double()
-    linvit.load_pretrained(new, old.state_dict())
-    assert_near(new(image(80, 64)), old(image(80, 64)), 1e-12)
-
-
 @pytest.mark.parametrize(("class_token", "global_pool"), POOLS)
 def test_state_dict_is_timms(class_token: bool, global_pool: str) -> None:
     ours, theirs = pair(class_token, global_pool)
@@ -214,26 +207,6 @@ def test_relative_positions_are_an_option() -> None:
     assert relative_error(model(x), plain(x)) > 1e-2
     with pytest.raises(UserError, match=r"rel_pos_bias is for a mechanism that takes a bias.*got FocusedAttention"):
         deit(rel_pos_bias=True, attention="focused")
-
-
-# Variants
-
-
-def test_parameter_count_at_384_pixels() -> None:
-    with torch.device("meta"):
-        model = linvit.create_backbone("deit_base", img_size=384)
-    assert sum(p.numel() for p in model.parameters()) == 86_859_496
-
-
-# Attention, sizes, tokens
-
-
-@pytest.mark.parametrize("size", [(50, 32), (48, 36)])
-def test_size_that_patches_do_not_divide_is_refused(size: tuple[int, int]) -> None:
-    with pytest.raises(UserError, match=f"image size {size[0]}x{size[1]} is not divisible by patch size 8"):
-        deit()(image(*size, dtype=torch.float32))
-    with pytest.raises(UserError, match="is not divisible by patch size 8; the nearest sizes are"):
-        deit(img_size=size)
 
 
 # Training

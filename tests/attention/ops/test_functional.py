@@ -10,7 +10,7 @@ from linvit.attention.ops.activations import focus, normalize
 from linvit.attention.ops.functional import (
     resize_tokens,
 )
-from linvit.attention.ops.linear import key_sums, linear_attention
+from linvit.attention.ops.linear import linear_attention
 from tests.helpers import assert_near, randn
 
 entries = st.one_of(st.just(0.0), st.floats(1e-3, 1.0))
@@ -53,14 +53,6 @@ def test_gradient_of_focus_is_that_of_finite_differences(p: float) -> None:
 def test_focus_in_float32_at_extreme_sizes(size: float) -> None:
     x = randn(4, 16).abs() * size
     assert_near(f(x.float(), 32), f(x.float().double(), 32), 1e-5)
-
-
-@pytest.mark.parametrize(("mean", "weight"), [(False, 1), (True, 1 / 7)])
-def test_key_sums_are_the_sums_or_means_over_the_keys(mean: bool, weight: float) -> None:
-    k, v = randn(2, 3, 7, 4, seed=1), randn(2, 3, 7, 6, seed=2)
-    context, total = key_sums(k, v, mean)
-    assert_near(context, weight * sum(k[:, :, m, :, None] * v[:, :, m, None] for m in range(7)), 1e-13)
-    assert_near(total, weight * sum(k[:, :, m, :, None] for m in range(7)), 1e-13)
 
 
 @pytest.mark.parametrize("dims", [(-1,), (1, 3)])

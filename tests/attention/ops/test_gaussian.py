@@ -12,13 +12,10 @@ from linvit.attention.ops.softmax_free import (
     GaussianKernels,
     gaussian_kernel,
     landmark_grid,
-    paper_conv_size,
     paper_ratio,
 )
-from tests.attention.soft_formula import GRIDS, naive_gaussian, naive_landmarks, naive_parts
+from tests.attention.soft_formula import naive_gaussian
 from tests.helpers import assert_same_gradients, perturb, randn
-
-KINDS = ["conv", "avgpool", "random"]
 
 
 def kernels(landmarks: str = "conv", ratio: int = 2, norm: bool = True, width: int = 4) -> GaussianKernels:
@@ -41,38 +38,6 @@ def test_kernel_gradient_is_that_of_the_differences_even_at_distance_zero() -> N
 
 
 # Landmarks
-
-
-@pytest.mark.parametrize(("ratio", "norm"), [(1, False), (2, True), (4, True)])
-@pytest.mark.parametrize("landmarks", KINDS)
-@pytest.mark.parametrize("grid", GRIDS, ids=str)
-def test_landmarks_equal_the_formula(grid: Grid, landmarks: str, ratio: int, norm: bool) -> None:
-    module = kernels(landmarks, ratio, norm)
-    q = randn(2, 3, grid.num_queries, 4, grad=True)
-    want = naive_landmarks(module, q, grid)
-    assert want.shape[2] == module.count(grid) == math.prod(landmark_grid(grid.size, ratio))
-    assert_same_gradients(module.choose(q, grid), want, [q, *module.parameters()], 1e-10)
-
-
-def test_kernels_are_of_scaled_queries_and_keys() -> None:
-    grid = Grid((4, 6), (2, 3), num_prefix=1)
-    module = kernels()
-    q, k = randn(2, 3, 25, 4, grad=True), randn(2, 3, 7, 4, seed=1, grad=True)
-    got, want = (
-        torch.cat([part.flatten() for part in parts]) for parts in (module(q, k, grid), naive_parts(module, q, k, grid))
-    )
-    assert_same_gradients(got, want, [q, k, *module.parameters()], 1e-10)
-    left, _, right = module(q, None, grid)
-    assert right is left
-
-
-@pytest.mark.parametrize("landmarks", KINDS)
-def test_prefix_tokens_make_no_landmark(landmarks: str) -> None:
-    grid = Grid((4, 6), num_prefix=2)
-    module = kernels(landmarks)
-    q = randn(2, 3, 26, 4)
-    changed = torch.cat([q[:, :, :2] + 100, q[:, :, 2:]], dim=2)
-    assert torch.equal(module.choose(changed, grid), module.choose(q, grid))
 
 
 def test_random_landmarks_are_patches_fixed_in_evaluation_and_drawn_in_training() -> None:
@@ -112,13 +77,6 @@ def test_landmarks_run_in_the_precision_of_the_queries(landmarks: str) -> None:
 
 
 # Sizes
-
-
-@pytest.mark.parametrize(("side", "ratio", "conv_size"), [(56, 8, 9), (28, 4, 5), (14, 2, 3), (7, 1, 3)])
-def test_sizes_are_the_papers_on_its_stages(side: int, ratio: int, conv_size: int) -> None:
-    assert paper_ratio((side, side)) == ratio
-    assert math.prod(landmark_grid((side, side), ratio)) == 49
-    assert paper_conv_size(ratio) == conv_size
 
 
 @given(st.integers(1, 300), st.integers(1, 300))

@@ -1,6 +1,5 @@
 """Landmarks are means over parts of lengths that differ by at most one."""
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -42,17 +41,3 @@ def test_a_division_is_the_squarest_of_all_there_are(count: int, size: tuple[int
     best = division(count, size, even)
     assert (best is None) == (not stretches)
     assert best is None or stretches[best] <= min(stretches.values()) + 1e-9
-
-
-@pytest.mark.parametrize(
-    ("count", "size", "want"),
-    [
-        (49, (14, 14), (7, 7)),
-        (64, (14, 14), (8, 8)),
-        (8, (4, 12), (2, 4)),
-        (50, (1, 50), (1, 50)),
-        (6, (50, 1), (6, 1)),
-    ],
-)
-def test_blocks_are_as_square_as_can_be(count: int, size: tuple[int, int], want: tuple[int, int]) -> None:
-    assert division(count, size, even=False) == want

@@ -137,16 +137,6 @@ def test_the_mechanism_is_told_the_grid_of_the_images() -> None:
         assert seen == [Grid((size[0] // 16, size[1] // 16), num_prefix=4)] * 2
 
 
-@torch.no_grad()
-def test_rows_and_columns_are_not_confused() -> None:
-    model = perturb(replace_attention(vit(), "focused"))
-    wide = model(images(32, 128))
-    torch.testing.assert_close(model(images(32, 128)), wide)
-    for layer in replaced(model):  # as if the plane were turned
-        layer.register_forward_pre_hook(lambda layer, args: setattr(layer.patches, "grid", Grid((8, 2), None, 1)))
-    assert (model(images(32, 128)) - wide).abs().max() > 1e-3
-
-
 def test_windows_and_stages_are_grids() -> None:
     model = replace_attention(timm.create_model("swin_tiny_patch4_window7_224", **SWIN), "linformer", 56)
     assert {layer.mechanism.grid for layer in replaced(model)[:4]} == {Grid((7, 7))}
@@ -215,21 +205,6 @@ def test_compiled_whole(dynamic: bool) -> None:
     with torch.no_grad():
         for size in [(64, 64), (32, 96)]:
             torch.testing.assert_close(compiled(images(*size)), model(images(*size)))
-
-
-@torch.no_grad()
-def test_pyramid() -> None:
-    spec = {"name": "timm", "model": "test_vit", "features_only": True, "out_indices": [0, 2]}
-    model = linvit.create_backbone(spec, attention=["focused", "linear", "hydra"], img_size=(32, 64))
-    assert [tuple(level.shape) for level in model(images(32, 64))] == [(2, 64, 2, 4)] * 2
-    spec = {"name": "timm", "model": "swin_tiny_patch4_window7_224", "features_only": True}
-    model = linvit.create_backbone(spec, attention=["focused", "focused", "softmax", "softmax"], img_size=56)
-    assert [tuple(level.shape[1:]) for level in model(images(56, 56))] == [
-        (96, 14, 14),
-        (192, 7, 7),
-        (384, 4, 4),
-        (768, 2, 2),
-    ]
 
 
 def test_keys_of_another_width_than_the_models_are_refused() -> None:

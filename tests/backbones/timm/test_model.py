@@ -42,13 +42,6 @@ def test_pyramid() -> None:
     assert [tuple(level.shape) for level in levels] == shapes
 
 
-@torch.no_grad()
-def test_pyramid_of_a_transformer_at_another_size() -> None:
-    model = build("test_vit", features_only=True, out_indices=[-1], img_size=(64, 32))
-    (level,) = model(randn(1, 3, 64, 32, dtype=torch.float32))
-    assert level.shape[2:] == (4, 2)
-
-
 def test_unknown_model_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(UserError, match=r"timm \S+ has no model 'resnet19'. Did you mean 'resnet1\d"):
         build("resnet19")
