@@ -28,13 +28,13 @@ README = """# Gallery: all attentions on the digits
 
 `{command}`
 
-{conditions}. The digits are the 1,797 handwritten ones that come with linvit (1,257 to train, 180 to validate), the
-backbone is `deit_nano` (64 tokens).
+{conditions}. The dataset is the 1,797 handwritten digits that come with linvit (1,257 for training, 180 for
+validation); the backbone is `deit_nano` (64 tokens).
 
-**What the scores say.** A schedule of {epochs} epochs on a few hundred images shows how fast a mechanism learns, not
-how far it comes: for that see [the digits over a whole schedule](../results/digits.md) and
-[what attentions recall](../results/recall.md). A mechanism that contains a convolution (marked C) knows neighbourhood
-from the start, and learns faster for it. A star marks a difference from softmax that is significant at 5 % by Holm's
+**How to read the scores.** A schedule of {epochs} epochs on a few hundred images shows how fast a mechanism learns, not
+its final score: see [the digits over a whole schedule](../results/digits.md) and
+[recall](../results/recall.md). A mechanism with a convolution (marked C) uses neighbourhood
+from the first step, and therefore learns faster. A star marks a difference from softmax that is significant at 5 % by Holm's
 correction for all comparisons of the table, over at least three seeds.
 
 {table}

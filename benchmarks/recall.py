@@ -29,29 +29,29 @@ from linvit.runs.folder import OUTCOME
 CHANCE = 1 / 16  # of 16 values
 FOLDERS = [Path("checkpoints", "compare", name) for name in ("diagnostics-rates", "diagnostics")]
 """Of the runs with the fewest pairs, and of those with more."""
-PAGE = """# What attentions recall
+PAGE = """# Recall of each attention
 
 `make diagnostics PAIRS={pairs} SEEDS={seeds}`; {where}
 
-Tokens in random places hold pairs of a key and a value, as many tokens ask for the value of a key, and the network
-says which of 16 it is: associative recall (Arora et al. 2023, "Zoology"), on a grid. Networks of two blocks, width
-64, two heads, 600 steps of 32 images that are never the same; the score is the share of right answers on 1,000
-images. Each attention has the best of three learning rates, chosen with {few} pairs, on other images and with another
-seed; of equals the middle one.
+The task is associative recall (Arora et al. 2023, "Zoology") on a grid: tokens at random positions hold pairs of a key
+and a value, as many tokens ask for the value of a key, and the network predicts which of 16 values it is. Networks
+have two blocks, width 64 and two heads, and train for 600 steps of 32 new images. The score is the fraction of correct
+answers on 1,000 images. Each attention has the best of three learning rates, chosen with {few} pairs on other images
+and with another seed; if several are equal, the middle one.
 
-![Share of right answers of each attention, with few and with many pairs](recall.svg)
+![Fraction of correct answers of each attention, with few and with many pairs](recall.svg)
 
 {table}
 
-Score: of the last evaluation{spread}; chance is {chance:.2f}. Rate: the learning rate that was chosen. C: contains a
-convolution. State: what attention keeps of all keys and values of an image, in float32, both layers: sums of features
-and values where it has thin factors, or else the keys and values. Rank: of the attention matrix, mean over layers and
-heads; a mechanism without a matrix of tokens has none. State and rank are those of {most} pairs, {tokens} tokens.
+Score: last evaluation{spread}; chance is {chance:.2f}. Rate: chosen learning rate. C: contains a
+convolution. State: numbers that attention keeps of all keys and values of an image, in float32, both layers: sums of
+features and values if it has thin factors, otherwise keys and values. Rank: of the attention matrix, mean over layers and
+heads; a mechanism without a matrix of tokens has none. State and rank are for {most} pairs, {tokens} tokens.
 
-**What it does not show.** 600 steps tell what an attention learns soon, not what it could hold: more steps, another
-rate or another width change scores by tenths, and the rate that is best with {few} pairs need not be so with {most}.
-A convolution, or positions in the attention itself, help where neighbours matter and hinder here, where places are
-random.
+**Limits.** 600 steps show how much an attention learns quickly, not how much it can store: more steps, another learning
+rate or another width change scores by tenths, and the learning rate that is best with {few} pairs may not be best with
+{most}. Convolutions and positions in the attention help if neighbours matter. Here positions are random, and they
+hinder.
 """
 
 Rows = Mapping[str, Mapping[int, Mapping[str, str]]]
