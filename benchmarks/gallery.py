@@ -34,8 +34,8 @@ validation); the backbone is `deit_nano` (64 tokens).
 **How to read the scores.** A schedule of {epochs} epochs on a few hundred images shows how fast a mechanism learns, not
 its final score: see [the digits over a whole schedule](../results/digits.md) and
 [recall](../results/recall.md). A mechanism with a convolution (marked C) uses neighbourhood
-from the first step, and therefore learns faster. A star marks a difference from softmax that is significant at 5 % by Holm's
-correction for all comparisons of the table, over at least three seeds.
+from the first step, and therefore learns faster. A star marks a difference from softmax that is
+significant at 5 % by Holm's correction for all comparisons of the table, over at least three seeds.
 
 {table}
 

@@ -45,8 +45,8 @@ and with another seed; if several are equal, the middle one.
 
 Score: last evaluation{spread}; chance is {chance:.2f}. Rate: chosen learning rate. C: contains a
 convolution. State: numbers that attention keeps of all keys and values of an image, in float32, both layers: sums of
-features and values if it has thin factors, otherwise keys and values. Rank: of the attention matrix, mean over layers and
-heads; a mechanism without a matrix of tokens has none. State and rank are for {most} pairs, {tokens} tokens.
+features and values if it has thin factors, otherwise keys and values. Rank: of the attention matrix, mean over layers
+and heads; a mechanism without a matrix of tokens has none. State and rank are for {most} pairs, {tokens} tokens.
 
 **Limits.** 600 steps show how much an attention learns quickly, not how much it can store: more steps, another learning
 rate or another width change scores by tenths, and the learning rate that is best with {few} pairs may not be best with
