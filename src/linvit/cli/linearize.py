@@ -22,7 +22,7 @@ EPILOG = """examples:
   linvit linearize --config linearize/quickstart
   linvit linearize --teacher RUN --model.attention='[focused, null, focused]'
   linvit linearize --teacher RUN --model.attention=linear --keep 2
-  linvit linearize --config mine.yaml --model.attention=mlla \\
+  linvit linearize --config mine.yaml --model.attention=efficient \\
     --teacher timm:vit_small_patch14_dinov2
 
 All options of linvit fit are taken. The student starts from all weights of its

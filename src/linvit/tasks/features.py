@@ -44,7 +44,7 @@ class FeatureTask(Task):
         **task: Arguments of `Task`: backbone, attention, teacher, optimisation.
 
     Example:
-        $ linvit linearize --teacher timm:vit_small_patch14_dinov2 --model.attention=mlla --data.source=PATH
+        $ linvit linearize --teacher timm:vit_small_patch14_dinov2 --model.attention=efficient --data.source=PATH
     """
 
     score_metric = "similarity"
