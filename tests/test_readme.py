@@ -84,6 +84,9 @@ def test_there_is_something_to_test():
 def test_python_runs_and_prints_what_it_says(code, monkeypatch, request):
     if "linvit.load(" in code:  # of the quickstart's run, and photographs
         monkeypatch.chdir(request.getfixturevalue("place"))
+    if "import transformers" in code or "from transformers" in code:
+        pytest.importorskip("transformers")
+        monkeypatch.chdir(request.getfixturevalue("tmp_path"))
     if "linvit.fit(" in code or "read_config(" in code:
         monkeypatch.chdir(request.getfixturevalue("tmp_path"))
     if "import optuna" in code:  # whose trials train for minutes

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from linvit.runs.run import Run as Run
     from linvit.runs.run import fit as fit
     from linvit.weights.load import load_pretrained as load_pretrained
+    from linvit.weights.transformers import load_transformers as load_transformers
 
 __version__ = version("linvit")
 

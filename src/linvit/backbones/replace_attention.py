@@ -31,7 +31,7 @@ def replace_attention(
 
     Args:
         model: A backbone of linvit, any model of linvit's attention layers, or one of timm's or transformers' that
-            docs/timm.md lists, and what is built of the same modules.
+            docs/timm.md and docs/guides/transformers.md list, and what is built of the same modules.
         attention: One spec, or a list with one per stage or per block, in which None keeps what a block has.
         img_size: Side, or (H, W), that mechanisms with parameters per token are built for, in a timm or
             transformers model that takes any size. A model of linvit knows its own.

@@ -60,7 +60,7 @@ def read(source: str | Path | Mapping[str, Any], ema: bool | None = None) -> Wei
     if isinstance(source, Mapping):
         return _weights(source, "the state dict", ema, img_size=None)
     file = _file(source)
-    content, img_size, model = _content(file)
+    content, img_size, model = content_of(file)
     if not isinstance(content, Mapping):
         raise UserError(f"'{file}' holds no weights but a {type(content).__name__}. Save model.state_dict() instead")
     return replace(_weights(content, f"'{source}'", ema, img_size, file), model=model)
@@ -113,8 +113,8 @@ def download(source: str) -> Path:
     ) from reason
 
 
-def _content(file: Path) -> tuple[Any, tuple[int, int] | None, str]:
-    """The content of a file, the size of the images that the weights were trained on, and the model (`Weights`)."""
+def content_of(file: Path) -> tuple[Any, tuple[int, int] | None, str]:
+    """Returns the content of a file, the size of the images that it was trained on, and the model (`Weights`)."""
     if file.suffix == ".safetensors":
         try:
             with safe_open(file, "pt") as opened:
