@@ -202,7 +202,7 @@ def test_with_the_inputs_of_the_teacher_attention_alone_is_trained() -> None:
     teacher = create_backbone("deit_nano", num_classes=10)
     student = linearize(teacher, "focused").train()
     distillation = Distillation(teacher, student, Matching(attention_inputs="teacher"))
-    logits = student(images())
+    logits = student(x=images())  # by name
     assert torch.equal(logits, teacher(images()))  # what follows gets the teacher's attention
     distillation.loss().backward()
     trained = {name for name, parameter in student.named_parameters() if parameter.grad is not None}

@@ -226,7 +226,7 @@ class Distillation:
             return  # one of DataParallel's
         for kept in (self._of_teacher, self._of_student, self._inputs):
             kept.clear()
-        self._size = args[0].shape[1:] if isinstance(args[0], Tensor) else None
+        self._size = args[0].shape[1:] if args and isinstance(args[0], Tensor) else None  # images may have a name
         if not (self._measuring or (student.training and any(self.matching.weights.values()))):
             return
         of_student, of_teacher = next(student.parameters()), next(self.teacher.parameters())
