@@ -29,13 +29,13 @@ def test_everything_bad_is_listed(tmp_path, capsys):
     assert main(["check", str(tmp_path), "--workers", "0", "--output", str(listed)]) == 1
     with listed.open(newline="", encoding="utf-8") as file:
         found = {(split, name.rpartition("/")[2]): reason for split, name, reason in csv.reader(file)}
-    assert "none of the classes: 99" in found["train", "5.png"] or "annotations are for" in found["train", "5.png"]
+    assert "not among the classes: 99" in found["train", "5.png"] or "annotations are for" in found["train", "5.png"]
     assert "a field bbox that is not four finite numbers: [1, 2, nan, 4]" in found["train", "2.png"]
     assert "not an image" in found["val", "9.png"]
     out = capsys.readouterr().out
     assert "  WARNING: 1 classes have no training object: 'bottle'" in out
     assert "  train                2 of 6 ANNOTATIONS ARE MALFORMED\n    1 with a field bbox that is not four" in out
-    assert "    1 with a category that is none of the classes, such as annotation 7 of" in out
+    assert "    1 with a category that is not among the classes, such as annotation 7 of" in out
     assert "  2 BAD IMAGES" in out
     assert "its annotations are for 64 x 48 pixels, the image has 20 x 30" in out
 

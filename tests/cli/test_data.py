@@ -99,7 +99,7 @@ class TestTraining:
         image_folder(folder, ["val"], ["dog"])
         (folder / "train" / "cow").mkdir()
         out = self.told(folder, capsys, code=0)
-        assert f"  WARNING: no images lie in '{folder}/train/cow'" in out
+        assert f"  WARNING: no images in '{folder}/train/cow'" in out
         assert re.search(r"  WARNING: the val split of .* has no images of some trained classes: 'cat'", out)
 
     @pytest.mark.parametrize("option", ["--data.num_classes=3", "--val_fraction 0.99"])

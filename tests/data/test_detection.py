@@ -297,7 +297,7 @@ class TestRefused:
         [
             ([annotation(7, 6)], "1 of the 7 .* an image_id that no image has, such as annotation 7: 6"),
             ([annotation(7, 5), annotation(7, 2)], "1 of the 8 .* an id that another annotation has, .* 7 of .*2.png"),
-            ([annotation(7, 5, 99)], "a category that is none of the classes, such as annotation 7 of .*5.png: 99"),
+            ([annotation(7, 5, 99)], "a category that is not among the classes, such as annotation 7 of .*5.png: 99"),
             ([annotation(7, 5) | {"bbox": [1, 2, float("nan"), 4]}], "annotation 7 of .*5.png: .1, 2, nan, 4"),
             ([annotation(7, 5) | {"bbox": [1, 2, 3]}], "a field bbox that is not four finite numbers"),
             ([annotation(7, 5) | {"bbox": [1, 2, 3, 10**400]}], "a field bbox that is not four finite numbers"),

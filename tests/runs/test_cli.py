@@ -349,7 +349,7 @@ class TestMistakes:
             ({"data__img_size": 30}, ["image size 30x30 is not divisible by patch size 4", "28x28 and 32x32"]),
             ({"data__source": "nowhere/images"}, ["no data at 'nowhere/images'", "hub:owner/name"]),
             ({"data__source": "digit"}, ["no data at 'digit'", "Did you mean 'digits'?"]),
-            ({"data__num_classes": 12}, ["has 10 classes", "num_classes says 12", "num_classes=10"]),
+            ({"data__num_classes": 12}, ["has 10 classes", "num_classes is 12", "num_classes=10"]),
             ({"model__atention": "linear"}, ["'atention'", "Did you mean --model.attention?"]),
             (
                 {"trainer__max_epoch": 3},

@@ -1,4 +1,4 @@
-"""What every image data module shares: its source, splits, samples and loaders, and the work on whole batches."""
+"""Base class of image data modules: source, splits, samples, loaders, and the processing of whole batches."""
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -39,10 +39,10 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 class TargetReport(NamedTuple):
-    """What `linvit data check` finds in targets; `refused` says why `linvit fit` would refuse the set.
+    """Result of `linvit data check` on the targets; `refused` is the reason why `linvit fit` would reject the data.
 
-    It tries what `linvit fit` does before the first step, too, unless the images have no targets (`trainable`).
-    `noted` is listed with the bad images and annotations, and is no reason to refuse the set.
+    The check also runs the steps of `linvit fit` before the first batch, unless the images have no targets
+    (`trainable`). `noted` is listed with the bad images and annotations and does not make `linvit fit` fail.
     """
 
     lines: list[str]
@@ -74,7 +74,7 @@ class ImageData(LightningDataModule):
         bands: Numbers of the bands of an image that become its channels, in this order; the first is 1. null is for
             images of one or three bands, as RGB, and puts transparent ones of 8 bits on white. A model has as many
             input channels, and pretrained weights of three are repeated and scaled for it.
-        value_range: The values that become 0 and 1, [low, high] or a pair for each band; what lies beyond is clipped.
+        value_range: The values that become 0 and 1, [low, high] or a pair for each band; other values are clipped.
             null is for values of 8 bits. `linvit data check` prints the percentiles.
         mean: Mean of each channel, subtracted from images in [0, 1].
         std: Standard deviation of each channel.
@@ -194,11 +194,11 @@ class ImageData(LightningDataModule):
         raise NotImplementedError
 
     def targets(self, split: str) -> Mapping[str, Target]:
-        """What the samples of a split have besides their images; a `UserError` if the split lacks it."""
+        """Returns the targets of a split, by key; raises a `UserError` if the split has none."""
         raise NotImplementedError
 
     def predicted_targets(self) -> Mapping[str, Target]:
-        """What samples that are predicted have besides their images."""
+        """Returns the targets of the samples to predict, by key."""
         return {}
 
     def prepare(self, splits: Splits) -> Splits:
@@ -206,7 +206,7 @@ class ImageData(LightningDataModule):
         return splits
 
     def restrict_to(self, classes: Sequence[str]) -> None:
-        """Has labels be numbers among the `classes` of a network, of which the data has a subset."""
+        """Maps labels to indices into the `classes` of a network; the data has a subset of these classes."""
         raise NotImplementedError
 
     def check_training(self) -> None:
@@ -214,7 +214,7 @@ class ImageData(LightningDataModule):
 
     @property
     def collate(self) -> Callable[[Sequence[Sample]], dict[str, Any]]:
-        """What makes a batch of samples, in a loader process."""
+        """Returns the function that collates samples into a batch, in a loader process."""
         return partial(collate, list_keys=self.list_keys, cpu_keys=self.cpu_keys)
 
     @classmethod
@@ -223,7 +223,7 @@ class ImageData(LightningDataModule):
         return False
 
     def check_targets(self, found: ScanResult, workers: int) -> TargetReport:
-        """Looks at all targets for `linvit data check`, in so many processes, knowing what was found in the images."""
+        """Checks all targets for `linvit data check` with `workers` processes; `found` is the scan of the images."""
         return TargetReport([f"{self.source}: {found.images.total():,} images"])
 
     @classmethod
@@ -233,7 +233,7 @@ class ImageData(LightningDataModule):
 
     @property
     def preprocessing(self) -> dict[str, Any] | None:
-        """How evaluation prepares an image, as plain values; None where `eval_transform` has no `options` to say it."""
+        """Preprocessing of evaluation, as plain values; None if `eval_transform` has no `options`."""
         own = getattr(self.eval_transform, "options", None)
         if own is None:
             return None
@@ -260,7 +260,7 @@ class ImageData(LightningDataModule):
 
     @property
     def predicted(self) -> str:
-        """The name of what is predicted: `predict_path`, or else the source."""
+        """Name of the data to predict: `predict_path`, or else the source."""
         return (self.predict_source or self.data_source).name
 
     def setup(self, stage: str) -> None:
@@ -293,11 +293,11 @@ class ImageData(LightningDataModule):
         return batch if trainer is None else trainer.precision_plugin.convert_input(batch)  # half precision wants half
 
     def finish(self, batch: dict[str, Any]) -> None:
-        """Does what is left to do with the images of a batch, in place; see `Normalisation.finish`."""
+        """Runs the remaining operations on the images of a batch, in place; see `Normalisation.finish`."""
         self.normalisation.finish(batch)
 
     def preview(self, count: int) -> dict[str, Tensor]:
-        """Training and validation images (count, C, H, W) in [0, 1], as the model sees them; none of an empty split."""
+        """Training and validation images (count, C, H, W) in [0, 1], as the model sees them, without empty splits."""
         shown = {}
         for name, samples in (("train", self.train_set), ("val", self.val_set)):
             if isinstance(samples, Stream):

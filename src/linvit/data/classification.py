@@ -39,7 +39,7 @@ class ClassificationData(ImageData):
 
     Args:
         source: An embedded set ("digits"), a path, or `hub:owner/name`; see `ImageData`.
-        num_classes: How many classes to expect; null takes what the data has.
+        num_classes: Number of classes to expect; null takes the number in the data.
         label_column: Column of the labels; null finds it.
         classes: "subset" if the data has some of the classes of the network, by name, in `linvit validate` and `test`:
             scores are then those of a choice among these alone.

@@ -35,8 +35,8 @@ from linvit.errors import UserError, quote_first
 from linvit.io.files import rewriting
 from linvit.io.plain_text import write_csv
 
-TABLE = 100  # classes of which the log has the table
-WARN_LEFT_OUT = 0.05  # fraction of the training objects that are left out, from which on a run warns of it
+TABLE = 100  # most classes for which the log has a table
+WARN_LEFT_OUT = 0.05  # a run warns if at least this fraction of the training objects is left out
 
 
 class DetectionData(ImageData):
@@ -259,7 +259,7 @@ class DetectionData(ImageData):
             if source.column is not None and source.column.name in rows.features
         }
         lines += [f"  {split:<10}no objects" for split in self.splits if split not in audits]
-        warned = ("train", "val") if "train" in audits else ()  # of what is left out, below
+        warned = ("train", "val") if "train" in audits else ()  # of left-out objects, below
         for split, audit in audits.items():
             name, rows = partial(source.name_of, split), len(audit.annotated)
             empty, objects = int((audit.annotated == 0).sum()), int(audit.annotated.sum())

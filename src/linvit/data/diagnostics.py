@@ -109,7 +109,7 @@ class DiagnosticData(GeneratedData):
 class PathfinderData(GeneratedData):
     """Images of dashed paths and two dots, with the label 1 if one path joins the dots, else 0.
 
-    What it measures is whether a network follows a path from dash to dash over the whole image (Linsley et al. 2018,
+    It measures whether a network follows a path from dash to dash over the whole image (Linsley et al. 2018,
     "Learning long-range spatial dependencies with horizontal gated recurrent units"). `linvit.tasks.ClassificationTask`
     learns it. The chance level is 0.5, the ceiling 1. Numbers, lengths and thickness of paths are those of the Long
     Range Arena (Tay et al. 2021); how paths bend is linvit's own, so scores are not those of its files. The dots are as

@@ -51,8 +51,8 @@ class SegmentationData(ImageData):
         class_names: A list, a file with a name per line, or "ade20k"; null where the names are unknown.
         reduce_zero_label: Whether masks count the classes from 1, and 0 is for pixels without a class, as in ADE20K: 0
             becomes 255, which is ignored, and all others one less. It is applied once, to all splits.
-        mask_values: What stands for each class in the masks: numbers, or colours [red, green, blue]; null counts.
-        ignored_values: Further numbers or colours in the masks that stand for no class.
+        mask_values: Value of each class in the masks: numbers, or colours [red, green, blue]; null counts from 0.
+        ignored_values: Further numbers or colours in the masks that belong to no class.
         mask_column: Column of the masks; null finds it.
         mask_suffix: What names of masks have after that of their image, such as "_mask" in "7_mask.png" of "7.jpg".
         resize_limits: Longest long side and longest short side of a resized image, which keeps its aspect, such as

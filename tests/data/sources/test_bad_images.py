@@ -111,7 +111,7 @@ class TestMaxFraction:
             Rows(BadImages("skip", 0.0), {4})[SeededIndex(4, 0)]
 
     def test_it_ends_even_if_everything_is_allowed(self):
-        with pytest.raises(linvit.UserError, match="none of 100 images"):
+        with pytest.raises(linvit.UserError, match="cannot decode any of 100 images"):
             Rows(BadImages("skip", 1.0), range(10), 10)[SeededIndex(4, 0)]
 
     def test_raise_raises_at_once(self):
@@ -133,7 +133,7 @@ class TestMaxFraction:
     ("options", "message"),
     [
         ({"policy": "ignore"}, "bad_images must be one of raise, skip; got 'ignore'"),
-        ({"policy": "skip", "max_fraction": 5}, "max_bad_fraction must lie between 0 and 1, such as 0.001; got 5"),
+        ({"policy": "skip", "max_fraction": 5}, "max_bad_fraction must be between 0 and 1, such as 0.001; got 5"),
     ],
 )
 def test_mistakes_are_user_errors(options, message):

@@ -113,7 +113,7 @@ class TestSplits:
     @pytest.mark.parametrize("names", [("bus", "car", "train"), ("dev", "prod")])
     def test_they_are_classes_beside_others_with_images(self, tmp_path, names):
         images(tmp_path, [f"{name}/{number}.png" for name in names for number in range(2)])
-        with pytest.warns(UserWarning, match=r"in '.*' are classes, like '.*' beside them, and no splits"):
+        with pytest.warns(UserWarning, match=r"in '.*' are classes, like '.*' beside them, not splits"):
             assert {*listed(tmp_path)["train"].values()} == {*names}
 
     def test_they_are_splits_if_they_have_classes_and_what_lies_beside_them_is_named(self, tmp_path):
@@ -158,7 +158,7 @@ class TestSplits:
     def test_one_level_too_high(self, tmp_path):
         images(tmp_path, ["set/train/a/0.png", "set/train/b/0.png", "set/val/a/1.png"])
         with pytest.raises(
-            linvit.UserError, match=f"splits of .*, 'train', 'val', lie one level below; give '{tmp_path}/set'"
+            linvit.UserError, match=f"splits of .*, 'train', 'val', are one level below; give '{tmp_path}/set'"
         ):
             load_splits(str(tmp_path))
 
@@ -166,7 +166,7 @@ class TestSplits:
         images(
             tmp_path, [f"{name}/{split}/{name}{split}.png" for name in ("cat", "dog") for split in ("train", "test")]
         )
-        with pytest.warns(UserWarning, match="all images below are of train, those in .*/cat/test', .* too"):
+        with pytest.warns(UserWarning, match="all images below are of train, including .*/cat/test'"):
             assert {*listed(tmp_path)["train"].values()} == {"cat", "dog"}
 
     def test_all_images_are_predicted(self, tmp_path):

@@ -33,7 +33,7 @@ def error_of(call, *args):
 def test_the_first_rows_outside_are_named():
     labels = [0, 4, 1, -1, None, 9, 9, 9, 9]
     assert error_of(check_labels, table(labels), "image", "label", 4, "val", "here") == (
-        "7 of 9 labels in the val split of 'here' lie outside the 4 classes, 0 to 3: row 1 (1.jpg) has 4, "
+        "7 of 9 labels in the val split of 'here' are outside the 4 classes, 0 to 3: row 1 (1.jpg) has 4, "
         "row 3 (3.jpg) has -1, row 4 (4.jpg) has None, row 5 (5.jpg) has 9, row 6 (6.jpg) has 9, and 2 more. "
         "Repair or remove these rows"
     )

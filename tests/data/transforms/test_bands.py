@@ -150,7 +150,7 @@ class TestRefused:
 @pytest.mark.parametrize("nothing", [np.nan, np.inf, -np.inf])
 def test_an_image_without_a_number_is_bad(file, nothing):
     array = np.full((4, 8, 9), nothing, np.float32)
-    assert "none of its values is a number" in refused(file(array), bands=Bands((1, 2), ((0, 1),)))
+    assert "all of its values are NaN" in refused(file(array), bands=Bands((1, 2), ((0, 1),)))
     array[1, 0, 0] = 1
     found = ImageReader(bands=Bands((1, 2), ((0, 1),))).read(file(array), "x")
     assert found[1, 0, 0] == 255

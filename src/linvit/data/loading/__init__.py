@@ -1,1 +1,1 @@
-"""How samples reach the training process: samplers, loaders, the seeds of samples."""
+"""Samplers, data loaders, and seeds of samples."""

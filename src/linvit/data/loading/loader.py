@@ -27,12 +27,12 @@ class TrainLoader(DataLoader[Any]):
 
     @property
     def order(self) -> TrainOrder | None:
-        """What decides the order; None if it cannot be resumed, as with `trainer.overfit_batches`."""
+        """Sampler or dataset that determines the order; None if the order cannot be resumed (`overfit_batches`)."""
         order = self.dataset if isinstance(self.dataset, IterableDataset) else self.sampler
         return order if isinstance(order, TrainOrder) else None
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        """Yields the batches of the epoch, or what is left of one that is resumed, and counts them."""
+        """Yields and counts the batches of the epoch, or the remaining batches of a resumed epoch."""
         order, batches, end = self.order, super().__iter__(), object()
         epoch, samples = (0, 0) if order is None else (int(order.epoch), order.samples_done)
         while True:
@@ -52,7 +52,7 @@ class TrainLoader(DataLoader[Any]):
         return 0 if self.order is None else self.order.batches_done
 
     def state_dict(self) -> dict[str, Any]:
-        """How far the epoch has come, as plain numbers: batches that were handed out, not those that are prefetched."""
+        """Returns the progress of the epoch as plain numbers; counts yielded batches, not prefetched ones."""
         progress = None if self.order is None else self._passed or self.order.progress
         if self.order is None or progress is None:
             return {}

@@ -60,12 +60,12 @@ class WorkerTopology(NamedTuple):
         return self.ranks * self.batch_size
 
     def epoch_samples(self, total: int) -> int:
-        """How many of `total` samples an epoch has: whole steps, or one incomplete one if there are fewer."""
+        """Returns how many of `total` samples an epoch has: whole steps, or one incomplete step if there are fewer."""
         return total // self.step * self.step or total // self.ranks * self.ranks
 
 
 class EpochProgress(NamedTuple):
-    """How many samples of an epoch all ranks together have trained on."""
+    """Number of samples of an epoch that all ranks together have trained on."""
 
     epoch: int
     samples: int
@@ -95,7 +95,7 @@ class TrainOrder:
 
     @property
     def samples_left(self) -> int:
-        """Samples of all ranks in what is left of the epoch."""
+        """Number of remaining samples of the epoch, over all ranks."""
         if not self.samples_done:
             return self.topology.epoch_samples(self.total)
         return max(self.total - self.samples_done, 0) // self.topology.step * self.topology.step
@@ -114,7 +114,7 @@ class TrainSampler(TrainOrder, DistributedSampler[SeededIndex]):
     the shuffled list before it is distributed, so that the copies land on different ranks, and ends the epoch after as
     many samples as without. It is cut to whole batches, unless a rank has less than one.
 
-    With `groups`, int (total,), the samples of a step, of all ranks, are of one group; what is left makes mixed ones.
+    With `groups`, int (total,), all samples of a step, on all ranks, are of one group; the remainder forms mixed steps.
 
     It is a `DistributedSampler` so that Lightning leaves it in place and sets its epoch.
     """

@@ -1,6 +1,6 @@
-"""Where samples come from: splits, folders, shards, streams, columns, labels, unreadable images."""
+"""Sources of samples: splits, folders, shards, streams, columns, labels, unreadable images."""
 
 import datasets
 
-# It counts its uses at amazonaws.com, of local files, too. What is read from the hub is counted by the hub.
+# `datasets` reports each use to amazonaws.com, even of local files. The hub counts its own downloads.
 datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False

@@ -27,7 +27,7 @@ OBJECT = {
     **{"id": Value("int64"), "bbox": datasets.List(Value("float64")), "category": Value("int64")},
     **{"area": Value("float64"), "iscrowd": Value("bool"), "ignore": Value("bool")},
 }
-LARGEST = 1e300  # what a number may be below, of any kind: JSON's integers have no end
+LARGEST = 1e300  # upper limit of every number: JSON's integers are unbounded
 UNSPLIT_NAMES = ("instances", "instances_default", "annotations", "_annotations.coco", "coco", "result")
 """Names of a file without splits; CVAT, Roboflow and Label Studio write the second, fourth and last."""
 SPLIT_NAMES = {
@@ -75,7 +75,7 @@ ANNOTATION = {
     **{"id": WHOLE, "image_id": WHOLE, "category_id": WHOLE, "bbox": BOX, "area": AREA},
     **{"iscrowd": FLAG, "ignore": FLAG},
 }
-"""Fields of the entries of a file, of which a value fits or not, and what fits."""
+"""Test of a field's value, and a description of the valid values."""
 
 
 def check_fields(entry: Any, fields: Mapping[str, Field]) -> None:
@@ -145,7 +145,7 @@ class AnnotationFile:
         return paths
 
     def _entries(self, entries: list[Any], what: str, fields: Mapping[str, Field]) -> list[dict[str, Any]]:
-        """Entries that have the fields, each with an id, and a name if it has one, of its own."""
+        """Returns the entries that have the fields; ids, and names if there are any, are unique."""
         for entry in entries:
             try:
                 check_fields(entry, fields)
@@ -194,7 +194,7 @@ class AnnotationFile:
 def rle_counts(segmentation: Any, size: tuple[int, int]) -> str:
     """The counts of the compressed RLE of a mask (H, W): of polygons, or of an RLE, compressed or not.
 
-    Polygons of fewer than three corners are left out, as in mmdetection; of none of three the mask is empty.
+    Polygons of fewer than three corners are left out, as in mmdetection; if all are, the mask is empty.
     """
     if isinstance(segmentation, list):
         if not all(isinstance(polygon, list) for polygon in segmentation):

@@ -29,7 +29,7 @@ PACKED = (".zip", ".tar", ".tar.gz", ".tgz", ".7z", ".rar")
 HIDDEN = (".", "__")
 NAMED = re.compile("id$|image|img|file|name|path", re.IGNORECASE)  # in titles of columns that name images
 NAMED_ROWS = 20  # of a table that are looked at
-JUNK = {".ipynb_checkpoints", "__MACOSX", "__pycache__"}  # hidden folders in which nobody keeps a class
+JUNK = {".ipynb_checkpoints", "__MACOSX", "__pycache__"}  # folders that tools create, never classes
 
 
 def image_folder(path: Path, splits: Mapping[str, Path], classes: bool = True) -> dict[str, datasets.Dataset]:
@@ -50,7 +50,7 @@ def image_folder(path: Path, splits: Mapping[str, Path], classes: bool = True) -
     inner = {split: _first_folders(splits[split], paths) if classes else [] for split, paths in files.items()}
     for split, own in inner.items():
         if "" in own and find_table(splits[split]) is not None:
-            inner[split] = []  # the table names the images, and says what they are
+            inner[split] = []  # the table lists the images and their labels
     names = sorted({name for own in inner.values() for name in own} - {""})
     number = {name: index for index, name in enumerate(names)}
     kind, tables = datasets.ClassLabel(names=names), {}
@@ -58,7 +58,7 @@ def image_folder(path: Path, splits: Mapping[str, Path], classes: bool = True) -
         below = folders_in(trees[split], f"{next(iter(trees[split]))}/{names[0]}")
         move = f"; if its folders {quote_first(below)} are the classes, move them into '{splits[split]}'"
         rank_zero_warn(
-            f"the images of '{path}' have no classes, of which a classifier needs two: the only class folder is "
+            f"the images of '{path}' have no classes, but a classifier needs two: the only class folder is "
             f"'{splits[split] / names[0]}'" + move * (len(below) > 1)
         )
     for split, paths in files.items():
@@ -74,16 +74,16 @@ def image_folder(path: Path, splits: Mapping[str, Path], classes: bool = True) -
 
 
 def _first_folders(folder: Path, files: Sequence[str]) -> list[str]:
-    """The first folder below a folder that each of the files in it lies in; empty for those that lie in none."""
+    """Returns the first path component of each file below `folder`; empty for files directly in it."""
     start = len(folder.absolute().as_posix().rstrip("/")) + 1
     return [file[start:].partition("/")[0] if "/" in file[start:] else "" for file in files]
 
 
 def _tell_left_out(folder: Path, tree: Mapping[str, list[str]], classes: Set[str], loose: Sequence[str]) -> None:
-    """Warns of what lies in the folder of a split and is none of the images of its classes."""
+    """Warns of empty folders and of files in a split's folder that belong to no class."""
     root = next(iter(tree))
     if empty := [f"{root}/{name}" for name in folders_in(tree, root) if name not in classes]:
-        rank_zero_warn(f"no images lie in {quote_first(empty)}: fill or remove these folders")
+        rank_zero_warn(f"no images in {quote_first(empty)}: fill or remove these folders")
     others = _unread(tree)
     hidden = [
         each.name
@@ -158,7 +158,7 @@ def image_names(folder: str) -> list[str]:
 
 
 def ignored_files(folder: Path) -> list[str]:
-    """Paths of all files below a folder that nobody reads, such as HEIC images, sorted."""
+    """Returns the sorted paths of all files below a folder that linvit does not read, such as HEIC images."""
     return _unread(walk(folder))
 
 
@@ -203,7 +203,7 @@ def _visit(folder: Path, on_error: Callable[[OSError], None] | None) -> Iterator
 
 
 def _leads_up(link: str) -> bool:
-    """Whether a link leads to a folder that it lies in: following it would never end."""
+    """True if a link leads to one of its parent folders: following it would never end."""
     return os.path.islink(link) and Path(os.path.realpath(os.path.dirname(link))).is_relative_to(os.path.realpath(link))
 
 

@@ -36,7 +36,7 @@ class Target(NamedTuple):
 
 @dataclass
 class SampleReader:
-    """How a row becomes a sample: the image in a column is decoded, its targets are read, both transformed together."""
+    """Turns a row into a sample: decodes the image in a column, reads its targets, transforms both together."""
 
     transform: Transform
     image: str
@@ -61,7 +61,7 @@ class SampleReader:
         return self.transform(sample, seed) | {"index": number, "id": stored["path"] or str(number)}
 
     def complete(self, sample: Sample, name: str) -> None:
-        """Checks what was read of a row, before the transform."""
+        """Checks the image and targets of a row, before the transform."""
         check_target_sizes(sample, name)
 
 
@@ -113,7 +113,7 @@ def check_target_sizes(sample: Sample, name: str) -> None:
 
 
 def wrong_size(what: str, size: Sequence[int | None], image: Sequence[int]) -> str:
-    """What to say of a size (H, W) that is not that of the image; `what` has it."""
+    """Returns the error message for a `what` of a size (H, W) other than the image's."""
     turned = "; with --data.exif_orientation=false they agree" if tuple(image[::-1]) == tuple(size) else ""
     return f"{what} {size[1]} x {size[0]} pixels, the image has {image[1]} x {image[0]}{turned}"
 

@@ -66,7 +66,7 @@ def as_indices(splits: dict[str, datasets.Dataset], label: str, source: str) -> 
     features = [rows.features[label] for rows in splits.values()]
     kinds = {getattr(feature, "dtype", str(feature)) for feature in features} - {"null"}
     words, numbers = kinds <= {"string", "large_string"}, all(kind.startswith(("int", "uint")) for kind in kinds)
-    first = splits.get("train", next(iter(splits.values())))  # others may have -1 for what is not published
+    first = splits.get("train", next(iter(splits.values())))  # other splits may have -1 for unpublished labels
     asked = (splits.values() if words else [first]) if words or numbers else []
     values = {value for rows in asked for value in rows.unique(label)} - {None}
     if not values or (numbers and min(values) < 0):
@@ -85,7 +85,7 @@ def _numbered(rows: datasets.Dataset, label: str, names: list[str]) -> datasets.
 
 
 def check_labels(rows: datasets.Dataset, image: str, label: str, num_classes: int, split: str, source: str) -> None:
-    """Raises a `UserError` unless the label of every row lies in [0, num_classes); its images are not looked at."""
+    """Raises a `UserError` unless the label of every row is in [0, num_classes); does not read the images."""
     column = rows.select_columns([label]).with_format("arrow")[:][label]
     labels = pyarrow.compute.fill_null(column.cast(pyarrow.int64()), -1).to_numpy()
     wrong = np.flatnonzero((labels < 0) | (labels >= num_classes))
@@ -95,13 +95,13 @@ def check_labels(rows: datasets.Dataset, image: str, label: str, num_classes: in
     first = [f"{name_of(paths[row][image], f'row {row}')} has {column[row].as_py()}" for row in wrong[:SHOWN].tolist()]
     first += [f"and {len(wrong) - SHOWN} more"] * (len(wrong) > SHOWN)
     raise UserError(
-        f"{len(wrong)} of {len(rows)} labels in the {split} split of '{source}' lie outside the {num_classes} classes, "
+        f"{len(wrong)} of {len(rows)} labels in the {split} split of '{source}' are outside the {num_classes} classes, "
         f"0 to {num_classes - 1}: {', '.join(first)}. Repair or remove these rows"
     )
 
 
 def label_counts(rows: datasets.Dataset, label: str, num_classes: int) -> str:
-    """How many images the classes of a table have, in words."""
+    """Returns a sentence with the number of images of each class of a table."""
     counts = np.bincount([value for value in rows[label] if value is not None and value >= 0], minlength=num_classes)
     empty = int((counts == 0).sum())
     return f"{counts.min()} to {counts.max()} of each class" + (f", {empty} classes have none" if empty else "")
@@ -110,7 +110,7 @@ def label_counts(rows: datasets.Dataset, label: str, num_classes: int) -> str:
 def check_label(
     label: int | None, name: str, num_classes: int | None, source: str, places: Sequence[int] | None = None
 ) -> int:
-    """The label of one image, or its entry in `places`, if it lies in [0, num_classes); None is any number from 0."""
+    """Returns the label of an image, or its entry in `places`, if it is in [0, num_classes); None is no upper limit."""
     beyond = label is not None and num_classes is not None and label >= num_classes
     if label is None or label < 0 or beyond:
         raise UserError(
@@ -132,8 +132,8 @@ def count_classes(splits: dict[str, datasets.Dataset], label: str, expected: int
         )
     if expected is not None and found != expected:
         raise UserError(
-            f"data source '{source}' has {found} classes, but num_classes says {expected}. Complete the data, or set "
-            f"--data.num_classes={found}, or null to take what it has"
+            f"data source '{source}' has {found} classes, but num_classes is {expected}. Complete the data, or set "
+            f"--data.num_classes={found}, or null to take the number in the data"
         )
     return int(found)
 
@@ -191,7 +191,7 @@ KNOWN = Path(__file__).parents[1] / "class_names"
 
 
 class Classes(NamedTuple):
-    """The classes in the order of their labels: names, and what the data call them."""
+    """Classes in the order of their labels: names, and values in the data."""
 
     names: list[str]
     ids: list[Any]

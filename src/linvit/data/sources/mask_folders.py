@@ -21,7 +21,7 @@ ENDING = re.compile(r"([_-]?(mask|annot|segm|label|gt|leftImg8bit)[a-z]*+)+$", r
 
 
 def find_masks(rows: datasets.Dataset, image: str, reader: ImageReader) -> tuple[str, str] | None:
-    """An image and its mask, if the images of a folder are files of which one kind are masks of another kind.
+    """Returns an image and its mask, if one group of files in a folder are the masks of another group.
 
     Files of a kind share their folder, the suffix of their names, such as `_mask`, and their format. Either two folders
     in one folder are called images and masks; or both files have the same stem, and the folder is called so, or the

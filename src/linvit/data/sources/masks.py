@@ -22,13 +22,13 @@ from linvit.data.transforms.decode import header, open_image, turn_after_pil, up
 from linvit.errors import UserError, quote_first
 from linvit.ignore_index import IGNORE_INDEX
 
-UNKNOWN = 254  # stands for values that are not classes; so there are at most 254 classes
+UNKNOWN = 254  # marks values that are not classes; so there are at most 254 classes
 LOSSY = ("JPEG", "JPEG2000", "WEBP", "AVIF")
 LOSSY_TIFF = ("jpeg", "tiff_jpeg", "webp")  # PIL's names of compressions
 NUMBER_VALUES = 2**16  # values of masks of numbers
 COLOUR_VALUES = 2**24
 Value = int | tuple[int, int, int]
-"""What a pixel of a mask says: a number, or a colour (red, green, blue)."""
+"""Value of a pixel of a mask: a number, or a colour (red, green, blue)."""
 
 
 class MaskValueError(BadImageError):
@@ -103,7 +103,7 @@ class MaskReader:
             raise BadImageError(label, reason_of(error)) from error
 
     def _complaint(self, unknown: list[int]) -> str:
-        """What is wrong with a mask that has these values, as `raw` has them."""
+        """Returns the error message for a mask with these values of `raw`."""
         kind = "colours" if self.coloured else "values"
         values = [(raw >> 16, raw >> 8 & 255, raw & 255) if self.coloured else raw for raw in unknown[:5]]
         listed = ", ".join(map(str, values)) + (", ..." if len(unknown) > 5 else "")
@@ -143,7 +143,7 @@ def grey_numbers(picture: Image.Image, data: bytes) -> np.ndarray:
     values = np.asarray(picture)
     if values.min() < 0 or values.max() >= NUMBER_VALUES:
         raise OSError(
-            f"its values go from {values.min()} to {values.max()}; classes lie between 0 and {NUMBER_VALUES - 1}"
+            f"its values go from {values.min()} to {values.max()}; classes must be between 0 and {NUMBER_VALUES - 1}"
         )
     if shown != stored and picture.mode in ("L", "I"):  # which PIL has stretched
         values = (values.astype(np.uint32) * stored + shown // 2) // shown
@@ -259,7 +259,7 @@ class Masks(NamedTuple):
             if found.readable:
                 raise UserError(f"{found.name} in '{source}': {found.reason}")
         if len(bad) == len(chosen):
-            raise UserError(f"none of {len(bad)} masks of '{source}' can be read; {bad[0].name}: {bad[0].reason}")
+            raise UserError(f"cannot read any of {len(bad)} masks of '{source}'; {bad[0].name}: {bad[0].reason}")
         as_they_are = not reader.given and not reader.reduce_zero_label
         if as_they_are and reader.num_classes > 1 and pixels.keys() == {0, IGNORE_INDEX}:
             raise UserError(
@@ -284,7 +284,7 @@ class Masks(NamedTuple):
         """Examines all masks in several processes: lines about the classes, and the bad masks."""
         found = look_at(undecoded(self.rows, self.image, self.mask), self.look, workers)
         pixels, bad, turned = _sums(tqdm(found, total=len(self.rows), unit=" masks"))
-        shares = _shares(pixels, names, SHOWN_BY_CHECK) if pixels else "none of them can be used"
+        shares = _shares(pixels, names, SHOWN_BY_CHECK) if pixels else "all are unusable"
         lines = [f"  {split:<10}{len(self.rows):>12,} masks: {shares}"]
         if pixels and (absent := [name for index, name in enumerate(names) if index not in pixels]):
             lines.append(f"  {split:<10}WARNING: {len(absent)} classes have no pixel: {quote_first(absent)}")
@@ -312,7 +312,7 @@ def _turned(names: Sequence[str]) -> str:
 
 
 def _shares(pixels: Mapping[int, int], names: list[str], shown: int) -> str:
-    """How frequent the most frequent classes are, in words."""
+    """Returns a phrase with the frequencies of the most frequent classes."""
     counted = Counter(pixels)
     total, ignored = max(counted.total(), 1), counted.pop(IGNORE_INDEX, 0)
     largest = ", ".join(f"{names[index]} {count / total:.1%}" for index, count in counted.most_common(shown))

@@ -1,4 +1,4 @@
-"""Tables of images that lie beside them (metadata.csv, .tsv or .jsonl), whose text stays text.
+"""Tables beside the images (metadata.csv, .tsv or .jsonl); text columns stay text.
 
 pandas and pyarrow, by which `datasets` reads them, turn "007" into 7, "NA" into nothing and "2020-01-01" into a date.
 """
@@ -34,7 +34,7 @@ def find_table(folder: Path) -> Path | None:
 
 
 def read_tables(tables: Mapping[str, Path], images: Mapping[str, Set[str]]) -> dict[str, datasets.Dataset]:
-    """The images of each split, and what its table says of them; columns that end in `_file_name` are images, too.
+    """Returns the images of each split with the columns of its table; columns `*_file_name` are images as well.
 
     A column of a CSV file holds whole numbers if all of its cells in all splits are some, else text; empty cells are
     null. Values of JSON lines have the kinds that they are written with. `images` are the paths that are known to
@@ -70,7 +70,7 @@ def _table(path: Path, columns: Mapping[str, list[Any]], images: Set[str]) -> da
 
 
 def _files(table: Path, names: list[Any], known: Set[str]) -> pa.Array:
-    """The paths of the images that a table names, which lie in its folder."""
+    """Returns the paths of the images that a table names, relative to the table's folder."""
     folder = table.parent.absolute()
     if outside := [name for name in names if not isinstance(name, str) or not _within(name)]:
         raise UserError(f"'{table}' names {outside[0]!r}; it can only name files in its folder or below")

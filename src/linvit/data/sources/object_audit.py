@@ -47,7 +47,7 @@ class ObjectAudit(NamedTuple):
         return np.bincount((self.trained if self.training else self.scored)[:, 1], minlength=self.num_classes)
 
     def of_rows(self, rows: np.ndarray) -> "ObjectAudit":
-        """Returns the same of the images of some rows; what is malformed stays."""
+        """Returns the audit of some rows; malformed annotations are kept."""
         chosen = np.isin(np.arange(len(self.annotated)), rows)
         return self._replace(
             annotated=self.annotated * chosen,
@@ -98,7 +98,7 @@ def audit_objects(
     malformed = [
         *unread,
         *findings(~sound, unsound),
-        *findings(sound & ~known & (not subset), "a category that is none of the classes", categories),
+        *findings(sound & ~known & (not subset), "a category that is not among the classes", categories),
     ]
     if masks:
         pixels = _mask_areas(lists["segmentation"], sizes[where])
@@ -174,12 +174,12 @@ def _wrong_format(boxes: np.ndarray, size: tuple[Any, ...], box_format: str) -> 
 
 
 def annotation_name(finding: AnnotationFinding, name: Callable[[int], str]) -> str:
-    """What messages call an annotation, by what they call the image of a row."""
+    """Returns the name of an annotation in messages, given the function that names the image of a row."""
     return f"annotation {finding.id}" + (f" of {name(finding.row)}" if finding.row >= 0 else "")
 
 
 def describe_findings(findings: Sequence[AnnotationFinding], name: Callable[[int], str]) -> list[str]:
-    """How many annotations have what, the most frequent first, each with an example in an image by its name."""
+    """Returns a line per kind of finding, the most frequent first, with its count and an example."""
     first = {finding.reason: finding for finding in reversed(findings)}
     return [
         f"{count:,} with {reason}, such as {annotation_name(first[reason], name)}"
@@ -198,7 +198,7 @@ def say_left_out(found: ObjectAudit, name: Callable[[int], str]) -> str:
 
 
 def absent_classes(names: Sequence[str], counts: np.ndarray) -> str | None:
-    """What to warn of if classes have no training object."""
+    """Returns the warning for classes without a training object, or None."""
     absent = [name for name, count in zip(names, counts.tolist(), strict=True) if not count]
     return f"{len(absent)} classes have no training object: {quote_first(absent)}" if absent else None
 

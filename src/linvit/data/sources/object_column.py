@@ -19,7 +19,7 @@ FIELDS = ("bbox", "category", "id", "area", "iscrowd", "ignore", "segmentation")
 
 
 class ObjectColumn(NamedTuple):
-    """Where a table has its objects, in structs of lists or lists of structs; `names` are of the classes, if known."""
+    """Column with a table's objects, structs of lists or lists of structs; `names` of the classes, if known."""
 
     name: str
     fields: list[str]
@@ -64,7 +64,7 @@ def object_column(features: Mapping[str, Any], given: str | None, box_format: st
 
 @dataclass
 class ObjectReader(SampleReader):
-    """How a row with objects becomes a sample; those of a category without a label are left out."""
+    """Turns a row with objects into a sample; leaves out objects whose category has no label."""
 
     column: ObjectColumn | None = None
     labels: Mapping[Any, int] | None = None

@@ -26,7 +26,7 @@ VOC_LISTS, VOC_FOLDERS = Path("ImageSets", "Segmentation"), ("JPEGImages", "Segm
 
 
 class Folders(NamedTuple):
-    """Where the images and the masks of a split lie, None for no masks, and the file that names those of the split."""
+    """Folders of the images and masks of a split (None: no masks), and the file that lists the split's names."""
 
     images: Path
     masks: Path | None
@@ -76,7 +76,7 @@ def split_folders(path: Path) -> dict[str, Folders]:
 
 
 def by_name(path: Path) -> dict[str, Folders]:
-    """The folders of the splits that lie beside each other: `train` or `train_images`, and `trainannot` or the like."""
+    """Returns the folders of splits side by side: `train` or `train_images`, and `trainannot` or similar."""
     found: dict[str, Folders] = {}
     for name, aliases in SPLITS.items():
         for alias in aliases:

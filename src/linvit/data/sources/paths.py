@@ -12,11 +12,11 @@ LENGTH, SHORT = 14, 4  # dashes of the two long paths, of whose ends two have a 
 GAP = 1.0  # pixels between dashes
 BEND, WOBBLE, SHARPEST = 0.35, 0.15, 0.7  # radians from dash to dash: of the whole path, of each, and the most of both
 ALIKE = 1.0  # pixels by which the distance of the dots may differ between the labels
-DRAWN = 128  # paths that are drawn at a time, of which the first that has room is taken
+DRAWN = 128  # paths that are drawn at a time; the first one with room is taken
 
 
 class Layout(NamedTuple):
-    """What images of one side are like, in pixels; lengths and numbers are those of the Long Range Arena."""
+    """Geometry of images of one side length, in pixels; lengths and numbers as in the Long Range Arena."""
 
     dash: float
     thickness: float
@@ -29,7 +29,7 @@ LAYOUTS = {32: Layout(2, 0.5, 1.5, 5, 0.75), 64: Layout(5, 1, 2.5, 4, 0.8)}
 
 
 def sample(split: str, seed: int, side: int) -> dict[str, Any]:
-    """`image`, 8-bit (3, side, side), and `label`: 1 if the dots lie at both ends of one path, 0 if at those of two."""
+    """Returns `image`, 8-bit (3, side, side), and `label`: 1 if the dots end one path, 0 if they end two paths."""
     rng, layout = generator(seed), LAYOUTS[side]
     label = int(rng.integers(2))
     marks = None
@@ -83,7 +83,7 @@ def beside(layout: Layout) -> float:
 
 
 def dots(paths: list[np.ndarray], layout: Layout) -> list[list[complex]] | None:
-    """Where the dots may lie by label, at ends of both paths or of one, equally far apart; None if nowhere."""
+    """Returns possible dots for labels 0 (ends of two paths) and 1 (ends of one), equally far apart, or None."""
     ends = [
         [end for end in (path[0, 0], path[-1, 1]) if (squared(end - other.mean(1)) > beside(layout)).all()]
         for path, other in (paths, paths[::-1])

@@ -23,16 +23,16 @@ MAX_PIXELS = 89_478_485  # from here on PIL warns of decompression bombs: a quar
 HEAVY = {"WEBP", "JPEG2000"}  # formats whose decoders take twice the memory of others: half the pixels are allowed
 PIXEL = 8  # bytes that a pixel of a large image may take, in the file and decoded
 OVERHEAD = 2**26  # bytes of a file that need not be pixels
-ARCHIVES = {"zip", "gzip", "tar"}  # on the hub, in which the images of a hub set may lie
+ARCHIVES = {"zip", "gzip", "tar"}  # archives on the hub that may contain the images of a hub dataset
 
 RGB = Bands()
 """An image of 8 bits, as three channels."""
 Stored = dict[str, Any] | None
-"""An undecoded image: {"bytes": ..., "path": ...}, either of which may be None; or nothing."""
+"""An undecoded image: {"bytes": ..., "path": ...}, where either may be None; or None."""
 
 
 class BadImageError(Exception):
-    """An image that cannot be decoded, or is too large: its path, or where it is stored, and what is wrong with it."""
+    """An image that cannot be decoded, or is too large: its path or place in a table, and the reason."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(name, reason)
@@ -46,13 +46,13 @@ class ImageReader:
 
     max_pixels: int = MAX_PIXELS  # images with more are refused, WebP and JPEG 2000 with more than half as many
     exif_orientation: bool = True  # images are turned as their EXIF entry says
-    on_hub: bool = False  # the images belong to a set of the hub, and may lie there
-    bands: Bands = RGB  # what is taken of an image
+    on_hub: bool = False  # the images belong to a hub dataset, and may be stored there
+    bands: Bands = RGB  # channels to read
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_pixels <= 2 * MAX_PIXELS:
             raise UserError(
-                f"max_pixels must lie between 1 and {2 * MAX_PIXELS}, where PIL refuses; got {self.max_pixels}"
+                f"max_pixels must be between 1 and {2 * MAX_PIXELS}, where PIL refuses; got {self.max_pixels}"
             )
 
     @property
@@ -61,7 +61,7 @@ class ImageReader:
         return PIXEL * self.max_pixels
 
     def load(self, stored: Stored) -> bytes:
-        """The file of an image. A path in data is a file of this machine, or of the hub if the data lie there."""
+        """Returns the bytes of an image file: a local file, or one on the hub if the data is stored there."""
         data, path = _parts(stored)
         if data is None:
             if not path:
@@ -74,7 +74,7 @@ class ImageReader:
     def read(self, stored: Stored, name: str) -> Tensor:
         """Loads an image, checks its header, and decodes it to 8-bit RGB (3, H, W), or to the chosen bands (C, H, W).
 
-        A `BadImageError` has the name, if it is damaged, too large, or has other bands.
+        Raises a `BadImageError` with the name, if the image is too large, damaged, or has other bands.
         """
         try:
             data = self.load(stored)
@@ -101,7 +101,7 @@ class ImageReader:
         self.bands.check(kind)
 
     def kind(self, stored: Stored) -> Kind | None:
-        """Returns what the header of an image says; None if it cannot be read."""
+        """Returns the kind of an image from its header; None if the header cannot be read."""
         try:
             return header(self.load(stored))
         except MemoryError:
@@ -131,13 +131,13 @@ def _remote(path: str, on_hub: bool) -> bytes:
 
 
 def name_of(stored: Stored, place: str) -> str:
-    """What messages call an image: its path, or where a table stores it ("row 3"), since paths may repeat there."""
+    """Returns the name of an image in messages: its path, or its row in a table, where paths may repeat ("row 3")."""
     data, path = _parts(stored)
     return printable(path if path and data is None else f"{place} ({path or 'stored in the table'})", lines=False)
 
 
 def reason_of(error: Exception) -> str:
-    """What an error of loading or decoding says is wrong with the image, in one line."""
+    """Returns the reason of a loading or decoding error, in one line."""
     if isinstance(error, BadImageError):
         return error.reason
     text = error.strerror if isinstance(error, OSError) else None
@@ -163,7 +163,7 @@ class BadImages:
     def __init__(self, policy: Policy, max_fraction: float = 0.0) -> None:
         check_choice("bad_images", policy, get_args(Policy))
         if not 0 <= max_fraction <= 1:
-            raise UserError(f"max_bad_fraction must lie between 0 and 1, such as 0.001; got {max_fraction}")
+            raise UserError(f"max_bad_fraction must be between 0 and 1, such as 0.001; got {max_fraction}")
         self.policy = policy
         self.max_fraction = max_fraction
         self.report: Path | None = None
@@ -175,7 +175,7 @@ class BadImages:
         self.images, self._named = images, set()
 
     def allowed_of(self, total: int) -> int:
-        """How many of so many may be skipped."""
+        """Returns how many of `total` images may be skipped."""
         return max(ALWAYS_ALLOWED if self.max_fraction else 0, math.floor(self.max_fraction * total))
 
     def record(self, bad: BadImageError) -> None:
@@ -207,7 +207,7 @@ class BadImages:
             except BadImageError as error:
                 self.record(error)
                 chosen = sample_seed(seed, attempt) % length
-        raise UserError(f"none of {ATTEMPTS} images, drawn in place of row {row}, can be decoded")
+        raise UserError(f"cannot decode any of {ATTEMPTS} images, drawn in place of row {row}")
 
     def _add(self, bad: BadImageError) -> int:
         """Appends a line to the report unless it names the image; returns how many it names."""

@@ -1,4 +1,4 @@
-"""Looks at every image of a set: what it is, whether it can be decoded, whether it is there twice; values of bands."""
+"""Scan of every image of a dataset: format, whether it can be decoded, duplicates, values of bands."""
 
 import hashlib
 import warnings
@@ -26,7 +26,7 @@ Look = Callable[[Mapping[str, Any], int], T]
 
 
 class ImageFinding(NamedTuple):
-    """One image of a split, by its path or row, and why it is bad, or what it is: its kinds, (H, W), a hash."""
+    """Image of a split, by its path or row: the reason why it is bad, or its kinds, (H, W) and a hash."""
 
     split: str
     name: str
@@ -37,7 +37,7 @@ class ImageFinding(NamedTuple):
 
 
 class ScanResult:
-    """The sums of what was found in all images: how many are of each split and kind, those that are bad, and copies.
+    """Summary of all images: numbers for each split and kind, bad images, and duplicates.
 
     `sizes` has (H, W) of all images of each split, in the order of their rows, and (0, 0) of those that are bad.
     """
@@ -68,7 +68,7 @@ class ScanResult:
             pairs.append((f"{first.split}: {first.name}", f"{found.split}: {found.name}"))
 
     def lines(self) -> list[str]:
-        """What kinds of images there are and how large, in lines."""
+        """Returns lines with the kinds and sizes of the images."""
         sizes = np.array([size for own in self.sizes.values() for size in own if any(size)] or [(0, 0)]).T
         kinds = ", ".join(f"{name} {count:,}" for name, count in self.kinds.most_common()) or "none"
         return [f"  {'formats':<10}{kinds}"] + [
@@ -78,7 +78,7 @@ class ScanResult:
 
 
 def look_at(rows: datasets.Dataset, look: Look[T], workers: int) -> Iterator[T]:
-    """Yields what is found in each row, in so many processes besides this one."""
+    """Yields the finding of each row, from `workers` processes besides this one."""
     numbers: Any = range(len(rows))
     found = DataLoader(numbers, CHUNK, num_workers=workers, collate_fn=partial(_look_at_each, rows=rows, look=look))
     return chain.from_iterable(found)
@@ -134,9 +134,9 @@ PERCENTILES = {"least": 0, "0.5 %": 0.5, "median": 50, "99.5 %": 99.5, "largest"
 
 
 def describe_bands(rows: datasets.Dataset, image: str, reader: ImageReader) -> list[str]:
-    """Lines with the percentiles of each band, and the options that fit them beside what is asked for already.
+    """Returns lines with the percentiles of each band, and the options that fit them beside those already given.
 
-    They are of images spread evenly over a table; those that cannot be read, or are what is asked for, are left out.
+    They are of images spread evenly over a table, without unreadable images and those that fit the given options.
     """
     rows, bands = undecoded(rows, image), reader.bands
     found: dict[tuple[int, str], list[np.ndarray]] = defaultdict(list)
@@ -167,7 +167,7 @@ def describe_bands(rows: datasets.Dataset, image: str, reader: ImageReader) -> l
     ranges, eight_bits = [], dtype == "uint8"
     for number in numbers:
         band = sampled[number - 1].astype(np.float64)
-        known = band[np.abs(band) < RANGE[1]]  # without marks of missing data, too
+        known = band[np.abs(band) < RANGE[1]]  # without no-data values
         row = np.percentile(known if len(known) else [0.0, 1.0], [*PERCENTILES.values()])
         lines.append(f"  {number:>6}" + "".join(f"{value:>12.5g}" for value in row))
         ends = (0.0, LEVELS) if eight_bits else (row[1], row[3] if row[3] > row[1] else row[1] + 1)

@@ -27,14 +27,14 @@ from linvit.errors import UserError, check_number, check_range
 CLASSES = ["background", *map(str, range(10))]
 SCENE_SPLITS = ("train", "val", "test")
 INK = 0.5  # a pixel belongs to the digit that covers more of it than this
-HIDDEN = 0.25  # a digit of which less than this is seen is not an instance
+HIDDEN = 0.25  # a digit is not an instance if a smaller fraction of it is visible
 PLACES = 8  # drawn for a digit, until one is free
 CONTRAST = 90.0  # of a digit against its surroundings: the least distance of their colours, of 442
 
 
 @dataclass(frozen=True)
 class Generated:
-    """How many samples a generated set has.
+    """Number of samples of a generated dataset.
 
     Attributes:
         train: Training samples of an epoch.
@@ -56,7 +56,7 @@ class Generated:
 
 @dataclass(frozen=True)
 class Scenes(Generated):
-    """What the scenes of `digit_scenes` are like.
+    """Configuration of the scenes of `digit_scenes`.
 
     Attributes:
         digits: Fewest and most digits of a scene.
@@ -77,8 +77,8 @@ class Scenes(Generated):
 def scene(split: str, seed: int, size: tuple[int, int], options: Scenes = Scenes()) -> dict[str, Tensor]:
     """Makes the scene of a size (H, W) that follows from a seed, of the digits of a split.
 
-    It has `image`, 8-bit (3, H, W); `mask`, 8-bit (H, W), 0 for the background and 1 + digit; and of each digit that is
-    not hidden, far ones first, `boxes` (N, 4) of what is seen of it, `labels` (N,), and `masks` (N, H, W), 8-bit.
+    It has `image`, 8-bit (3, H, W); `mask`, 8-bit (H, W), 0 for the background and 1 + digit; and for each digit that
+    is not hidden, far ones first, `boxes` (N, 4) of its visible part, `labels` (N,), and `masks` (N, H, W), 8-bit.
     """
     rng = generator(seed)
     images, digits = pool(split)
@@ -145,14 +145,14 @@ def _drawn(images: np.ndarray, sides: np.ndarray, rng: np.random.Generator) -> l
     ink = torch.from_numpy(images[:, None].astype(np.float32) / 255)
     drawn = F.grid_sample(ink, canvas, "bicubic", "zeros", align_corners=False)[:, 0].numpy()
     # A pixel of the 8 x 8 image is enlarged to `scale` pixels, and edges are as wide. They are made one pixel wide, as
-    # those of a stroke are that covers pixels in part: then what is seen of a digit is what its label says.
+    # those of a stroke are that covers pixels in part: then the visible part of a digit matches its label.
     scale = (sides / (8 * stretch.mean(0))).astype(np.float32)[:, None, None]
     drawn = ((drawn - INK) * scale + INK).clip(0, 1)
     return [digit[:side, :side] for digit, side in zip(drawn, sides, strict=True)]
 
 
 def _place(rng: np.random.Generator, size: tuple[int, int], side: int, taken: np.ndarray) -> tuple[int, int]:
-    """Draws where a digit lies: the first place of which others (N, 4) take little, or the freest of those drawn."""
+    """Draws the place of a digit: the first that others (N, 4) hardly cover, or the least covered of those drawn."""
     places = rng.random((PLACES, 2)) * (np.array(size) - side + 1)
     corner = places.astype(int)  # (PLACES, 2)
     low = np.maximum(corner[:, None], taken[:, :2])
@@ -173,7 +173,7 @@ def _colour(rng: np.random.Generator, around: np.ndarray) -> np.ndarray:
 
 
 def _instances(owner: np.ndarray, whole: list[int], digits: np.ndarray) -> dict[str, Tensor]:
-    """Boxes, labels and masks of what is seen of each digit, by the number of the digit at each pixel (H, W)."""
+    """Returns boxes, labels and masks of each digit's visible part; `owner` (H, W) is the digit at each pixel."""
     seen = np.bincount(owner.ravel(), minlength=len(whole) + 1)[1:]
     kept = np.flatnonzero(seen > HIDDEN * np.array(whole))
     masks = owner == (kept + 1)[:, None, None].astype(np.uint8)  # (N, H, W)
@@ -198,7 +198,7 @@ class GeneratedReader(SampleReader):
         return rows.with_format("arrow")
 
     def __call__(self, row: Mapping[str, Any], number: int, place: str, seed: int) -> dict[str, Any]:
-        """Makes a sample; one of training follows from its seed in the epoch, too, if each epoch has new ones."""
+        """Makes a sample; a training sample also depends on its seed in the epoch, if each epoch has new samples."""
         split = row["split"]
         fresh = seed if split == SCENE_SPLITS[0] else 0
         made_from = sample_seed(self.options.seed, SCENE_SPLITS.index(split), row["scene"], fresh)

@@ -82,7 +82,7 @@ def load_splits(source: str, classes: bool = True) -> dict[str, datasets.Dataset
 def image_splits(path: Path, classes: bool = True) -> dict[str, Path]:
     """The folder of each split in a folder of images, or itself as train; says which folders are left out.
 
-    Folders that are called like splits are classes if others lie beside them and they hold images as those do, not
+    Folders named like splits are classes if there are others beside them and they hold images as those do, not
     folders of classes and no table.
     """
     with os.scandir(path) as found:
@@ -101,11 +101,11 @@ def image_splits(path: Path, classes: bool = True) -> dict[str, Path]:
         within = [folder / alias for folder, found in inner.items() for names in found.values() for alias in names]
         if classes and within and len(others) == 1 and not loose:
             names = quote_first([folder.name for folder in within])
-            raise UserError(f"the splits of '{path}', {names}, lie one level below; give '{others[0]}'")
+            raise UserError(f"the splits of '{path}', {names}, are one level below; give '{others[0]}'")
         if classes and within:
             rank_zero_warn(
-                f"'{path}' has no splits: the folders in it are classes, and all images below are of train, those in "
-                f"{quote_first([str(folder) for folder in within])} too. Splits lie above classes: train/CLASS/*.jpg"
+                f"'{path}' has no splits: the folders in it are classes, and all images below are of train, including "
+                f"{quote_first([str(folder) for folder in within])}. Splits must be above classes: train/CLASS/*.jpg"
             )
         return {"train": path}
     kept = quote_first([folder.name for folder in splits.values()])
@@ -115,7 +115,7 @@ def image_splits(path: Path, classes: bool = True) -> dict[str, Path]:
         if classes and others:
             rank_zero_warn(
                 f"{kept} in '{path}' are classes, like {quote_first([folder.name for folder in others])} beside them, "
-                f"and no splits: images lie in them, not folders of classes. If they are splits, move the others away"
+                f"not splits: they contain images, not folders of classes. If they are splits, move the others away"
             )
         return {"train": path}
     left = [f"'{folder.name}'" for folder in others] + [f"{len(loose)} images, such as '{loose[0]}'" for _ in loose[:1]]
@@ -162,7 +162,7 @@ def folder_of_images(source: str) -> Path | None:
 
 
 def table_features(source: str) -> dict[str, Any]:
-    """Columns of a data source that is stored as tables, and their kinds; none of others and embedded sets."""
+    """Returns the columns of a data source stored as tables, with their kinds; empty for all other sources."""
     path = Path(source).expanduser()
     stored = source.startswith(HUB) or (path.exists() and source_kind(path) in ("saved", "parquet", "arrow"))
     return features_of(load_splits(source)) if stored or _described(path) else {}
@@ -289,7 +289,7 @@ def files_of(path: Path, suffix: str) -> list[Path]:
 
 
 def _validate(file: Path) -> None:
-    """Raises an error unless all offsets of an arrow file lie within it: others would be read outside of its memory."""
+    """Raises an error if an offset of an arrow file points outside the file: reading it would leave its memory."""
     with pyarrow.memory_map(str(file)) as stream:
         for batch in arrow_batches(stream):
             batch.validate(full=True)

@@ -28,7 +28,7 @@ from linvit.data.sources.read import BadImageError, BadImages
 from linvit.data.sources.splits import arrow_batches, find_source, named, readable_source
 from linvit.errors import UserError
 
-FEW = 128  # files; of fewer, each row group counts as a shard of its own, which shuffles better
+FEW = 128  # with fewer files, each row group is a shard, which shuffles better
 READ = 64  # rows that are taken from the stream at once
 
 

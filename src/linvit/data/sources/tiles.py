@@ -77,7 +77,7 @@ def read_mask(path: str) -> Image.Image:
 
 
 def upright_kind(data: bytes, path: str) -> Kind:
-    """Returns what a file holds; a `UserError` if viewers turn it, since tiles would be as it is stored."""
+    """Returns the kind of a file; raises a `UserError` if viewers rotate it, since tiles would not be rotated."""
     kind = header(data)
     if kind.orientation != 1:
         raise UserError(f"'{path}' is turned by its EXIF tag ({kind.orientation}); save it upright, without the tag")
@@ -121,7 +121,7 @@ def cut(area: Area, mask: Image.Image, size: int, stride: int, output: Path) -> 
 
 
 def offsets(length: int, size: int, stride: int, shift: bool) -> Iterator[int]:
-    """Where tiles begin along an axis; with `shift` the last one ends with the picture, if it is larger than a tile."""
+    """Yields the offsets of tiles along an axis; `shift` aligns the last tile with the end of a larger picture."""
     for start in range(0, max(length - size + stride, 1), stride):
         if start < length:
             yield max(min(start, length - size), 0) if shift else start

@@ -1,7 +1,7 @@
 """Associative recall: grids of tokens, each a patch of an image; the answers of queries follow from the grid.
 
 A token is a patch of 4 x 4 pixels. Red and blue are the 32 bits of its key, dark or bright; the one bright pixel of
-green is its value, 0 to 15, and without one it has none. Black is an empty place. Keys are drawn anew for each image,
+green is its value, 0 to 15, and without one it has none. Black is an empty place. Each image draws new keys,
 so no network can know them by heart, and none is there twice.
 """
 

@@ -1,1 +1,1 @@
-"""What is done to a sample: decoding, geometry, pixel operations, augmentation, what is left to the device."""
+"""Transforms of samples: decoding, geometry, pixel operations, augmentation, operations on the device."""

@@ -1,4 +1,4 @@
-"""What training and evaluation of a classifier do to one image in a loader process."""
+"""Transforms of one image in a loader process, for training and evaluation of a classifier."""
 
 import math
 from collections.abc import Sequence
@@ -97,7 +97,7 @@ class TrainTransform:
         return sample | {"image": image.contiguous(), "device_ops": ops}
 
     def _warp(self, rng: np.random.Generator) -> list[ImageOp]:
-        """Draws rotation, zoom and shift as one map; what comes in from outside is black."""
+        """Draws rotation, zoom and shift as one map; pixels from outside the image are black."""
         given = self.augmentation
         if not (given.rotate or given.translate or given.zoom):
             return []
@@ -123,7 +123,7 @@ class EvalTransform:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What it does, as plain values."""
+        """The transform's options, as plain values."""
         return {"size": list(self.size), "crop_mode": self.crop_mode, "crop_pct": self.crop_pct}
 
     def __call__(self, sample: dict[str, Any], seed: int) -> dict[str, Any]:

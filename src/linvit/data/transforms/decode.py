@@ -1,4 +1,4 @@
-"""Image files as pixels: what a header says, which bands are used and what of their values, and decoding."""
+"""Decoding of image files: headers, selection of bands, value ranges, and pixels."""
 
 import io
 import re
@@ -23,7 +23,10 @@ RGB_MADE = {3: 1, 5: 4, 6: 3}  # tag PhotometricInterpretation: samples of a pal
 MAX_BLOCK = 2**24  # pixels of a tile of a TIFF, whatever the size of the image
 SIZ = b"\xff\x4f\xff\x51"  # how the codestream of JPEG 2000 begins
 LEVELS = 255.0
-RANGE = (1e-30, 1e30)  # widths of a value range that float32 can scale; beyond lie marks of missing data, as -3.4e38
+RANGE = (
+    1e-30,
+    1e30,
+)  # widths of a value range that float32 can scale; larger values mark missing data, such as -3.4e38
 JPEG, PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
 START_OF_SCAN, END_OF_IMAGE = b"\xda", b"\xd9"
 MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd7\xff])")  # of JPEG, with a length behind it
@@ -38,7 +41,7 @@ class BandsError(OSError):
 
 
 class Kind(NamedTuple):
-    """What an image file holds, by its header; sides are as stored, and exchanged by an orientation from 5 on.
+    """Kind of an image, from its file's header; sides are as stored, and exchanged by an orientation from 5 on.
 
     The orientation is 1 to 8, as in EXIF. An image of 8 bits that is `transparent` is composited on white; in TIFF,
     JPEG 2000 and with more bits, an alpha channel counts as a band.
@@ -54,7 +57,7 @@ class Kind(NamedTuple):
 
     @property
     def plain(self) -> bool:
-        """Whether it becomes 8-bit RGB without loss."""
+        """True if the image converts to 8-bit RGB without loss."""
         return self.dtype == "uint8" and self.bands in (1, 3)
 
     @property
@@ -64,7 +67,7 @@ class Kind(NamedTuple):
 
 
 def orientation(tag: Any, xmp: Any = None) -> int:
-    """Returns the orientation, 1 to 8, of an EXIF tag, or without one of XMP; 1 if what is there is no orientation."""
+    """Returns the orientation, 1 to 8, of an EXIF tag, or without one of XMP; 1 if there is none or it is invalid."""
     if tag is None and xmp:
         found = XMP_ORIENTATION.search(xmp if isinstance(xmp, bytes) else str(xmp).encode())
         tag = found and int(found[1])
@@ -125,7 +128,7 @@ def white_of(picture: Image.Image, data: bytes) -> tuple[int, int]:
 
 
 def kind_of(picture: Image.Image, data: bytes) -> Kind:
-    """What an opened file that is not a TIFF holds; what PIL says of its mode hides more than 8 bits."""
+    """Returns the kind of an opened file other than TIFF; PIL's mode does not show more than 8 bits."""
     bands, bits = 1 if picture.mode[0] in "1LIF" and picture.mode != "LAB" else 3, 8
     if white_of(picture, data)[1] > LEVELS:
         bits = 16
@@ -193,7 +196,7 @@ class Bands:
 
     @property
     def eight_bit_rgb(self) -> bool:
-        """Whether images are three channels of 8 bits, on which operations on colours are defined."""
+        """True if images have three channels of 8 bits, as operations on colours require."""
         return self.channels == 3 and self.ranges is None
 
     def check_colours(self, ops: Mapping[str, object]) -> None:
@@ -236,10 +239,10 @@ class Bands:
     def scale(self, values: np.ndarray) -> np.ndarray:
         """The channels (C, H, W) of an image whose chosen bands have these values; an `OSError` if none is a number.
 
-        Uint8 without a value range, else float32 from 0 to 255; what is not a number is 0.
+        Uint8 without a value range, else float32 from 0 to 255; NaN becomes 0.
         """
         if values.dtype.kind == "f" and not np.isfinite(values).any():
-            raise OSError("none of its values is a number: all are NaN or infinite")
+            raise OSError("all of its values are NaN or infinite")
         if self.numbers is None and len(values) == 1:
             values = np.repeat(values, 3, 0)
         if self.ranges is None:
@@ -253,7 +256,7 @@ class Bands:
 
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
-"""PIL's names of what is read. It knows many more, and some are not images but programs: EPS runs Ghostscript."""
+"""PIL's names of the accepted formats. PIL has more, some of them are programs: EPS runs Ghostscript."""
 STRIP = 2**22  # pixels that are converted at once: all of a large image would take four times its memory
 BY_PIL = ("uint8", "uint16", "int16", "float32")  # what PIL reads as it is, of one band
 
@@ -270,7 +273,7 @@ def open_image(data: bytes) -> Image.Image:
 
 
 def header(data: bytes) -> Kind:
-    """Returns what an image file holds; no pixels are decoded. An `OSError` if it is a JPEG of too many scans."""
+    """Returns the kind of an image file without decoding pixels; raises an `OSError` for a JPEG of too many scans."""
     if data[:4] in TIFF:
         return kind_of_tiff(data)
     if (
@@ -284,7 +287,7 @@ def header(data: bytes) -> Kind:
 
 
 def _scans(data: bytes) -> int:
-    """The scans of a JPEG file, without those of thumbnails and of what follows its end."""
+    """Returns the number of scans of a JPEG file, without those of thumbnails and of data after its end."""
     scans, at = 0, 2
     while (found := MARKER.search(data, at)) and found[1] != END_OF_IMAGE:
         scans += found[1] == START_OF_SCAN
@@ -293,7 +296,7 @@ def _scans(data: bytes) -> int:
 
 
 def _without_pixels(data: bytes) -> bytes:
-    """A PNG file without its pixels: what is said behind them can be read without decoding them."""
+    """Returns a PNG file without its pixels, to read the metadata behind them without decoding."""
     kept, at, pixels = [], len(PNG), False
     while at < len(data):
         end = at + 12 + int.from_bytes(data[at : at + 4])
@@ -372,7 +375,7 @@ def _pixels(picture: Image.Image) -> np.ndarray:
 
 
 def to_rgb(picture: Image.Image) -> Image.Image:
-    """Converts an image of 8 bits to RGB, what is transparent on white; a conversion of an RGB image would copy it."""
+    """Converts an 8-bit image to RGB, transparency on white; returns an RGB image as it is, without a copy."""
     if picture.has_transparency_data:
         white = Image.new("RGB", picture.size, "white")
         white.paste(shown := picture.convert("RGBA"), mask=shown)

@@ -1,4 +1,4 @@
-"""What training and evaluation of detection do to an image and its objects in a loader process."""
+"""Transforms of an image and its objects in a loader process, for training and evaluation of detection."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ from linvit.errors import UserError, check_number, check_range
 from linvit.io import coco_masks
 
 Objects = Mapping[str, Any]
-"""What is in an image: `boxes` (n, 4) as x1, y1, x2, y2 and `labels` (n,), arrays; where the data have them `iscrowd`
+"""Objects of an image: `boxes` (n, 4) as x1, y1, x2, y2 and `labels` (n,), arrays; where the data have them `iscrowd`
 and `ignore`, bool (n,), `area` (n,), and masks: `rles`, a list, or `masks` (n, H, W)."""
 
 
 EMPTY_MASK = "an empty mask (polygons need three corners or more, in pixels)"
-FAR = 10  # sides of its image by which a corner may lie away from it
+FAR = 10  # largest distance of a corner from its image, in sides of the image
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class DetectionAugmentation:
 
     Attributes:
         hflip: Probability of a horizontal flip.
-        sides: Multi-scale training: lengths of the shorter side, of which one is drawn; null takes that of
+        sides: Multi-scale training: lengths of the shorter side to draw from; null takes that of
             `resize_limits`.
         crop_sides: Half of the images are first resized to a shorter side drawn from these, then cropped, then resized
             by `sides`, as in DETR's recipe; null crops none.
@@ -50,7 +50,7 @@ class DetectionAugmentation:
             if sides is not None and (not sides or min(sides) < 1):
                 raise UserError(f"{name} must be sides in pixels, above 0, or null; got {list(sides)}")
         if self.crop_sides is not None and self.sides is None:
-            raise UserError("crop_sides needs sides, to which what is cropped is resized")
+            raise UserError("crop_sides needs sides, the lengths to which crops are resized")
         check_range("crop_size", self.crop_size)
 
 

@@ -65,7 +65,7 @@ def apply(ops: Iterable[Op], sample: dict[str, Any]) -> dict[str, Any]:
 
 
 Matrix = tuple[float, float, float, float, float, float]
-"""(a, b, c, d, e, f): the output's (x, y) shows what was at (a x + b y + c, d x + e y + f); PIL's convention."""
+"""(a, b, c, d, e, f): the output at (x, y) is the input at (a x + b y + c, d x + e y + f); PIL's convention."""
 
 
 def affine_matrix(angle: float, zoom: float, shift: tuple[float, float], size: tuple[int, int]) -> Matrix:
@@ -78,7 +78,7 @@ def affine_matrix(angle: float, zoom: float, shift: tuple[float, float], size: t
 
 @dataclass(frozen=True)
 class Warp:
-    """Maps an image (C, H, W) as PIL does, bicubically or bilinearly; what comes in gets the colour `fill`."""
+    """Warps an image (C, H, W) as PIL does, bicubically or bilinearly; pixels from outside get the colour `fill`."""
 
     matrix: Matrix
     bicubic: bool

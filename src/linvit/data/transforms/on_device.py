@@ -1,4 +1,4 @@
-"""What is done to a whole batch on the device: the operations left to it, normalising, random erasing."""
+"""Operations on a whole batch on the device: deferred augmentation, normalising, random erasing."""
 
 import math
 from collections import defaultdict
@@ -23,7 +23,7 @@ EPSILON = 2**-10  # added before truncating: the weights of an interpolation sum
 
 @dataclass(frozen=True)
 class DeviceOps:
-    """What is left to do with one sample on the device: operations, and a box that is erased, with noise from the seed.
+    """Operations on one sample that run on the device, and a box to erase, with noise from the seed.
 
     Below and to the right of `inside` (h, w) a padded image becomes 0 after normalising.
     """
@@ -48,7 +48,7 @@ class BatchDeviceOps:
         return apply_ops(images, ops) if any(ops) else images
 
     def clear_padding(self, images: Tensor) -> Tensor:
-        """Sets what was padded of normalised images (B, 3, H, W) to 0, the mean colour, in place."""
+        """Sets the padding of normalised images (B, 3, H, W) to 0, the mean colour, in place."""
         for image, sample in zip(images, self.samples, strict=True):
             if sample.inside is not None:
                 image[:, sample.inside[0] :] = 0
@@ -86,7 +86,7 @@ class Normalisation:
         return shown
 
     def finish(self, batch: dict[str, Any]) -> None:
-        """Does what is left to do with the images of a batch, in place: augmentation, normalising, random erasing.
+        """Runs the remaining operations on the images of a batch, in place: augmentation, normalising, erasing.
 
         A recipe may erase after mixup and CutMix. These are the task's, since they change the targets too: it finds
         `after_mixing` in the batch, and calls it with the images (B, C, H, W) that it has mixed, which returns them.

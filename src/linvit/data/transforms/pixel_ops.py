@@ -1,4 +1,4 @@
-"""Changes of colour and sharpness of 8-bit images, where each image of a batch has an amount of its own.
+"""Changes of colour and sharpness of 8-bit images, with a separate amount for each image of a batch.
 
 The same formulas serve one image in a loader process and a batch on the device; torchvision's take one amount for all
 images of a batch, so those with an amount are written out here, as PIL rounds them.
@@ -58,7 +58,7 @@ def sharpness(images: Tensor, amount: Amount) -> Tensor:
 def saturation(images: Tensor, amount: Amount) -> Tensor:
     """Multiplies the saturation of HSV, at most up to 1, by `amount`; hue and value stay.
 
-    The channels lie below the value by differences that are proportional to the saturation, so no hue is computed.
+    The value minus each channel is proportional to the saturation, so no hue is computed.
     """
     value = images.amax(-3, keepdim=True).float()
     span = value - images.amin(-3, keepdim=True)

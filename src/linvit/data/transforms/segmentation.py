@@ -1,4 +1,4 @@
-"""What training and evaluation of segmentation do to an image and its mask in a loader process."""
+"""Transforms of an image and its mask in a loader process, for training and evaluation of segmentation."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -28,7 +28,7 @@ class SegmentationAugmentation:
 
     Attributes:
         ratio: Range of the factor by which the limits of the size, or the image, are multiplied, uniform.
-        ratios: Factors of which one is drawn in place of that; null draws from the range.
+        ratios: Factors to draw from instead; null draws from the range.
         interpolation: Of the resized image: bilinear, as by OpenCV, or bicubic, as by PIL, which smooths what shrinks.
         max_class_ratio: Crops are drawn again, ten times at most, until two classes are in them and none has this
             fraction of the labelled pixels or more; null takes the first.
@@ -59,8 +59,8 @@ class SegmentationAugmentation:
 class TrainTransform:
     """Resizes, crops to `size` (H, W), flips and recolours at random, which follows from the sample's seed alone.
 
-    The limits are of the resized image before the random factor; None resizes by the factor alone. What an image lacks
-    is padded: the image with 0 after normalising, the mask with 255.
+    The limits are of the resized image before the random factor; None resizes by the factor alone. Smaller images
+    are padded: the image with 0 after normalising, the mask with 255.
     """
 
     size: tuple[int, int]
@@ -113,7 +113,7 @@ class EvalTransform:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What it does, as plain values."""
+        """The transform's options, as plain values."""
         return {"resize_limits": self.limits and list(self.limits), "multiple": self.multiple}
 
     def __call__(self, sample: dict[str, Any], seed: int) -> dict[str, Any]:
@@ -146,7 +146,7 @@ def scaled(height: int, width: int, factor: float) -> tuple[int, int]:
 
 
 def is_varied(mask: Tensor, limit: float) -> bool:
-    """Whether a mask has two classes at least, and none with `limit` of the labelled pixels or more."""
+    """True if a mask has at least two classes, and none with `limit` of the labelled pixels or more."""
     counts = torch.bincount(mask.flatten(), minlength=IGNORE_INDEX + 1)[:IGNORE_INDEX]
     return bool((counts > 0).sum() > 1) and bool(counts.max() / counts.sum() < limit)
 
