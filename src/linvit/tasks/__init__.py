@@ -1,4 +1,4 @@
-"""Tasks: what is trained and how it is scored. One is imported on its first use: a run has no code of the others."""
+"""Tasks: training and scoring of networks. Each is imported on first use: a run loads no code of the others."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""What every task shares: the network and its moving average, optimisation, scoring, and checkpoints."""
+"""Base class of tasks: the network and its moving average, optimisation, scoring, and checkpoints."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -37,7 +37,7 @@ SET_BY_DATA = ("num_classes", "class_names", "img_size", "in_chans")
 
 
 class Description(NamedTuple):
-    """What a page says of an image: what is predicted and what is true, in words, and classes of pixels (H, W)."""
+    """Description of an image on a page: prediction and target as text, and classes of pixels (H, W)."""
 
     predicted: str = ""
     truth: str = ""
@@ -49,9 +49,9 @@ class Task(SavedTask):
 
     A subclass names a `score_metric` and supplies `configure_metrics`, `training_loss`, `score_batch`, `predict_batch`
     and, for `linvit.load`, `image_results`. If its network is more than a backbone with a classifier, it overrides
-    `configure_network`, too.
-    The methods called `configure_...` run within this constructor, so they read `self.hparams`, and not what a
-    subclass sets later. Arguments are strings, numbers, lists and mappings only, so that every checkpoint opens with
+    `configure_network` as well.
+    The methods called `configure_...` run within this constructor, so they read `self.hparams`, not attributes that
+    a subclass sets later. Arguments are strings, numbers, lists and mappings only, so that every checkpoint opens with
     `weights_only=True`.
 
     Args:
@@ -65,8 +65,8 @@ class Task(SavedTask):
         drop_path_rate: Stochastic depth of the last block.
         pretrained: Weights that the network, or its backbone alone, starts from: a file, or `hf-hub:owner/name`; or
             `{source: ...}` with the options of `linvit.load_pretrained`, such as `min_fraction: 0.5`, or `ema: true`
-            for a moving average. On the command line also the folder of a run, of which the best checkpoint is taken.
-        teacher: A trained network of which this one is a copy with another attention: a run, a file, or
+            for a moving average. On the command line also the folder of a run, to use its best checkpoint.
+        teacher: A trained network that this one copies with another attention: a run, a file, or
             `hf-hub:owner/name`; or `{source: ..., attention_weight: 50, ...}` with the options of
             `linvit.tasks.Teacher`.
         freeze: Parts of the network that are not trained, by patterns of their names, such as "backbone", "stages.0" or
@@ -88,7 +88,7 @@ class Task(SavedTask):
         **optimisation: Arguments of `linvit.tasks.optimisation.Optimisation`.
 
     Attributes:
-        network: What is trained: images (B, C, H, W) in, the prediction out.
+        network: The trained network: images (B, C, H, W) in, the prediction out.
         ema: Its moving average, or None.
         frozen: Modules that are not trained, which stay in evaluation mode.
         execution: How the network is computed.
@@ -140,7 +140,7 @@ class Task(SavedTask):
         self.save_hyperparameters()
         check_choices(type(self), self.hparams)
         filled = {**asdict(self.optimisation), "attention": kept_attention(attention, self.teacher)}
-        self.save_hyperparameters(filled)  # with defaults, and what null stands for
+        self.save_hyperparameters(filled)  # with defaults, and the values that replace null
         self.network = self.configure_network()
         load_initial_weights(self.network, pretrained)
         self.frozen = freeze_parameters(self.network, freeze or [])
@@ -161,7 +161,7 @@ class Task(SavedTask):
         return self.build_with_attention(num_classes=self.hparams["num_classes"])
 
     def measurable_network(self) -> nn.Module:
-        """The network, as what it costs is measured: from images (B, C, H, W) alone to a tensor to differentiate."""
+        """Returns the network to measure: maps images (B, C, H, W) to a tensor that can be differentiated."""
         return self.network
 
     def configure_metrics(self) -> Mapping[str, Metric]:
@@ -173,23 +173,23 @@ class Task(SavedTask):
         raise NotImplementedError
 
     def score_batch(self, network: nn.Module, batch: dict[str, Any], metrics: Mapping[str, Any]) -> Any:
-        """Updates the metrics with what a network makes of a batch. What it returns reaches the callbacks."""
+        """Updates the metrics with a network's output for a batch. The result is passed to the callbacks."""
         raise NotImplementedError
 
     def predict_batch(self, network: nn.Module, batch: dict[str, Any]) -> dict[str, Any]:
-        """What a network predicts for a batch."""
+        """Returns the predictions of a network for a batch."""
         raise NotImplementedError
 
     def image_results(self, predicted: dict[str, Any]) -> Sequence[Result]:
-        """What `predict_batch` returned, as an object for each image, for `linvit.load`; it may take options."""
+        """Converts the output of `predict_batch` to an object per image, for `linvit.load`; it may take options."""
         raise UserError(f"{type(self).__name__} says nothing of single images: it needs a method `image_results`")
 
     def describe(self, batch: dict[str, Any], predicted: Mapping[str, Any]) -> Description:
-        """What `linvit analyze` says of a batch of one image, for which `predict_batch` has returned `predicted`."""
+        """Describes a batch of one image for `linvit analyze`, given the output of `predict_batch`."""
         return Description()
 
     def run_callbacks(self) -> list[Callback]:
-        """What a run of this task shows, and with a folder for reports the writer of its predictions.
+        """Returns the callbacks that report on a run of this task, and with a report folder the prediction writer.
 
         A callback of the same class in the configuration takes its place.
         """
@@ -214,7 +214,7 @@ class Task(SavedTask):
 
     @property
     def predicting(self) -> nn.Module:
-        """What predicts: the network, or its moving average; see `average`."""
+        """The network for predictions: the trained one, or its moving average; see `average`."""
         return self.network if self.average is None else self.average.network
 
     def higher_is_better(self, curve: str) -> bool | None:
@@ -226,7 +226,7 @@ class Task(SavedTask):
         return metrics[name].higher_is_better if name in metrics else None
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images (B, C, H, W) to what the network predicts.
+        """Maps images (B, C, H, W) to the predictions of the network.
 
         In training mode these are the weights that are trained. In evaluation mode (`task.eval()`) they are those that
         `predict_with` names, as on the command line: "raw", or the moving average once it has been updated.
@@ -246,7 +246,7 @@ class Task(SavedTask):
         super().log(name, value, *args, **options)
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
-        """Returns and logs the loss; with a teacher the weighted sum of the task's and of what is matched."""
+        """Returns and logs the loss; with a teacher the weighted sum of the task's and the matching loss."""
         loss = self.distillation.training_loss(self, batch)
         self.log("train/loss", loss, prog_bar=on_bar(self.trainer))
         return loss
@@ -261,7 +261,7 @@ class Task(SavedTask):
         return self._evaluate(batch, "test")
 
     def predict_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Any]:
-        """What the weights that `predict_with` names predict."""
+        """Returns the predictions of the weights that `predict_with` selects."""
         return self.predict_batch(self.predicting, batch)
 
     def _evaluate(self, batch: dict[str, Any], stage: str) -> dict[str, Any]:
@@ -279,7 +279,7 @@ class Task(SavedTask):
         return outputs
 
     def configure_callbacks(self) -> list[Callback]:
-        """Those of the task, and those of `run_callbacks` as far as the trainer has none of their class."""
+        """Returns the task's callbacks, and those of `run_callbacks` whose class the trainer does not have yet."""
         present: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
         others = [ExactResume(), WeightAveraging(), *self.run_callbacks()]
         return [

@@ -204,7 +204,7 @@ class Mixup:
         self.cutmix_alpha = cutmix_alpha
 
     def __call__(self, images: Tensor, labels: Tensor, num_classes: int, seed: int) -> tuple[Tensor, Tensor]:
-        """Mixes images (B, 3, H, W), and labels (B,) to probabilities (B, K); what is drawn follows from the seed."""
+        """Mixes images (B, 3, H, W), and labels (B,) to probabilities (B, K); the seed determines all draws."""
         rng = np.random.default_rng((seed, STREAM))
         target = F.one_hot(labels, num_classes).to(images.dtype)
         _, drawn = rng.random(2)  # the first was whether to mix at all, which the seeds' numbers keep
@@ -221,7 +221,7 @@ def mixup(images: Tensor, lam: float) -> Tensor:
 
 
 def cutmix(images: Tensor, lam: float, rng: np.random.Generator) -> tuple[Tensor, float]:
-    """Pastes a box of the partner into each image, of about `1 - lam` of the area; what lies outside is cut off.
+    """Pastes a box of the partner into each image, of about `1 - lam` of the area, clipped to the image.
 
     The box is that of timm 0.3.2 to 1.0.20, with which the papers' models were trained: a side of odd length loses its
     last pixel. Later versions of timm keep it. Returns the images (B, 3, H, W), and the fraction of the area that is

@@ -1,4 +1,4 @@
-"""How a network is executed: in which precision, with less memory or with more; and what of it is trained."""
+"""Execution of a network: precision, memory, and selection of the trained weights."""
 
 import copy
 from collections.abc import Sequence
@@ -84,12 +84,12 @@ def add_up_over_ranks(metrics: nn.Module) -> None:
 
 
 def _summed_over_ranks(own: Tensor, group: Any = None) -> list[Tensor]:
-    """Returns the sum as a metric expects what it gathers; a function, since a metric is pickled with it."""
+    """Returns the sum as the list that metrics expect; a function, since a metric is pickled with it."""
     return [total_over_ranks(own, group)]
 
 
 def total_over_ranks(own: Tensor, group: Any = None) -> Tensor:
-    """Returns the sum of what the ranks have; all must call it. Lightning's `reduce` would hold up the host, too."""
+    """Returns the sum over ranks; all must call it. Lightning's `reduce` would also synchronise host and device."""
     total = own.detach().clone()
     distributed.all_reduce(total, group=group)
     return total
@@ -125,7 +125,7 @@ class SharedScore(Metric):
         return torch.as_tensor(self.state.figures()[self.name], dtype=torch.float32, device=self.device)
 
     def reset(self) -> None:
-        """Empties the state, too."""
+        """Resets the metric and its state."""
         super().reset()
         self.state.reset()
 
@@ -152,7 +152,7 @@ class Execution(Callback):
         """Chooses kernels, turns on checkpointing and compiles, for a task's network and its moving average."""
         try:
             set_attention_kernel(task, self.attention_kernel)
-        except UserError as error:  # a trained network runs on other machines, too
+        except UserError as error:  # a trained network may run on another machine
             if not checkpoint_follows():
                 raise
             rank_zero_warn(f"torch computes attention: {error}")
@@ -178,9 +178,9 @@ class Execution(Callback):
     ) -> None:
         """Lets attention keep its features (`recompute_attention: auto`) on a GPU that has the memory, and says so.
 
-        What a step would keep is found once, at the first batch, with two images in a copy of the network; it may take
-        half of what is free beside gradients and averages of the weights. Compiled networks choose themselves; sharded
-        ones, and checkpointing, are short of memory.
+        The memory that a step would keep is measured once, at the first batch, with two images in a copy of the
+        network; it may take half of the memory left by gradients and averages of the weights. Compiled networks choose
+        themselves; sharded ones, and checkpointing, are short of memory.
         """
         device, sharded = pl_module.device, isinstance(trainer.strategy, FSDPStrategy | ModelParallelStrategy)
         if self._chosen or sharded or device.type != "cuda" or self.compile or self.grad_checkpointing:

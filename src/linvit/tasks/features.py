@@ -35,10 +35,10 @@ class FeatureResult(Result):
 
 
 class FeatureTask(Task):
-    """Learns what a teacher makes of images without labels; `val/score` is the cosine similarity of both features.
+    """Learns a teacher's features of images without labels; `val/score` is the cosine similarity of both features.
 
     The network has no classifier: its output is the backbone's pooled features (B, D). Needs `teacher` with
-    `task_weight: 0`, to be scored, too.
+    `task_weight: 0`, even for evaluation.
 
     Args:
         **task: Arguments of `Task`: backbone, attention, teacher, optimisation.

@@ -1,4 +1,4 @@
-"""Settings of the optimiser and the learning rate, and what they are in a run: its schedule, its total batch size."""
+"""Settings of the optimiser and the learning rate, and the resulting schedule and total batch size of a run."""
 
 import math
 from collections.abc import Callable
@@ -20,14 +20,14 @@ from linvit.tasks.schedules import CosineCycles, Schedule, WarmupCosine, WarmupP
 class Optimisation:
     """Settings of AdamW and of the learning rate over a run: linear warm-up, then a decay, then a cool-down.
 
-    Every task takes them as arguments of its own (`--model.lr`). The options of the schedule are those in which the
+    Every task takes them as arguments (`--model.lr`). The options of the schedule are those in which the
     papers' programs differ.
 
     Attributes:
         lr: Peak learning rate, before `lr_base_batch_size` scales it. A run prints the effective one when it starts.
         weight_decay: AdamW's weight decay.
         no_decay: Which parameters are not decayed: those whose names contain one of these, such as [norm, bias]; none
-            for an empty list. null: norms, biases, and what the network names (`no_weight_decay`).
+            for an empty list. null: norms, biases, and the network's `no_weight_decay()`.
         betas: AdamW's momentum terms.
         lookahead: After how many steps, again and again, weights go half-way back to where they were the time before
             (Zhang et al. 2019, "Lookahead Optimizer"), such as 5; null is never.

@@ -23,8 +23,8 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Groups of parameters for an optimiser: with and without weight decay, for each learning rate.
 
-    1-D tensors (norms, biases) are not decayed, nor what a submodule names in its `no_weight_decay()`, by patterns,
-    too; with `no_decay` all are but those whose names contain one of its texts, as in mmsegmentation's recipes.
+    1-D tensors (norms, biases) are not decayed, nor parameters that a submodule's `no_weight_decay()` names, also by
+    patterns. With `no_decay`, all are decayed except those whose names contain one of its texts, as in mmsegmentation.
     Layer-wise learning-rate decay (ELECTRA, Clark et al. 2020; BEiT, Bao et al. 2022) multiplies the learning rate by
     `layer_decay` once per layer down from the last, in submodules that group their parameters by layer
     (`group_matcher`, timm's contract); all others keep it. In a submodule with a classifier (`get_classifier`, the same
@@ -90,7 +90,7 @@ def adamw(groups: list[dict[str, Any]], lr: float, betas: tuple[float, float], f
 def look_ahead(optimizer: Optimizer, steps: int) -> None:
     """Takes weights half-way back to where they last were, after the first step and every so many from there.
 
-    Lookahead (Zhang et al. 2019) as a hook of the optimiser, whose state has the slow weights; GeoSeg begins so, too. A
+    Lookahead (Zhang et al. 2019) as a hook of the optimiser, whose state has the slow weights; GeoSeg also starts so. A
     step that is skipped (`found_inf`, or no gradients) leaves both as they are.
     """
 

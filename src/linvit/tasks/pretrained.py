@@ -25,7 +25,7 @@ def skip_pretrained() -> Iterator[None]:
 
 
 def checkpoint_follows() -> bool:
-    """Whether a checkpoint is about to replace all weights, and has decided the options."""
+    """True if a checkpoint is about to replace all weights, and has decided the options."""
     return _skipped.get()
 
 

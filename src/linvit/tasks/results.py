@@ -1,4 +1,4 @@
-"""What a network says of one image: the base of the tasks' own classes."""
+"""Prediction for one image: base class of the tasks' results."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from linvit.errors import UserError
 
 @dataclass(kw_only=True)
 class Result:
-    """A prediction for an image; a task's own class adds what it predicts, and `plot` and `save`.
+    """A prediction for an image; a task's own class adds the predicted values, and `plot` and `save`.
 
     Attributes:
         class_names: Of all classes.
@@ -66,7 +66,7 @@ class Result:
     def write_set(
         cls, rows: Sequence[Any], path: Path, class_names: Sequence[str], ids: Sequence[int] | None = None
     ) -> Path:
-        """Writes what is of all images, of which `write` has returned the rows, as `path` or into it; where that is.
+        """Writes the table of all images from the rows that `write` returned, to or into `path`; returns its path.
 
         `ids` are COCO's of the classes.
         """

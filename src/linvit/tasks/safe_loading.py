@@ -28,7 +28,7 @@ from linvit.tasks.pretrained import skip_pretrained
 from linvit.weights import torch_file
 
 SCHEMES = ("http", "https", "hf", "s3", "gs", "gcs", "az", "abfs", "abfss")
-"""Where a checkpoint may lie besides this machine, if the user names it there."""
+"""Schemes of remote checkpoints, allowed if the user gives such an address."""
 FOREIGN = ("hparams", "module_arguments", "hparams_type")  # Lightning takes options from them, and linvit wrote none
 VERSION = "pytorch-lightning_version"
 OF_RESUMING = ("epoch", "global_step", "optimizer_states", "lr_schedulers", "loops")
@@ -62,7 +62,7 @@ def check_content(content: Any, source: Any, resumed: bool = False) -> dict[str,
     """Returns the content of a file with a task's options and weights, without removed options.
 
     Raises:
-        UserError: It names something to be called, or lacks what a task (`resumed`: a run) needs.
+        UserError: It names something to be called, or lacks entries that a task (`resumed`: a run) needs.
     """
     if not isinstance(content, dict) or not {"hyper_parameters", "state_dict"} <= content.keys():
         holds = ", ".join(map(str, content)) if isinstance(content, dict) else type(content).__name__
@@ -95,7 +95,7 @@ def check_content(content: Any, source: Any, resumed: bool = False) -> dict[str,
 
 
 def not_plain(value: Any, text: bool = False) -> str | None:
-    """Returns what an option holds that is not plain, or that a parser may take for a class (`text`: also in text)."""
+    """Returns the part of an option that is not plain, or that a parser may take for a class (`text`: also in text)."""
     if isinstance(value, Mapping | list | tuple):
         if isinstance(value, Mapping) and not value.keys().isdisjoint(("class_path", "init_args")):
             return "a class_path or init_args, which name what is to be called"
@@ -146,7 +146,7 @@ def guard(strategy: Strategy, task: LightningModule) -> None:
 
 
 def names_own_files(callback: ModelCheckpoint, state: Any) -> bool:
-    """True if a state of Lightning's callback names checkpoints in its folder alone: it deletes what is named there."""
+    """True if a state of Lightning's callback names only files in its folder: it deletes named files."""
     try:
         names = ("best_model_path", "last_model_path", "kth_best_model_path")
         paths = [*state["best_k_models"], *(state[name] for name in names)]
@@ -168,7 +168,7 @@ def epochs_done(content: Mapping[str, Any]) -> int:
 def stopped_early(content: Mapping[str, Any]) -> bool:
     """True if Lightning's `EarlyStopping` has ended the run."""
     states = [own for name, own in content.get("callbacks", {}).items() if str(name).startswith("EarlyStopping")]
-    return any(own.get("stopped_epoch") or own.get("stopping_reason_message") for own in states)  # within epoch 0, too
+    return any(own.get("stopped_epoch") or own.get("stopping_reason_message") for own in states)  # also within epoch 0
 
 
 def within_validation(content: Mapping[str, Any]) -> bool:
@@ -181,18 +181,18 @@ def within_validation(content: Mapping[str, Any]) -> bool:
 
 
 DESCRIPTION = "linvit"
-"""What a checkpoint says of itself besides its options: linvit's version, the class of the task, and `OF_DATA`."""
+"""Key of a checkpoint's metadata besides its options: linvit's version, the class of the task, and `OF_DATA`."""
 OF_DATA = ("preprocessing", "category_ids")
-"""What of the data prediction needs: how images are prepared, and of detection COCO's ids of the classes."""
+"""Properties of the data that prediction needs: the preprocessing, and for detection COCO's ids of the classes."""
 
 
 def are_category_ids(value: Any, num_classes: Any) -> bool:
-    """True if what a file says are whole numbers, one for each class."""
+    """True if a value from a file is a list of whole numbers, one for each class."""
     return isinstance(value, list) and len(value) == num_classes and {*map(type, value)} <= {int}
 
 
 class SavedTask(LightningModule):
-    """What a task's checkpoint says besides the weights, and how it is opened in Python."""
+    """Metadata of a task's checkpoint, and opening of a checkpoint in Python."""
 
     ema: Any
     category_ids: list[int] | None = None  # COCO's, of the data that the checkpoint was trained on
@@ -234,10 +234,10 @@ class SavedTask(LightningModule):
         weights_only: bool | None = None,
         **options: Any,
     ) -> Self:
-        """Lightning's, but nothing in a checkpoint is executed or imported, wherever it lies.
+        """Lightning's, but nothing in a checkpoint is executed or imported, wherever it is stored.
 
         `pretrained` is not loaded: the checkpoint has the weights, and that file may be gone. A class that the
-        checkpoint names by its path ("package.module:Class") is imported if `options` name it, too.
+        checkpoint names by its path ("package.module:Class") is imported only if `options` name it as well.
 
         Raises:
             UserError: If it cannot be read, or names a class that `options` do not; or for `weights_only=False`.

@@ -1,4 +1,4 @@
-"""What a task learns from besides its labels: a trained network of which its own is a copy with another attention."""
+"""Distillation: a task also learns from a trained network, which its own copies with another attention."""
 
 import hashlib
 import json
@@ -32,13 +32,13 @@ class Teacher(Matching):
 
     Args:
         source: The teacher's weights: a source of `linvit.load_pretrained`. Of a checkpoint of linvit those that
-            predict are taken, and its attention. On the command line also the folder of a run, of which the best
-            checkpoint is taken, or of several runs, of which the newest is. None: the weights that the backbone brings,
+            predict are taken, and its attention. On the command line also the folder of a run, to use its best
+            checkpoint, or of several runs, to use the newest. None: the pretrained weights of the backbone,
             such as `{name: timm, model: ..., pretrained: true}`.
         config: The configuration that trains the teacher, which `linvit linearize` does where there is no `source`.
-        copied: What the student starts from: "all" of the teacher that it has a place for; only its "attention"
+        copied: Weights that the student copies: "all" of the teacher that fit; only its "attention"
             layers; "mlp", all but these; or "nothing".
-        task_weight: Weight of the task's own loss. 0 needs no labels, and trains what is matched alone.
+        task_weight: Weight of the task's own loss. 0 needs no labels, and trains by matching alone.
     """
 
     source: str | None = None
@@ -55,7 +55,7 @@ class Teacher(Matching):
 
     @property
     def untrained(self) -> bool:
-        """Whether the weights are those that `config` trains, and are not there yet."""
+        """True if `config` trains the weights and they do not exist yet."""
         if self.source is None or self.config is None:
             return False
         return Path(self.source).name == Path(self.config).stem and not Path(self.source).is_file()
@@ -114,7 +114,7 @@ class TaskDistillation(Callback):
             )
         if not option.task_weight or (option.attention_inputs == "teacher" and any(option.weights.values())):
             unreached = distance.unreached(task.example_images, by_outputs=bool(option.task_weight))
-            if option.task_weight and hasattr(task.network, "backbone"):  # its head has a loss of its own
+            if option.task_weight and hasattr(task.network, "backbone"):  # the task's loss trains its head
                 unreached = [name for name in unreached if name.startswith("backbone.")]
             if unreached:
                 rank_zero_info("parameters that no loss depends on are frozen")
@@ -140,7 +140,7 @@ class TaskDistillation(Callback):
         return {f"network.{name}": scale for name in self.new}
 
     def training_loss(self, task: Any, batch: dict[str, Any]) -> Tensor:
-        """Returns the task's loss; with a teacher the weighted sum of it and of what is matched, which is logged."""
+        """Returns the task's loss; with a teacher the weighted sum of it and the matching loss, which is logged."""
         if self.distance is None:
             return task.training_loss(batch)  # type: ignore[no-any-return]
         weight = task.teacher.task_weight
@@ -187,7 +187,7 @@ class TaskDistillation(Callback):
             logger.log_metrics({to: found[tag].item() for tag, to in names.items() if tag in found}, step=0)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Adds what the teacher's weights are known by."""
+        """Adds the identity of the teacher's weights."""
         if self.distance is not None:
             checkpoint["teacher_sha256"] = self.fingerprint
 

@@ -21,7 +21,7 @@ recall with 1, 10 and 100 detections per image and class, and of small, medium a
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What COCO's evaluation says of a set; -1 where there is no object to find."""
+    """Result of COCO's evaluation of a dataset; -1 where there is no object to find."""
 
     figures: np.ndarray  # those of `FIGURES` (12,), in [0, 1]
     # (10, 101, K): by IoU threshold (0.50, 0.55, ..., 0.95), recall (0, 0.01, ..., 1) and class, of objects of all
@@ -95,7 +95,7 @@ class Objects(NamedTuple):
 
     @classmethod
     def of_detections(cls, found: Mapping[str, Tensor], size: tuple[int, int]) -> Self:
-        """What a detector found in an image; its masks are encoded."""
+        """Converts the detections of an image; encodes its masks."""
         here = on_cpu(dict(found))  # the host waits once for all of them
         rles = coco_masks.encode(here["masks"].numpy()) if "masks" in here else None
         boxes, scores = (here[name].float().numpy() for name in ("boxes", "scores"))
@@ -168,7 +168,7 @@ class DetectionResults:
         self._figures = None
 
     def figures(self) -> dict[str, float]:
-        """The figures by name, such as "box_AP" and "mask_AP50", on all ranks, all of which must call it."""
+        """The figures by name, such as "box_AP" and "mask_AP50", on all ranks; every rank must call it."""
         if self._figures is None:
             if (parts := gather(self._images)) is not None:
                 found = {index: image for part in parts for index, image in part.items()}

@@ -53,12 +53,12 @@ class DetectionResult(Result):
 
     @property
     def scores(self) -> list[float]:
-        """How sure the detector is, 0 to 1."""
+        """Confidence of each detection, 0 to 1."""
         return [] if self.objects.scores is None else self.objects.scores.tolist()
 
     @property
     def masks(self) -> np.ndarray | None:
-        """Their masks (n, H, W), bool; None of a detector without masks."""
+        """Masks of the objects (n, H, W), bool; None if the detector has no masks."""
         if self.objects.counts is None:
             return None
         return coco_masks.decode(self.objects.rles).astype(bool).reshape(-1, *self.objects.size)
@@ -112,7 +112,7 @@ class DetectionResult(Result):
 
 
 class DetectionTask(Task):
-    """The sum of a detector's losses, each of which is logged; `val/score` is COCO's average precision of boxes.
+    """Trains on the sum of a detector's losses and logs each; `val/score` is COCO's average precision of boxes.
 
     COCO's twelve figures of boxes are logged, and of masks if the head predicts them, such as `val/box_AP`,
     `val/mask_AP50`; -1 where the set has no object of that size. They are those of the whole set at the size of the
@@ -120,8 +120,8 @@ class DetectionTask(Task):
 
     Args:
         head: Name, or `{name: ..., option: value}`. See `linvit list heads`.
-        area_from: Of which area detected masks are small, medium or large in mask_APs, mask_APm and mask_APl: of their
-            "box", as in mmdetection before 2.12, with which the papers' tables were made, or of the "mask" itself.
+        area_from: The area by which detected masks are small, medium or large in mask_APs, mask_APm and mask_APl: their
+            "box", as in mmdetection before 2.12, which the papers' tables used, or the "mask" itself.
         **task: Arguments of `Task`: backbone, attention, optimisation.
 
     Example:
@@ -140,7 +140,7 @@ class DetectionTask(Task):
         super().__init__(**task)
 
     def configure_network(self) -> nn.Module:
-        """The detector: a list of images to a list of mappings of what it finds; with targets, to its losses."""
+        """Returns the detector: maps a list of images to a list of detections, as mappings; with targets, to losses."""
         names = ("backbone", "head", "num_classes", "attention", "img_size", "in_chans", "drop_path_rate")
         return create_detector(**{name: self.hparams[name] for name in names})
 
@@ -163,7 +163,7 @@ class DetectionTask(Task):
             tools()
 
     def forward(self, images: Tensor | Sequence[Tensor]) -> Any:
-        """Images, each (3, H, W), to mappings of what is found in each, by the weights that `Task.forward` takes."""
+        """Maps images, each (3, H, W), to mappings of detections, by the weights that `Task.forward` uses."""
         return super().forward(list(images))  # type: ignore[arg-type]
 
     def training_loss(self, batch: dict[str, Any]) -> Tensor:
@@ -224,7 +224,7 @@ class DetectionTask(Task):
         return Findings("objects", results.objects, scores, "precision_recall", picture)
 
     def _detect(self, network: nn.Module, batch: dict[str, Any], i: int) -> Objects:
-        """What a network finds in an image of a batch; alone, since padding to the size of others changes borders."""
+        """Detects in one image of a batch, alone, since padding to the size of others would change borders."""
         size = image_size(batch, i)
         (found,) = network([batch["image"][i]], sizes=[size])
         return Objects.of_detections(found, size)
@@ -245,7 +245,7 @@ class _WithTruth(nn.Module):
         self.detector = detector
 
     def forward(self, images: Tensor) -> Any:
-        """Images (B, 3, H, W) to a number, or in evaluation mode to what is found."""
+        """Maps images (B, 3, H, W) to a number, or in evaluation mode to detections."""
         if not self.training:
             return self.detector(images)
         height, width = images.shape[-2:]

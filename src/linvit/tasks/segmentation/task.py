@@ -39,7 +39,7 @@ from linvit.tasks.segmentation.scores import (
 )
 
 SCORES = ("mIoU", "mAcc", "aAcc", "mF1", "kappa")
-MOST_NAMED = 3  # classes of a mask, in words
+MOST_NAMED = 3  # classes in the description of a mask
 PIXELS = 2**21  # of images that are evaluated at once, such as 8 of 512 x 512
 
 
@@ -60,7 +60,7 @@ class SegmentationResult(Result):
 
     def plot(self) -> Image.Image:
         """The image under the colours of the classes."""
-        picture = self.image.resize(self.mask.shape[::-1])  # as large, but for what a network has seen of it
+        picture = self.image.resize(self.mask.shape[::-1])  # without a part that the network did not see
         return Image.fromarray(overlay(np.asarray(picture), self.mask, self.palette))
 
     def save(self, path: str | Path) -> Path:
