@@ -43,7 +43,7 @@ TABLE = (
 COLUMNS = {"rank": ".1f", "effective_rank": ".1f", "stable_rank": ".2f", "spectral_norm": ".3g", "entropy": ".3f"}
 COLUMNS |= {"top_share": ".3f", "attention_distance": ".2f", "negative_share": ".3f"}
 """Statistics of the table, and their digits."""
-MOST_TOKENS = 1024  # of which a matrix is formed; thin factors have no limit
+MOST_TOKENS = 1024  # limit for forming a matrix; thin factors have no limit
 HEAT_MAPS = ("rank", "effective_rank")
 
 
@@ -54,7 +54,7 @@ class AnalysedModel(NamedTuple):
     network: nn.Module  # images (1, 3, H, W) in
     describe: Callable[[dict[str, Any]], Description]  # a batch of one image, as `Task.describe` does
     class_names: Sequence[str]  # or numbers
-    about: dict[str, str]  # what is said of it, by title
+    about: dict[str, str]  # descriptions, by title
     colours: Any = None  # of the classes (K, 3), uint8, if it predicts masks
 
 
@@ -67,7 +67,7 @@ class Photo(NamedTuple):
 
 
 class Analysis(NamedTuple):
-    """What was found of a model."""
+    """Results of the analysis of a model."""
 
     subject: AnalysedModel
     rows: list[tuple[str, str, int, list[float]]]  # layer, part, head, and the numbers in the order of `STATISTICS`
@@ -80,7 +80,7 @@ class Analysis(NamedTuple):
 
     @property
     def parts(self) -> list[str]:
-        """What was measured: "", the whole matrix, and parts of it."""
+        """Measured parts: "", the whole matrix, and parts of it."""
         return list(dict.fromkeys(part for _, part, _, _ in self.rows))
 
     def layers(self, part: str = "") -> dict[str, list[float]]:

@@ -52,7 +52,7 @@ class Measured(NamedTuple):
 
 
 class Measurements:
-    """What was measured with each choice of converted blocks, each once, by rank 0, and kept in a CSV file."""
+    """Measurements of each choice of converted blocks, made once, by rank 0, and kept in a CSV file."""
 
     def __init__(self, path: Path, measure: Callable[[Collection[int]], Measured] | None = None) -> None:
         self.path, self._measure = path, measure
@@ -157,7 +157,7 @@ def add_curve(page: Page, path: Path) -> None:
 
 @torch.no_grad()
 def features(task: Task, network: nn.Module, batches: Sequence[dict[str, Any]]) -> tuple[list[Tensor], float, float]:
-    """What a network in the place of the task's makes of batches: its last features, score, and seconds per image."""
+    """Returns the last features, the score and the seconds per image of a network in place of the task's."""
     device = next(network.eval().parameters()).device
     metrics = {name: metric.to(device) for name, metric in task.configure_metrics().items()}
     found: list[Tensor] = []

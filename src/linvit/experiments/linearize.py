@@ -1,4 +1,4 @@
-"""What came of a network whose attention was replaced: scores, errors of layers, time and memory, maps, as one page."""
+"""Report on a network whose attention was replaced: scores, errors of layers, time and memory, maps, as one page."""
 
 import copy
 import json
@@ -28,7 +28,7 @@ from linvit.tasks.teacher import DISTANCE, START, TEACHER, teacher_network
 
 PAGE = "linearize.html"
 SECONDS = 8.0  # for the timing of all sizes; one is measured in any case
-IMAGES = 2  # of which maps are drawn
+IMAGES = 2  # with maps
 COLUMNS = 11  # of the heat map, and ticks of the plot over epochs
 INTRODUCTION = (
     "The teacher is a trained network: {teacher}. The student is a copy of it with another attention: {student}. It "
@@ -55,7 +55,7 @@ MAPS = (
 
 
 def write_page(run: Run, command: str, folders: Sequence[Path]) -> None:
-    """Writes linearize.html beside a run after `fit`: what its stages have logged, and what it costs."""
+    """Writes linearize.html beside a run after `fit`: the logged values of its stages, and its costs."""
     folder, device = folders[-1], run.trainer.strategy.root_device
     task = run.trained() if run.finished else run.task  # there was nothing left to train
     teacher, given = Teacher.of(task.hparams["teacher"]), task.hparams["attention"]
@@ -94,7 +94,7 @@ def by_epoch(runs: Sequence[RunFolder], tag: str) -> dict[int, float]:
 
 
 def scores(runs: Sequence[RunFolder]) -> dict[str, float]:
-    """What the teacher scores, and the student before any step, after stages, after its last epoch and its best one."""
+    """Returns the teacher's score, and the student's before any step, after stages, its last and its best epoch."""
     starts = {"teacher": f"{TEACHER}score", "student before any step": f"{START}score"}
     found = {name: runs[0].curves[tag][0][1] for name, tag in starts.items() if tag in runs[0].curves}
     *stages, run = runs
@@ -187,7 +187,7 @@ def comparison(met: Crossover) -> str:
 
 
 def add_maps(page: Page, networks: Mapping[str, nn.Module], photos: Sequence[Photo]) -> None:
-    """Adds the maps of images, of one network below the other, and what is left out."""
+    """Adds the maps of images, one network below the other, and the reasons for missing maps."""
     page.heading("Attention maps")
     drawn, left_out = list[Maps](), dict[str, str]()
     for photo in photos:

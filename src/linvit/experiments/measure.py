@@ -159,9 +159,9 @@ def processor_share(seconds: float = 0.1) -> float:
 
 
 def peak_memory(work: Work, device: str | torch.device = "cpu") -> int:
-    """The most bytes that a call has allocated at one time, beyond what was allocated before it, by torch's allocator.
+    """Returns the peak of bytes that torch's allocator held during a call, beyond those held before it.
 
-    On the CPU torch's profiler tells, which is slow, and does not see what a library such as oneDNN allocates.
+    On the CPU it uses torch's profiler, which is slow, and does not see allocations of libraries such as oneDNN.
     """
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)
@@ -182,5 +182,5 @@ def peak_memory(work: Work, device: str | torch.device = "cpu") -> int:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says that the memory of the device or of the machine is used up."""
+    """True if an exception reports that the memory of the device or of the machine is used up."""
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or is_out_of_cpu_memory(error)

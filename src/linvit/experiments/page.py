@@ -111,7 +111,7 @@ class Page:
 
     @contextmanager
     def folded(self, title: str, opened: bool = False) -> Iterator[None]:
-        """What is written within the block can be unfolded by a click on the title."""
+        """Folds the content of the `with` block; a click on the title unfolds it."""
         self._parts.append(f"<details{' open' if opened else ''}><summary>{_text(title)}</summary>\n")
         yield
         self._parts.append("</details>\n")
@@ -126,7 +126,7 @@ def _text(text: str, lines: bool = False) -> str:
 
 
 def _numeric(cell: str) -> bool:
-    """Whether a cell is empty, or begins with a digit behind signs, as "-0.5", "98.6 ± 0.1" and "12 %" do."""
+    """True if a cell is empty, or begins with a digit behind signs, as "-0.5", "98.6 ± 0.1" and "12 %" do."""
     return not cell or cell.lstrip("+-\u2212<>≤≥~ ")[:1].isdecimal() or cell.lower() in ("nan", "inf", "-inf", "-")
 
 

@@ -36,7 +36,7 @@ DARK = """
   [style*="fill: #ffffff"] { fill: #161b20 !important } [style*="stroke: #000000"] { stroke: #9da7b0 !important }
   [style*="stroke: #e2e2e2"] { stroke: #3a424a !important } [style*="stroke: #cccccc"] { stroke: #5d666f !important }
 }
-"""  # what is drawn in the colours of paper, ink and grid; COLOURS can be seen on both
+"""  # for elements in the colours of paper, ink and grid; COLOURS are visible on both
 
 
 class Axis(NamedTuple):
@@ -153,7 +153,7 @@ def heat_map(title: str, values: np.ndarray, rows: Sequence[str], columns: Seque
         light = 0.6 * np.nanmax(values, initial=0)
         for (row, column), value in np.ndenumerate(values):
             if np.isfinite(value):
-                ink = "#010101" if value > light else "#fefefe"  # in the dark, too
+                ink = "#010101" if value > light else "#fefefe"  # also in dark mode
                 axes.text(column, row, f"{value:.4g}", ha="center", va="center", color=ink)
     return figure
 
@@ -180,12 +180,12 @@ def _scale(axes: Axes, x: Axis, y: Axis) -> None:
 
 
 def look(i: int) -> dict[str, Any]:
-    """How the points of the i-th series look; no two of the first 90 look alike."""
+    """Returns the style of the i-th series; the first 90 styles are distinct."""
     return {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)], "markersize": 5, "capsize": 2}
 
 
 def _draw(axes: Axes, series: Series, x: Axis, y: Axis, **style: Any) -> tuple[list[Point], Any]:
-    """Draws the points that can be, with their bars; returns them, and what the legend shows."""
+    """Draws the drawable points with their bars; returns them, and the handle for the legend."""
     spreads = np.nan_to_num(series.spread or np.zeros(len(series.points)))
     bars = [(*point, spread) for point, spread in zip(series.points, spreads, strict=True)]
     bars = [(a, b, e) for a, b, e in bars if math.isfinite(a + b) and (a > 0 or not x.log) and (b > e or not y.log)]

@@ -1,1 +1,1 @@
-"""What mechanisms and backbones cost: measured side by side over sizes, with crossovers, exponents and plots."""
+"""Costs of mechanisms and backbones: measured side by side over sizes, with crossovers, exponents and plots."""

@@ -1,4 +1,4 @@
-"""What `linvit bench` measures: mechanisms, alone or in their layer, beside softmax attention; and whole backbones."""
+"""Modules for `linvit bench`: mechanisms, alone or in their layer, beside softmax attention; and whole backbones."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -75,7 +75,7 @@ def backbone(spec: Spec, attention: Spec | Sequence[Spec] | None, settings: Sett
 
 
 def spec_label(spec: Spec) -> str:
-    """A spec as it stands in tables: the name, and options in braces."""
+    """Returns the label of a spec in tables: the name, and options in braces."""
     if isinstance(spec, str):
         return spec.rpartition(":")[2]
     options = ", ".join(f"{key}: {value}" for key, value in spec.items() if key != "name")
@@ -90,7 +90,7 @@ def backbone_label(spec: Spec) -> str:
 
 
 def kernel_ratios(costs: Sequence[Cost], specs: Sequence[Spec], settings: Settings) -> str:
-    """Returns torch's time over a kernel's by mechanism, at the least favourable size, in words."""
+    """Returns a phrase with torch's time over a kernel's by mechanism, at the least favourable size."""
     at = {(cost.name, cost.mode, cost.size): cost.seconds.get(settings.passes[-1]) for cost in costs}
     said = []
     for kernel in settings.kernels:

@@ -1,4 +1,4 @@
-"""What modules cost: time, memory and operations of passes and training steps, over sizes; where curves cross."""
+"""Costs of modules: time, memory and operations of passes and training steps, over sizes; crossings of curves."""
 
 import math
 import time
@@ -31,7 +31,7 @@ PASSES = {
 
 @dataclass
 class Cost:
-    """What one module costs at one size. What could not be measured is None, and `note` says why."""
+    """Costs of one module at one size. Values that could not be measured are None, and `note` has the reason."""
 
     name: str
     size: tuple[int, int]  # of the patch grid or image, (H, W)
@@ -103,7 +103,7 @@ def measure_costs(
 ) -> bool:
     """Measures operations and memory of each module, then the time of all in turns; whether Ctrl-C has ended that.
 
-    A pass that fails, or for which the memory does not suffice (on a CPU 80 % of what is free), has a note.
+    A pass that fails, or needs more than the available memory (on a CPU 80 % of the free memory), has a note.
     """
     times: dict[tuple[int, str], list[float]] = {}
     works: dict[tuple[int, str], Callable[[], Any]] = {}
@@ -140,12 +140,12 @@ def format_size(size: tuple[int, int]) -> str:
 
 
 def _memory(cost: Cost, runner: Runner) -> None:
-    """Peak memory of the passes, and what is kept for backward; the passes are warm afterwards."""
+    """Measures the passes' peak memory, and the memory kept for backward; the passes are warm afterwards."""
     for name in runner.settings.passes:
         with cost.noting_failures(name):
             work = getattr(runner, name)
             if name != "forward_backward" or runner.mode == "compiled":
-                work()  # what is allocated but once does not count
+                work()  # one-time allocations do not count
             kept = None if name == "forward" else kept_for_backward(runner.training_forward, runner.trained)
             cost.peak[name] = peak_memory(work, runner.settings.device)
             cost.kept = kept
@@ -209,7 +209,7 @@ class Crossover(NamedTuple):
 def crossover(costs: Mapping[float, float], baseline: Mapping[float, float]) -> Crossover | None:
     """Returns where a cost crosses that of a baseline; None without a common size.
 
-    Between two sizes the ratio is a straight line on log axes. A cost of infinity stands for what could not run.
+    Between two sizes the ratio is a straight line on log axes. An infinite cost marks sizes that could not run.
     """
     both = costs.keys() & baseline.keys()
     sizes = sorted(size for size in both if 0 < min(costs[size], baseline[size]) < math.inf)

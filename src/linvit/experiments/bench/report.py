@@ -58,7 +58,7 @@ METRICS = (
 
 
 Section = tuple[str, str, list[list[str]], str]
-"""A table: its title, what stands above it, its rows, and the file of its plot, "" if it has none."""
+"""A table: its title, the text above it, its rows, and the file of its plot, "" if it has none."""
 
 
 class CostReport:
@@ -95,7 +95,7 @@ class CostReport:
         return found
 
     def crossover(self, name: str, baseline: str, metric: Metric) -> str:
-        """From which size a module costs at most what a baseline does, in the same mode if it was measured in that."""
+        """Returns the size from which a module costs at most as much as a baseline, in the same mode if measured."""
         mode = next(cost.mode for cost in self.costs if cost.label == name)
         same = {cost.mode: cost.label for cost in self.costs if cost.name == baseline}.get(mode, baseline)
         return str(crossover(self.curve(name, metric), self.curve(same, metric)) or "-")
@@ -122,11 +122,11 @@ class CostReport:
         return growth_exponent(self.curve(name, metric)) if known else None
 
     def notes(self) -> list[str]:
-        """What was not measured, and why."""
+        """Reasons for missing measurements."""
         return [f"{cost.label}, {format_size(cost.size)}: {cost.note}" for cost in self.costs if cost.note]
 
     def footnote(self) -> str:
-        """How and on what was measured, in two lines."""
+        """Settings and machine of the measurement, in two lines."""
         return "{settings}\n{machine}; {date}".format(**self.conditions)
 
     def _head(self) -> list[str]:

@@ -17,19 +17,19 @@ from linvit.tasks.execution import keep_attention_features
 
 Mode = str
 """How a module is executed: "eager", as it is; "compiled", by `torch.compile` with static shapes, for each size again;
-"no recompute", as it is, but its attention keeps for backward what it would else compute once more
+"no recompute", as it is, but its attention keeps for backward all that it would otherwise compute twice
 (`recompute_attention=false` of a task); or a kernel of `attention_kernel`, such as "triton"."""
 WITHOUT_KERNEL = ("eager", "compiled", "no recompute")
 
 
 class Settings(NamedTuple):
-    """How modules run."""
+    """Settings of the measured modules."""
 
     device: str = "cpu"  # or a CUDA device
     dtype: torch.dtype = torch.float32  # of weights and inputs; under autocast that of autocast
     autocast: bool = False  # weights are float32 then
     modes: tuple[Mode, ...] = ("eager",)  # of each module, side by side; eager first
-    backward: bool = True  # measured, too
+    backward: bool = True  # also measured
     optimizer: bool = False  # a step of training: cross entropy, backward, AdamW
     batch: int = 1  # images
 
@@ -45,7 +45,7 @@ class Settings(NamedTuple):
 
     @property
     def passes(self) -> tuple[str, ...]:
-        """What is measured: names of methods of `Runner`."""
+        """Names of the measured methods of `Runner`."""
         return ("forward", "training_step" if self.optimizer else "forward_backward")[: 1 + self.backward]
 
 
@@ -93,7 +93,7 @@ class Runner:
             raise UserError("no kernel computes this: its options, its precision or heads so wide have none")
         tolerance = 1e-3 if self.settings.dtype == torch.float32 else 3e-2
         for x, y in zip(*found, strict=True):
-            if not (error := float((x - y).detach().norm() / x.detach().norm())) < tolerance:  # NaN, too
+            if not (error := float((x - y).detach().norm() / x.detach().norm())) < tolerance:  # also NaN
                 raise UserError(
                     f"the kernel's values differ from torch's by {error:.1g}, and are not to be trusted here"
                 )
@@ -102,7 +102,7 @@ class Runner:
         def call() -> Tensor:
             return module(*self.inputs, **self.options)  # type: ignore[no-any-return]
 
-        # by default torch.compile keeps what it compiles of one function together, and gives up after a few sizes
+        # by default torch.compile keeps all compilations of a function, and gives up after a few sizes
         if self.mode != "compiled":
             return call
         return torch.compile(call, dynamic=False, isolate_recompiles=True)  # type: ignore[call-overload, no-any-return]

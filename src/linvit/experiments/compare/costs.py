@@ -1,4 +1,4 @@
-"""What the models of runs cost, measured side by side: parameters, operations, time and memory."""
+"""Costs of the models of runs, measured side by side: parameters, operations, time and memory."""
 
 import importlib
 import sys
@@ -92,7 +92,7 @@ def _network(run: RunFolder, imports: bool, teacher: bool) -> Built:
 def _costs(
     cost: Cost, network: nn.Module, image: tuple[int, int, int], published: PublishedScores | None
 ) -> Costs | str:
-    """What was measured of a network, or why it was not."""
+    """Returns the costs of a network, or the reason why they are missing."""
     latency, memory = cost.seconds.get("forward"), cost.peak.get("forward_backward")
     if cost.parameters is None or cost.macs is None or latency is None or memory is None:
         return cost.note or "interrupted"

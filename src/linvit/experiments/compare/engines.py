@@ -1,4 +1,4 @@
-"""What starts runs: processes of this machine, tasks of Ray, or jobs of SLURM, whose machines share their folder."""
+"""Starts runs: processes of this machine, tasks of Ray, or jobs of SLURM, whose machines share their folder."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ from linvit.io import machine
 from linvit.io.signals import STOP
 
 POLL = 0.2  # seconds
-SIGNAL = "USR1"  # before the end of a SLURM job; it reaches the run, too, which saves. submitit's USR2 would kill it
+SIGNAL = "USR1"  # before the end of a SLURM job; it also reaches the run, which saves. submitit's USR2 would kill it
 BEFORE = 120  # seconds
 TIMEOUTS = 1000  # a run resumes in another job when its time is over
 
@@ -27,7 +27,7 @@ class Job(Protocol):
     """A run that was handed to an engine; submitit's jobs are such."""
 
     def done(self) -> bool:
-        """Whether it has ended, or will not start."""
+        """Returns True if it has ended, or will not start."""
 
     def result(self) -> tuple[int, float] | None:
         """Exit code and seconds; None if it was not started. Raises if the engine has ended it."""
@@ -114,7 +114,7 @@ def run_here(runs: Sequence[SweepRun], slots: Sequence[Environment]) -> Iterator
 
 
 def slots(jobs: int, devices: Sequence[str], per_run: int) -> list[Environment]:
-    """What runs at one time are given: a share of the threads, and CUDA devices, shared if there are too few."""
+    """Returns the environments of concurrent runs: shares of threads, CUDA devices (shared if there are too few)."""
     threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, int(machine.cpus() / jobs))))}
     groups = [devices[start : start + per_run] for start in range(0, len(devices) - per_run + 1, per_run)]
     if not groups:
@@ -159,7 +159,7 @@ def run_on_ray(runs: Sequence[SweepRun], address: str | None, cpus: int, gpus: i
 def run_on_slurm(
     runs: Sequence[SweepRun], cluster: str = "slurm", cpus_per_task: int = 1, **demands: Any
 ) -> Iterator[SweepRun]:
-    """Starts runs as an array of jobs by submitit, of which `cluster` is the executor and `demands` are parameters.
+    """Starts runs as an array of jobs by submitit, with the executor `cluster` and its parameters `demands`.
 
     A run that is not finished within `timeout_min` saves, and its job is queued again.
     """

@@ -1,4 +1,4 @@
-"""An experiment in its folder: the grid, its runs, and what they amount to."""
+"""An experiment in its folder: the grid, its runs, and their results."""
 
 import json
 import signal
@@ -37,12 +37,12 @@ class SweepRun:
 
     @property
     def newest(self) -> RunFolder | None:
-        """What it has written, if it has begun."""
+        """The newest run folder, if the run has started."""
         return newest(self.folder)
 
     @property
     def command(self) -> list[str]:
-        """Starts it, or resumes it; of several stages, all but the last lie in folders of their own."""
+        """Command that starts or resumes the run; with several stages, all but the last have separate folders."""
         arguments = ["--config", str(self.config), f"--trainer.default_root_dir={self.folder.parent}", "--resume=auto"]
         verb = ["linearize", "--no_page"] if read_yaml(self.config).get("stages") else ["fit"]
         return [sys.executable, "-m", "linvit", *verb, *arguments]
@@ -57,7 +57,7 @@ class SweepRun:
 
     @property
     def busy(self) -> bool:
-        """Whether a process of it that a killed command has left still saves."""
+        """True if a process left by a killed command is still saving."""
         checkpoints = None if self.newest is None else self.newest.folder / CHECKPOINTS
         return checkpoints is not None and checkpoints.is_dir() and is_locked(checkpoints)
 
@@ -140,7 +140,7 @@ class Experiment:
         return [self.run(variant, seed) for seed in self.grid.all_seeds for variant in self.grid.variants]
 
     def run(self, variant: str, seed: int) -> SweepRun:
-        """The run of a variant with a seed; other values that tuning has found, `-lr0.002`, make runs of their own."""
+        """Returns the run of a variant with a seed; each tuned value, such as `-lr0.002`, has a separate run."""
         settings = self.grid.variants[variant]
         tuned = "".join(f"-{value_label(key, settings[key])}" for key in self.grid.tune if key in settings)
         return SweepRun(self.root / f"{variant}{UNSAFE.sub('-', tuned)}-seed{seed}", variant, seed)
@@ -161,7 +161,7 @@ class Experiment:
         write_text(self.root / FILE, yaml.safe_dump(content, sort_keys=False))
 
     def results(self) -> Results:
-        """What the runs that have been run amount to."""
+        """Results of the finished runs."""
         grid, scores = self.grid, self.grid.published.get("scores", {})
         variants = [Variant(name, published=scores.get(name)) for name in grid.variants]
         for variant in variants:

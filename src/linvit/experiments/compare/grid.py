@@ -36,7 +36,9 @@ class Sweep:
     seeds: int | list[int] = 1  # their number, or which; a run has one as `seed_everything`
     baseline: str | None = None  # a variant or "teacher"; None: the teacher of the runs, or else the first variant
     score: str | None = None  # the curve that is compared; None: of the weights that the task predicts with
-    tune: dict[str, list[Any]] = field(default_factory=dict)  # options of which each variant has the best values
+    tune: dict[str, list[Any]] = field(
+        default_factory=dict
+    )  # candidate values by option; each variant gets the best ones
     published: dict[str, Any] = field(default_factory=dict)  # of a paper: `source`, and `scores` by variant
 
     @property

@@ -13,7 +13,7 @@ def differing(options: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 
 def covered(name: str, keys: Iterable[str]) -> bool:
-    """Whether an option is one of `keys`, or a part of one, or has one as a part."""
+    """True if an option is one of `keys`, or a part of one, or has one as a part."""
     return any(name == key or name.startswith(f"{key}.") or key.startswith(f"{name}.") for key in keys)
 
 

@@ -1,4 +1,4 @@
-"""Writes what an experiment amounts to: tables, plots, one self-contained page, and a summary for TensorBoard."""
+"""Writes the results of an experiment: tables, plots, one self-contained page, and a summary for TensorBoard."""
 
 import math
 import shutil
@@ -59,7 +59,7 @@ def write(results: Results, folder: Path, device: str) -> Path:
 
 
 def difficulty_plots(results: Results, where: str) -> dict[str, str]:
-    """Score over the one option that is a number, of runs that differ in others, too; the best curves come first.
+    """Plots the score over the one numeric option of runs that also differ in others; the best curves come first.
 
     In diagnostic tasks chance, that of the most frequent class, and ceiling are drawn.
     """
@@ -119,7 +119,7 @@ def costs_plots(results: Results, where: str) -> dict[str, str]:
 
 
 def _wide(series: Sequence[Series], factor: float = 10) -> bool:
-    """Whether costs differ so much that a logarithmic axis shows them better."""
+    """True if costs differ so much that a logarithmic axis shows them better."""
     values = [x for one in series for x, _ in one.points]
     return max(values) > factor * min(values)
 

@@ -1,4 +1,4 @@
-"""What the runs of an experiment amount to: one row per variant."""
+"""Results of the runs of an experiment: one row per variant."""
 
 import io
 import math
@@ -38,7 +38,7 @@ class Variant:
     name: str
     runs: dict[int, RunFolder] = field(default_factory=dict)  # by seed
     trouble: dict[int, str] = field(default_factory=dict)  # of a seed whose run failed, or has not been finished
-    published: float | None = None  # what a paper reports, in its unit
+    published: float | None = None  # reported by a paper, in its unit
     costs: Costs | None = None  # if they were measured
     known: dict[int, Score] = field(default_factory=dict)  # of a teacher, which has no runs: what its students logged
     source: str = ""  # of the weights of a teacher
@@ -49,7 +49,7 @@ class Variant:
         return {seed: run for seed, run in self.runs.items() if seed not in self.trouble}
 
     def scores(self, tag: str | None) -> dict[int, Score]:
-        """The score of each finished run's last evaluation, by seed, where it is finite; or what a teacher scores."""
+        """Returns finite scores of the finished runs' last evaluations, by seed, or the teacher's score."""
         if self.known:
             return self.known
         found = {seed: run.score(run.score_tag(tag)) for seed, run in self.finished.items()}
@@ -74,7 +74,7 @@ class Variant:
         return found
 
     def layers(self, kind: str) -> list[dict[str, float]]:
-        """What each finished run has measured last of its layers, under tags of the kind, a slash and the layer."""
+        """Returns the last value of each layer in each finished run, from tags `KIND/LAYER`."""
         return [
             {
                 tag.rpartition("/")[2]: value
@@ -90,7 +90,7 @@ class Variant:
         return {one: statistics.fmean(own[one] for own in runs if one in own) for one in dict.fromkeys(chain(*runs))}
 
     def distances(self, start: str = "") -> list[float]:
-        """How far each finished run is from its teacher, mean over layers; with `START` before any step."""
+        """Returns each finished run's distance from its teacher, mean over layers; with `START` before any step."""
         return [statistics.fmean(own.values()) for own in self.layers(f"{start}{DISTANCE}".strip("/")) if own]
 
     def rank(self) -> float | None:
@@ -132,7 +132,7 @@ class Results:
 
     @cached_property
     def references(self) -> dict[str, str]:
-        """What each variant is compared with; see `references`."""
+        """The variant with which each variant is compared; see `references`."""
         options = {name: run.options() for name, run in self.firsts.items()}
         return references([one.name for one in self.variants], options, self.baseline, self.keys)
 
@@ -148,7 +148,7 @@ class Results:
 
     @property
     def matched(self) -> bool:
-        """Whether some variants are compared with another one than the baseline."""
+        """True if some variants are compared with another variant than the baseline."""
         return any(reference != self.baseline for reference in self.references.values())
 
     def differences(self) -> dict[str, Difference]:
@@ -163,7 +163,7 @@ class Results:
 
     @cached_property
     def right(self) -> dict[str, dict[int, np.ndarray]]:
-        """Whether each image (N,) was classified rightly, by variant and seed, where that is what was scored."""
+        """Correctness of each image (N,), bool, by variant and seed, where runs are scored by accuracy."""
         found: dict[str, dict[int, np.ndarray]] = {variant.name: {} for variant in self.variants}
         first: list[np.ndarray] = []  # labels: runs on other images are left out
         for variant in (variant for variant in self.variants if not variant.known):
@@ -225,7 +225,7 @@ class Results:
     def controls(self) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
         """The options that differ between runs, with all values: the experiment's; others, without which it is fair.
 
-        Folders in which runs and data lie are not compared; see `result.portable`.
+        Folders of runs and data are not compared; see `result.portable`.
         """
         runs = [run for variant in self.variants for run in variant.runs.values()]
         values = differing(result.portable(run.options()) for run in runs)
@@ -278,7 +278,7 @@ def _predictions(run: RunFolder, weights: str) -> np.ndarray:
 
 
 def is_rank(tag: str) -> bool:
-    """Whether a curve is the rank of a layer, and not of a part of its matrix."""
+    """True if a curve is the rank of a layer, and not of a part of its matrix."""
     return tag.startswith("rank/") and tag.count("/") == 1
 
 

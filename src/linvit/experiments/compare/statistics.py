@@ -27,12 +27,12 @@ class Difference(NamedTuple):
 
     @property
     def significant(self) -> bool:
-        """Whether Holm's correction leaves a difference at 5 %."""
+        """True if the difference is significant at 5 % after Holm's correction."""
         return self.p_holm < 1 - LEVEL
 
 
 def wilson(share: float, images: int) -> tuple[float, float]:
-    """The 95 % confidence interval of a share of images (Wilson 1927), which has a width at 0 and 1, too."""
+    """Returns the 95 % confidence interval of a share of images (Wilson 1927), which has a width even at 0 and 1."""
     z = statistics.NormalDist().inv_cdf((1 + LEVEL) / 2)
     middle = (share + z * z / (2 * images)) / (1 + z * z / images)
     half = z / (1 + z * z / images) * math.sqrt(share * (1 - share) / images + (z / (2 * images)) ** 2)

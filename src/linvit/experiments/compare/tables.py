@@ -24,7 +24,7 @@ COSTS: dict[str, tuple[str, Callable[[Any], str]]] = {
 
 
 class Cell(NamedTuple):
-    """What a table shows of a variant, and the numbers behind it, by the columns of the CSV file."""
+    """Cell of a variant in a table, and the numbers behind it, by the columns of the CSV file."""
 
     text: str
     numbers: dict[str, Any]
@@ -44,7 +44,7 @@ def numbers(results: Results) -> list[list[Any]]:
 
 
 def notes(results: Results) -> list[str]:
-    """What a reader of the table must know: how its numbers came about, and what is doubtful."""
+    """Returns the notes below a table: origin of its numbers, and doubtful results."""
     found = [
         f"Score: {results.tag} of the epoch beside it, a run's last, mean ± standard deviation over seeds. "
         f"Difference: mean over the seeds that both have, with its 95 % confidence interval by the paired t-test, "
