@@ -1,4 +1,4 @@
-"""Callbacks: what a run logs, and the reports that it writes. One is imported on its first use."""
+"""Callbacks: logging and reports of a run. Each is imported on first use."""
 
 from typing import TYPE_CHECKING
 

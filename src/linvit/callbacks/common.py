@@ -1,4 +1,4 @@
-"""What callbacks share: what the ranks have, names of classes, images as pictures, TensorBoard."""
+"""Helpers of callbacks: gathering over ranks, names of classes, images as pictures, TensorBoard."""
 
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ LIGHT, DARK = Paper("white", "black"), Paper("#161b20", "#e4e7ea")
 
 
 def gather(own: Any) -> list[Any] | None:
-    """What each rank has, in their order, on rank 0; None on others. All must call it."""
+    """Returns the objects of all ranks, in order, on rank 0; None on others. All must call it."""
     if not (distributed.is_available() and distributed.is_initialized()):
         return [own]
     parts: list[Any] | None = [None] * distributed.get_world_size() if distributed.get_rank() == 0 else None

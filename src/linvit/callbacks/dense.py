@@ -1,4 +1,4 @@
-"""What runs of dense prediction show: pictures, scores of the classes, curves, masks and boxes as files."""
+"""Reports of dense prediction: pictures, scores of the classes, curves, masks and boxes as files."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -85,7 +85,7 @@ class ValidationPictures(Callback):
         raise NotImplementedError
 
     def below(self, task: LightningModule) -> list[np.ndarray]:
-        """What stands below the rows, as wide as they are."""
+        """Returns the pictures below the rows, as wide as they are."""
         return []
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -201,7 +201,7 @@ class DetectionPictures(ValidationPictures):
 
 
 def enlarged(picture: Image.Image, least: int, most: int) -> Image.Image:
-    """A picture whose width lies between two bounds, with its aspect."""
+    """Resizes a picture to a width between two bounds, keeping its aspect."""
     width = min(max(picture.width, least), most)
     return picture.resize((width, max(round(picture.height * width / picture.width), 1)))
 

@@ -17,11 +17,11 @@ WITHIN_STEP = "within_step"  # in one that was written within an accumulation, w
 
 
 class ExactResume(Callback):
-    """Saves what a run needs to continue exactly where a checkpoint was written, and restores it.
+    """Saves and restores the state that a run needs to resume exactly where a checkpoint was written.
 
     To what Lightning saves this adds the states of the random generators of each rank, and makes the loader continue
     after the batches that were trained on. Gradients are not saved, so checkpoints are to be written after an optimiser
-    step. Ranks that have no state, of a new run all but the first, draw numbers of their own: Lightning seeds all
+    step. Ranks that have no state, of a new run all but the first, draw different numbers: Lightning seeds all
     alike, and each would drop the same paths of its images.
     """
 
@@ -42,7 +42,7 @@ class ExactResume(Callback):
             checkpoint[WITHIN_STEP] = True
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Keeps both until training starts: what comes before draws random numbers, and Lightning makes the loader."""
+        """Keeps both until training starts: earlier code draws random numbers, and Lightning makes the loader."""
         self._generators = checkpoint.get(RANDOM_STATE)
         if trainer.state.fn == TrainerFn.FITTING:
             loaders = checkpoint["loops"]["fit_loop"]["state_dict"].get("combined_loader", [])
@@ -77,7 +77,7 @@ class ExactResume(Callback):
 
 
 def _is_resumable(loader: Any) -> bool:
-    """Whether a loader can continue in the middle of an epoch, as linvit's can."""
+    """True if a loader can continue in the middle of an epoch, as linvit's can."""
     return hasattr(loader, "batches_done") and hasattr(loader, "end_epoch")
 
 
@@ -119,7 +119,7 @@ def _set(progress: dict[str, int], value: int) -> None:
 
 
 def _validation_follows(trainer: Trainer, batch: int) -> bool:
-    """Whether Lightning validates after so many batches of the epoch."""
+    """True if Lightning validates after so many batches of the epoch."""
     every = trainer.check_val_every_n_epoch
     if not trainer.enable_validation or (every is not None and (trainer.current_epoch + 1) % every):
         return False
@@ -147,7 +147,7 @@ def set_random_state(state: dict[str, Any], device: torch.device) -> None:
             raise ValueError(f"numpy's generator has no number {numbers['pos']}")
         np.random.set_state({**state["numpy"], "state": {**numbers, "key": np.array(numbers["key"], np.uint32)}})
         random.setstate(state["python"])
-        torch.set_rng_state(state["torch"].cpu().clone())  # of a view torch would read what lies before it, or crash
+        torch.set_rng_state(state["torch"].cpu().clone())  # of a view torch would read memory before it, or crash
         if device.type in state:
             torch.get_device_module(device).set_rng_state(state[device.type].cpu().clone())
     except Exception as error:  # states of any content

@@ -1,4 +1,4 @@
-"""What a run shows of itself: images, speed, memory, gradients, and what was skipped or counted."""
+"""Monitors of a run: images, speed, memory, gradients, skipped and counted steps."""
 
 import time
 from typing import Any
@@ -30,13 +30,13 @@ class ProgressBar(TQDMProgressBar):
         super().__init__(refresh_rate)
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
-        """What Lightning's bar shows, and the latest loss and images/s."""
+        """Returns the metrics of Lightning's bar, and the latest loss and images/s."""
         latest = {name: trainer.callback_metrics.get(name) for name in ("train/loss", "images/s")}
         return super().get_metrics(trainer, pl_module) | {name: x.item() for name, x in latest.items() if x is not None}
 
 
 def on_bar(trainer: Trainer) -> bool:
-    """Whether what a progress bar shows of a step must be logged with `prog_bar=True`: another bar than linvit's."""
+    """True if metrics for the progress bar must be logged with `prog_bar=True`: another bar than linvit's."""
     return not isinstance(trainer.progress_bar_callback, ProgressBar)
 
 
@@ -55,7 +55,7 @@ class Throughput(Callback):
     def __init__(self, window: int = 10) -> None:
         self.window = window
         self._latest: dict[str, float] = {}
-        self._since = self._ended = 0.0  # a validation comes before training, too
+        self._since = self._ended = 0.0  # a validation also comes before training
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Starts the clock, also of a run that is resumed within an epoch: validation and start-up do not count."""
@@ -128,7 +128,7 @@ class Memory(Callback):
 class LearningRates(Callback):
     """Logs the learning rate as `lr`, in steps that are logged.
 
-    Where groups of parameters have learning rates of their own, `lr` is the largest, and `lr/x0.1` that of the groups
+    Where groups of parameters have different learning rates, `lr` is the largest, and `lr/x0.1` that of the groups
     that begin at a tenth of it. Lightning's `LearningRateMonitor` moves them to the device, for which the host waits.
     """
 
@@ -142,7 +142,7 @@ class LearningRates(Callback):
 
 
 def is_logged(trainer: Trainer) -> bool:
-    """Whether the loggers write the step that is taken."""
+    """True if the loggers write the current step."""
     return (trainer.global_step + 1) % trainer.log_every_n_steps == 0  # type: ignore[attr-defined, no-any-return]
 
 

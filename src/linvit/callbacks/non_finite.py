@@ -51,7 +51,7 @@ class NonFiniteGuard(Callback):
         self.enabled = enabled
         self.stop_after = stop_after
         self.skipped = self.in_a_row = 0
-        self._first, self._lost = "", False  # what is said of the first of the skipped steps, and if weights are lost
+        self._first, self._lost = "", False  # description of the first skipped step, and of lost weights
         self._step: int | None = None
         self._waiting: _Batch | None = None
         self._suspect: Any = None  # first batch of the step whose gradient is not finite
@@ -110,7 +110,7 @@ class NonFiniteGuard(Callback):
             pl_module.log("skipped_steps", float(self.skipped))
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Looks at the last batch of the epoch, too."""
+        """Checks the last batch of the epoch."""
         self._look(trainer, pl_module, self._waiting)
         self._waiting = None
 
@@ -119,7 +119,7 @@ class NonFiniteGuard(Callback):
         self._waiting = self._suspect = None
 
     def state_dict(self) -> dict[str, Any]:
-        """How many steps were skipped, for the checkpoint."""
+        """Returns the number of skipped steps, for the checkpoint."""
         return {"skipped": self.skipped}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

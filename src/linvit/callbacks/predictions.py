@@ -19,10 +19,10 @@ REFUSED = {"posix": r"\0", "nt": r'[\0-\x1f<>:"|?*]'}
 
 
 class PredictionWriter(Callback):
-    """Writes what a task's `image_results` write: `predictions_SOURCE.csv`, or files of each image in a folder.
+    """Writes the results of a task's `image_results`: `predictions_SOURCE.csv`, or files of each image in a folder.
 
     Args:
-        path: Folder, in which each data source has a file or folder of its own, such as `predictions_digits.csv`; or
+        path: Folder, with a file or folder for each data source, such as `predictions_digits.csv`; or
             the CSV file.
     """
 
@@ -53,7 +53,7 @@ class PredictionWriter(Callback):
             self._kind = type(result)
 
     def on_predict_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Writes what is of all images, in the order of the data set; padded duplicates count once."""
+        """Writes the table of all images, in the order of the dataset; padded duplicates count once."""
         shares = gather((self._kind, self._rows)) or []
         rows = {index: row for _, share in shares for index, row in share.items()}
         kind = next((kind for kind, _ in shares if kind is not None), None)

@@ -1,4 +1,4 @@
-"""What the reports of all tasks share: when they are written, and where; their pictures; and that of classification."""
+"""Base class of the tasks' reports: times and places of writing, and pictures; the report of classification."""
 
 import io
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -48,7 +48,7 @@ class Report(Callback):
         self._table: Path | None = None
 
     def findings(self, pl_module: LightningModule, stage: str) -> Findings | None:
-        """What to write of the set that was just evaluated. All ranks call it, before metrics are reset."""
+        """Returns the report on the dataset just evaluated. All ranks call it, before metrics are reset."""
         return cast("Any", pl_module).class_findings(stage)  # type: ignore[no-any-return]
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -190,7 +190,7 @@ class SaveCheckpoints(Checkpoint):
         self._check_folder(trainer)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Saves what was trained if a validation fails, as by a damaged image; of several ranks others may not fail."""
+        """Saves if a validation fails, as by a damaged image; not with several ranks, since others may not fail."""
         failed = isinstance(exception, Exception) and trainer.world_size == 1
         if not failed or trainer.state.fn != "fit" or not trainer.validating:
             return

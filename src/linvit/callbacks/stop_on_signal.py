@@ -41,7 +41,7 @@ class StopOnSignal(Callback):
         STOP.deferred = True
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
-        """Saves after an optimiser step. The run ends in the next hook, when what the step has logged is written."""
+        """Saves after an optimiser step. The run ends in the next hook, when the step's metrics are written."""
         if trainer.global_step != self._step:
             self._step = trainer.global_step
             self._save_if_asked(trainer)

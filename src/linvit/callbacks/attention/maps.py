@@ -1,4 +1,4 @@
-"""Where attention looks while training: pictures of a query token's map over chosen images."""
+"""Attention maps during training: pictures of a query token's map over chosen images."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -25,14 +25,14 @@ FOLDER = "attention_maps"
 
 
 class AttentionMaps(Measurement):
-    """Draws what a query token of fixed images sees in each layer, to TensorBoard and RUN/attention_maps/STEP_KIND.png.
+    """Draws a query token's map in each layer for fixed images: TensorBoard and RUN/attention_maps/STEP_KIND.png.
 
     There are two pictures per measurement, with a row per image and a column per layer. `weights` shows the token's row
     of the equivalent matrix, mean over heads (and channels). `focus` shows each patch's share in the token's output,
     which is how Hydra attention can be seen, whose matrices are of rank 1 (`linvit.analysis.maps.query_map`). Negative
     values are drawn as 0. The last column is attention rollout, where all layers see all tokens.
 
-    The attention of timm models is drawn, too, except Swin's.
+    The attention of timm models is also drawn, except Swin's.
 
     Args:
         every_n_steps: Optimiser steps between two measurements.
@@ -104,12 +104,12 @@ OPACITY = 0.75
 
 
 class Maps(NamedTuple):
-    """What the query token of one image sees."""
+    """Maps of the query token of one image."""
 
     image: np.ndarray  # (H, W, 3), uint8
     maps: dict[str, dict[str, Tensor]]  # by kind ("weights", "focus", "rollout") and layer, (h, w) each
     place: tuple[float, float] | None  # row and column of the query as fractions of the image; None: class token
-    left_out: dict[str, str]  # what is not defined or not supported, by name, with the reason
+    left_out: dict[str, str]  # undefined or unsupported maps by name, with the reason
     caption: str = ""  # is written above the image
     beside: Mapping[str, np.ndarray] = MappingProxyType({})  # pictures, such as the mask over the image, by title
 

@@ -18,7 +18,7 @@ from linvit.analysis.recorder import Call, observable, observe
 from linvit.errors import UserError, check_number
 
 SECONDS = 10.0  # after which a measurement ends
-TRIAL = 100  # steps whose speed says how many come between two measurements, if nobody does
+TRIAL = 100  # steps whose speed sets the interval of measurements, if `every_n_steps` does not
 INTERVALS = [100, 300, 1000, 3000, 10_000, 30_000, 100_000, 300_000, 1_000_000]
 
 
@@ -48,7 +48,7 @@ class Measurement(Callback):
         self._samples: Tensor | None = None
 
     def measure(self, trainer: Trainer, calls: list[dict[str, Call]], until: float) -> None:
-        """Measures what the layers received, for each image by name, until `time.monotonic()` is `until`."""
+        """Measures the layers' inputs, for each image by name, until `time.monotonic()` is `until`."""
         raise NotImplementedError
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -95,7 +95,7 @@ class Measurement(Callback):
         self.cost, self.interval = state_dict.get("cost"), state_dict.get("interval")
 
     def say(self, text: str) -> None:
-        """Warns of what cannot be measured; only informs of it where nobody has asked for a measurement."""
+        """Warns that something cannot be measured; only informs if the user did not ask for measurements."""
         (rank_zero_info if self.every_n_steps is None else rank_zero_warn)(text)
 
     def _is_due(self, step: int) -> bool:
@@ -114,7 +114,7 @@ class Measurement(Callback):
         return self.interval is not None and step % self.interval == 0
 
     def _calls(self, trainer: Trainer, task: Any, batch: Any) -> list[dict[str, Call]]:
-        """What the layers receive for each of the images, which are of the first batch if the data shows none."""
+        """Returns the layers' inputs for each image; images are of the first batch if the data shows none."""
         data: Any = getattr(trainer, "datamodule", None)
         if self._samples is None and hasattr(data, "preview"):
             with isolate_rng():
@@ -139,13 +139,13 @@ class AttentionRank(Measurement):
     The matrices are those of fixed images. Where a mechanism offers thin factors, of one map or of one per channel, the
     ranks are those of the factors and take milliseconds at thousands of tokens; otherwise the matrix is probed in
     float64. Linear attention stops at the head width; a depthwise convolution of the values lifts it to the number of
-    tokens, so the ranks of both parts are logged, too (`rank/LAYER/kernel`, `rank/LAYER/convolution`). A map with a
+    tokens, so the ranks of both parts are also logged (`rank/LAYER/kernel`, `rank/LAYER/convolution`). A map with a
     non-finite entry is counted under `nonfinite/` instead. Of a mechanism that mixes channels and no tokens (xca), the
     rank of its matrix over the channels is logged as `rank/LAYER/channels`, and nothing else.
 
     `linvit analyze` has all of `linvit.analysis.attention_statistics`, per head and part.
 
-    The attention of timm models is measured, too, of those in which it can be replaced.
+    The attention of timm models is also measured, if it can be replaced.
 
     Every run of `linvit fit` has it (`--attention_rank=false` leaves it out); one in `trainer.callbacks` takes its
     place.
@@ -212,7 +212,7 @@ class AttentionRank(Measurement):
         return found
 
     def _curves(self, layer: str, part: str, numbers: dict[str, Tensor]) -> dict[str, float]:
-        """What is logged of a layer or of its part."""
+        """Returns the curves of a layer or of its part."""
         named = {f"rank/{layer}/{part}": numbers["rank"]} if part else {}
         named = named or {f"{name}/{layer}": numbers[name] for name in CURVES}
         finite = {tag: values[values.isfinite()] for tag, values in named.items()}
