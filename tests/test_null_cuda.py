@@ -62,6 +62,28 @@ def test_detectors_wait_a_few_times(server, tmp_path):
         assert count <= (2 if name.endswith("training") else 3) * DETECTION_BATCH, waits
 
 
+@pytest.mark.parametrize("mode", ["inference", "train"])
+def test_advise_runs_to_its_end(server, tmp_path, mode):
+    """Times mean nothing there: every row is measured, by all SDPA backends and in bfloat16."""
+    options = [
+        "vit_tiny_patch16_224",
+        "--img_size=224",
+        "--attention=linear",
+        "--all",
+        "--minutes=0.5",
+        "--device=cuda",
+    ]
+    code, said = server.run(
+        tmp_path / "calls", "rehearse", "advise", *options, f"--mode={mode}", f"--output={tmp_path}"
+    )
+    assert code == 0, said[-3000:]
+    found = json.loads((tmp_path / "advise.json").read_text())
+    rows = [*found["sizes"][0]["rows"], *found["sizes"][0]["ways"]]
+    names = {row["name"] for row in rows if row["seconds"] and row["peak"] is not None}
+    assert {"the unchanged network", "linear in all 12 blocks", "linear, last 6 of 12 softmax"} <= names, said[-3000:]
+    assert "driver" in found["conditions"]["device"]
+
+
 @pytest.mark.parametrize(
     ("config", "options", "training", "logged", "validation"),
     [

@@ -208,6 +208,8 @@ def main() -> int:
         return roofline.main(sys.argv[2:])
     if sys.argv[1] == "fit":
         return fit(sys.argv[2])
+    if sys.argv[1] == "advise":
+        return linvit.cli.main(sys.argv[1:])
     for name, step in globals()[sys.argv[1]]():
         error = ""
         with Calls() as first:

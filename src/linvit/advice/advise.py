@@ -18,7 +18,7 @@ from linvit.advice.subject import Subject, find_subject
 from linvit.advice.verdict import BUSY, UNCHANGED, Measured, Row, decide, decide_by_score, room_of
 from linvit.errors import UserError, check_choice, check_number
 from linvit.experiments.bench.builders import spec_label
-from linvit.experiments.bench.runner import Settings
+from linvit.experiments.bench.runner import DTYPES, Settings
 from linvit.experiments.measure import processor_share
 from linvit.image_size import image_size
 from linvit.io import machine
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from linvit.advice.quality import Quality
 
 LARGEST, TIMES = 1024, 4  # side of the default sizes, at most, and over the network's own
-DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
 CEILINGS = 0.3  # of the time limit, at most, to resolve ceilings
 MEASURING = 0.95  # of the time limit; imports and the page take the rest
 

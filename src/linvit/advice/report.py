@@ -155,7 +155,7 @@ class Advice:
         scored = [row for size in self.sizes for row in size.rows if row.score]
         if scored:
             points = [(1e3 * row.median, row.score.mean) for row in scored if row.score]
-            front = [Series(row.name, (point,), labels=(row.name,)) for row, point in zip(scored, points, strict=True)]
+            front = [Series(row.name, (point,)) for row, point in zip(scored, points, strict=True)]
             x, y = Axis("ms per call", True), Axis(self.quality.partition(" (")[0])
             return line_plot(self.subject.name, front, x, y, self._note(), front=True)
         series = [Series(name, tuple(points)) for name, points in curves.items()]

@@ -20,7 +20,7 @@ from linvit.experiments.bench import builders
 from linvit.experiments.bench.builders import BASELINES, backbone_label, spec_label
 from linvit.experiments.bench.costs import costs_over_sizes
 from linvit.experiments.bench.report import CostReport
-from linvit.experiments.bench.runner import Build, Mode, Settings
+from linvit.experiments.bench.runner import DTYPES, Build, Mode, Settings
 from linvit.experiments.measure import BUSY, processor_share
 from linvit.io.machine import keep_memory
 from linvit.io.terminal import argument_parser, reflow, table
@@ -33,7 +33,6 @@ BUSY_MACHINE = (
 )
 CPU_TIME = "Times are processor time of one thread, as by --threads 1 --cpu_time"
 CLOCK_TIME = "Times by the clock are too long (--threads 1 --cpu_time measures processor time)"
-DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
 CTRL_C = 130  # the exit code of a program that it ended
 INTERRUPTED = "interrupted"  # of the conditions
 GRIDS = "14x14,14x28,28x28,28x56,56x56"

@@ -19,6 +19,7 @@ Mode = str
 """How a module is executed: "eager", as it is; "compiled", by `torch.compile` with static shapes, for each size again;
 "no recompute", as it is, but its attention keeps for backward all that it would otherwise compute twice
 (`recompute_attention=false` of a task); or a kernel of `attention_kernel`, such as "triton"."""
+DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
 WITHOUT_KERNEL = ("eager", "compiled", "no recompute")
 
 
