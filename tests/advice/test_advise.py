@@ -181,4 +181,6 @@ def test_the_command_line(tmp_path, capsys, monkeypatch):
     out = capsys.readouterr().out
     assert "counted, faster without attention" in out
     assert "share of the ceiling's gain" in out
+    main(["advise", "deit_nano", "--img_size", "32", "--threads", "1", "--minutes", "0.001", f"--output={tmp_path}"])
+    assert "(stopped after 0.001 minutes: the table has what was measured until then)" in capsys.readouterr().out
     assert (tmp_path / "advise.html").exists()

@@ -129,7 +129,7 @@ def advise(
     limited = machine.memory_limit() if cpu else nullcontext()
     try:
         with (
-            suppress(KeyboardInterrupt, TimeIsUpError),
+            suppress(KeyboardInterrupt),
             limited,
             tqdm(bar_format="{desc}", leave=False, disable=quiet) as line,
         ):
@@ -142,13 +142,14 @@ def advise(
             advice.stopped = "interrupted"
             _count(bench, advice, sizes, img_size is not None, told)
             quality = _quality(subject, data, hours, bench)
-            with suppress(TimeIsUpError):
+            ended = ""
+            try:
                 _measure(bench, advice, attention, smaller_model, compile, all_sizes, told, shares)
+            except TimeIsUpError:
+                ended = f"stopped after {minutes:g} minutes"
             if quality is not None:
                 _score(quality, advice, told)
-            advice.stopped = ""
-        if advice.stopped and bench.left < 0:
-            advice.stopped = f"stopped after {minutes:g} minutes"
+            advice.stopped = ended
     finally:
         for size in advice.sizes:
             size.rows = [row for row in size.rows if row.seconds]
