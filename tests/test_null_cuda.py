@@ -62,9 +62,9 @@ def test_detectors_wait_a_few_times(server, tmp_path):
         assert count <= (2 if name.endswith("training") else 3) * DETECTION_BATCH, waits
 
 
-@pytest.mark.parametrize("mode", ["inference", "train"])
+@pytest.mark.parametrize("mode", ["inference", pytest.param("train", marks=pytest.mark.slow)])
 def test_advise_runs_to_its_end(server, tmp_path, mode):
-    """Times mean nothing there: every row is measured, by all SDPA backends and in bfloat16."""
+    """Times mean nothing there."""
     options = [
         "vit_tiny_patch16_224",
         "--img_size=224",
@@ -80,7 +80,7 @@ def test_advise_runs_to_its_end(server, tmp_path, mode):
     found = json.loads((tmp_path / "advise.json").read_text())
     rows = [*found["sizes"][0]["rows"], *found["sizes"][0]["ways"]]
     names = {row["name"] for row in rows if row["seconds"] and row["peak"] is not None}
-    assert {"the unchanged network", "linear in all 12 blocks", "linear, last 6 of 12 softmax"} <= names, said[-3000:]
+    assert {"the unchanged network", "linear in all 12 blocks", "softmax, math, bfloat16"} <= names, said[-3000:]
     assert "driver" in found["conditions"]["device"]
 
 
