@@ -52,10 +52,12 @@ def load_transformers(folder: str | Path) -> nn.Module:
         )
     if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
         raise UserError(f"transformers {transformers.__version__} has no model {names[0]!r}, which '{path}' names")
-    network: Any = found(found.config_class.from_dict(options))
+    model: Any = found
+    network = model(model.config_class.from_dict(options))
     with restrict_imports_to(()):
         for one in replaced:
             replace_attention(network, one["attention"], one["img_size"])
+    state: dict[str, Any]
     saved: dict[str, Any] = {}
     for file in files:
         saved |= content_of(file)[0]
