@@ -69,6 +69,7 @@ class Facts:
             effect. Hosts that drop tokens need it.
         rotary: True if the mechanism rotates q and k, or features of them, by their positions. Hosts that do so
             themselves then refuse it.
+        fades: True if the weight of a key falls with its distance without a limit, so that far tokens have no effect.
         mask_value: Number that the entries of a masked key are set to, so that the key has no weight, whatever the
             other keys are; None if there is no such number. A mechanism that accepts a bias or a `mask` needs none.
         channelwise: True if the equivalent matrix differs from channel to channel.
@@ -87,6 +88,7 @@ class Facts:
     same_width: bool = False
     equivariant: bool = False
     rotary: bool = False
+    fades: bool = False
     mask_value: float | None = None
     channelwise: bool = False
     linear_in_values: bool = True

@@ -12,14 +12,14 @@ weights are positive.
 The references' bias of one number per head has no effect, and is left out.
 """
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
-from linvit.attention.declarations import Facts
+from linvit.attention.declarations import Facts, Precision
 from linvit.attention.ops.functional import upcast
 from linvit.attention.ops.linear import linear_attention, linear_factors
 from linvit.errors import UserError, check_number
@@ -43,7 +43,7 @@ class HedgehogAttention(Attention):
     """
 
     facts = Facts(complexity="O(N)", equivariant=True)
-    precision = "mixed"
+    precision: ClassVar[Precision] = "mixed"
 
     def __init__(
         self,
@@ -103,6 +103,6 @@ class HedgehogAttention(Attention):
             keys = keys * mask[:, None, :, None]
         return linear_attention(self.features(q, "q"), keys, v, EPS)
 
-    def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+    def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor] | None:
         """`diag(1 / (Q K^T 1 + eps)) Q` and `K`."""
         return linear_factors(self.features(q, "q"), self.features(k, "k"), EPS)

@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib.metadata import Distribution, EntryPoints, entry_points
 from operator import attrgetter
-from typing import Any
+from typing import Any, cast
 
 from linvit.errors import UserError
 from linvit.registry import source
@@ -96,7 +96,7 @@ def by_path(kind: str, path: str, known: Mapping[str, list[Entry]]) -> Entry:
 @functools.cache
 def installed() -> EntryPoints:
     """Returns the entry points of all packages, which takes a file of each."""
-    return entry_points()
+    return cast("EntryPoints", entry_points())
 
 
 @functools.cache

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 SizeOf = Callable[[int], tuple[int, int] | None]
@@ -57,6 +57,11 @@ def safe_norm(
 def l2_norm(x: Tensor) -> Tensor:
     """L2 norms over the last dimension, (..., C) -> (..., 1)."""
     return torch.linalg.vector_norm(x, dim=-1, keepdim=True)  # type: ignore[no-any-return]
+
+
+def linear_as_given(layer: nn.Linear, x: Tensor) -> Tensor:
+    """A linear layer in the precision of its input, whatever that of its parameters."""
+    return F.linear(x, layer.weight.to(x.dtype), None if layer.bias is None else layer.bias.to(x.dtype))
 
 
 def join_heads(x: Tensor) -> Tensor:

@@ -20,7 +20,10 @@ left in float64 when it does not see it is 1e-16."""
 
 
 def prefix_tokens(subject: AttentionSubject) -> str:
-    """Checks that every patch sees every prefix token, and every prefix token sees the patches."""
+    """Checks that every patch sees every prefix token, and every prefix token sees the patches.
+
+    Of a mechanism that `fades`, one patch is enough.
+    """
     least = {}
     for grid in WITH_PREFIX:
         mechanism = subject.build(grid)
@@ -29,7 +32,10 @@ def prefix_tokens(subject: AttentionSubject) -> str:
         pairs = {f"of prefix token {i} on patches": (slice(i, i + 1), patches) for i in range(grid.num_prefix)}
         pairs["of the patches on a prefix token"] = (patches, prefix)
         given = inputs(mechanism, grid)
-        effects = {name: float(_change(mechanism, given, moved)[seen].min()) for name, (moved, seen) in pairs.items()}
+        least_of = torch.amax if mechanism.facts.fades else torch.amin
+        effects = {
+            name: float(least_of(_change(mechanism, given, moved)[seen])) for name, (moved, seen) in pairs.items()
+        }
         name = min(effects, key=lambda name: effects[name])
         require(effects[name] > SEEN, f"the effect {name} is {effects[name]:.0e} at {sized(grid)}")
         least[sized(grid)] = effects[name]
@@ -85,7 +91,8 @@ def masked_keys(subject: AttentionSubject) -> str:
     if not mechanism.facts.equivariant:
         return f"they change the output by {change:.0e}"
     left = int(mask[0].sum())
-    alone = mechanism(given["q"][:1, :, :left], k[:1, :, :left], v[:1, :, :left], Grid((1, left)))
+    extra = {name: value[:1, :left] for name, value in extra.items()}
+    alone = mechanism(given["q"][:1, :, :left], k[:1, :, :left], v[:1, :, :left], Grid((1, left)), **extra)
     error = relative_error(out[:1, :, :left], alone)
     return judged(error, f"the tokens that are left differ by {error:.0e} from those alone")
 

@@ -1,0 +1,173 @@
+"""The delta rule in several directions: a memory that replaces the value of a key instead of adding to it.
+
+In each order of the tokens `S_t = a_t S_{t-1} + beta_t k_t (v_t - a_t S_{t-1}^T k_t)^T` and
+`o_t = S_t^T q_t / sqrt(d)`, with q and k divided by `sqrt(sum of squares + 1e-6)`; outputs of all orders are added. The
+orders are row by row and its reverse, with `directions: 4` column by column and its reverse as well.
+`beta = sigmoid(W x)` of the layer's input. `delta` has a = 1. `gated_delta` has
+`a = exp(-exp(A_log) softplus(W_a x + dt_bias))`; SiLU on q, k and v before, RMSNorm behind, and the host's SiLU gate.
+
+Paper: Yang et al. 2025, "Gated Delta Networks: Improving Mamba2 with Delta Rule" (ICLR), after "Parallelizing Linear
+Transformers with the Delta Rule over Sequence Length" (NeurIPS 2024) by the same first author. Follows
+flash-linear-attention without its causal convolutions; its scan for images adds the reversed half without reversing it
+back (a defect).
+Cost: `o (2 S T h dk + S T C + 3 S C dk) + g N C h` MACs in o directions, besides the solution of triangular systems,
+with N tokens padded to S in chunks of T = 64, and g = 1, or 2 where it is gated. Rank: up to N. Entries have either
+sign, and there is no normaliser.
+"""
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from linvit.attention.base import Attention, Grid
+from linvit.attention.declarations import Facts, Host
+from linvit.attention.ops.functional import is_exporting, linear_as_given
+from linvit.attention.ops.orders import chunked, columns
+from linvit.errors import UserError
+
+CHUNK, EPS, NORM_EPS = 64, 1e-6, 1e-5
+
+
+class DeltaAttention(Attention):
+    """The delta rule in two or four directions, O(N d^2), sequential over chunks of 64 tokens.
+
+    Args:
+        directions: 2: row by row and back; 4: column by column and back as well.
+    """
+
+    host = Host(input=True)
+    facts = Facts(complexity="O(N)", same_grid=True, fades=True)
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        grid: Grid,
+        *,
+        key_dim: int | None = None,
+        directions: Literal[2, 4] = 2,
+    ) -> None:
+        super().__init__(dim, num_heads, grid, key_dim=key_dim)
+        if directions not in (2, 4):
+            raise UserError(f"directions must be 2 or 4; got {directions!r}")
+        self.directions = directions
+        self.b_proj = nn.Linear(dim, num_heads, bias=False)
+        self.declare(state_size=directions * self.key_dim * dim)
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, x: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensor:
+        """(B, h, N, dk) twice, (B, h, N, d), and the layer's input x (B, N, C) -> (B, h, N, d)."""
+        if x is None:
+            raise UserError(f"{type(self).__name__} makes its gates from the layer's input; pass it as x=")
+        beta, log = self.gates(x, mask)
+        return self.core(q, k, v, grid, beta, log)
+
+    def gates(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Strengths beta of writing and logarithms of the factors a, (B, h, N), of the layer's input (B, N, C)."""
+        beta = linear_as_given(self.b_proj, x).sigmoid().mT
+        beta = beta if mask is None else beta * mask[:, None]
+        return beta, torch.zeros_like(beta)
+
+    def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, beta: Tensor, log: Tensor) -> Tensor:
+        """The formula, with beta and log a, (B, h, N)."""
+        return self.mixed(unit(q), unit(k), v, beta.to(v.dtype), log.to(v.dtype), grid)
+
+    def mixed(self, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log: Tensor, grid: Grid) -> Tensor:
+        """The sum over all directions, linear in v."""
+        given = q * self.key_dim**-0.5, k, v, beta.unsqueeze(-1), log.unsqueeze(-1)
+        out = delta_rule(*given) + delta_rule(*(x.flip(2) for x in given)).flip(2)
+        if self.directions == 4:
+            order = columns(grid, q.device)
+            given = tuple(x[:, :, order] for x in given)  # type: ignore[assignment]
+            across = delta_rule(*given) + delta_rule(*(x.flip(2) for x in given)).flip(2)
+            out = out + across[:, :, order.argsort()]
+        return out
+
+
+class GatedDeltaAttention(DeltaAttention):
+    """The gated delta rule in two or four directions, O(N d^2), sequential over chunks of 64 tokens.
+
+    Args:
+        directions: 2: row by row and back; 4: column by column and back as well.
+    """
+
+    host = Host(input=True, gate="silu")
+    facts = Facts(complexity="O(N)", same_grid=True, fades=True, linear_in_values=False, matrix_is_exact=False)
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        grid: Grid,
+        *,
+        key_dim: int | None = None,
+        directions: Literal[2, 4] = 2,
+    ) -> None:
+        super().__init__(dim, num_heads, grid, key_dim=key_dim, directions=directions)
+        self.a_proj = nn.Linear(dim, num_heads, bias=False)
+        self.A_log = nn.Parameter(torch.empty(num_heads).uniform_(0, 16).clamp_min(1e-4).log())
+        steps = torch.empty(num_heads).uniform_(math.log(1e-3), math.log(0.1)).exp().clamp_min(1e-4)
+        self.dt_bias = nn.Parameter(steps + torch.log(-torch.expm1(-steps)))  # of which softplus gives the steps back
+        self.norm = nn.Parameter(torch.ones(self.head_dim))
+
+    def gates(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Strengths beta of writing and logarithms of the factors a, (B, h, N), of the layer's input (B, N, C)."""
+        beta, _ = super().gates(x, mask)
+        a = linear_as_given(self.a_proj, x).mT
+        log = -self.A_log.to(a.dtype).exp()[:, None] * F.softplus(a + self.dt_bias.to(a.dtype)[:, None])
+        return beta, log if mask is None else log * mask[:, None]
+
+    def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, beta: Tensor, log: Tensor) -> Tensor:
+        """The formula, with beta and log a, (B, h, N)."""
+        out = super().core(F.silu(q), F.silu(k), F.silu(v), grid, beta, log)
+        return F.rms_norm(out, (self.head_dim,), self.norm.to(out.dtype), NORM_EPS)
+
+    def attention_matrix(self, q: Tensor, k: Tensor, v: Tensor | None, grid: Grid, x: Tensor) -> Tensor:
+        """The matrix (B, h, N, N) that acts on SiLU(v), before the norm."""
+        one_hot = torch.eye(q.shape[2], dtype=q.dtype, device=q.device).expand(*q.shape[:2], -1, -1)
+        return self.mixed(unit(F.silu(q)), unit(F.silu(k)), one_hot, *self.gates(x), grid)
+
+
+def unit(x: Tensor) -> Tensor:
+    """Queries or keys divided by their length."""
+    return x * (x.square().sum(-1, keepdim=True) + EPS).rsqrt()
+
+
+def delta_rule(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log: Tensor) -> Tensor:
+    """The recurrence from the first token to the last, in chunks, (B, h, N, d).
+
+    In a chunk the written values u solve a triangular system: `u_t = beta_t (v_t - e^{G_t} S^T k_t - sum_{j<t}
+    e^{G_t - G_j} (k_t k_j) u_j)` with the state S before the chunk and the sums G of `log` since then (Yang et al.
+    2025, Section 3.3).
+
+    Args:
+        q: Queries (B, h, N, dk), scaled.
+        k: Keys (B, h, N, dk).
+        v: Values (B, h, N, d).
+        beta: Strengths of writing (B, h, N, 1).
+        log: Logarithms of the factors a (B, h, N, 1), at most 0.
+    """
+    tokens, width = q.shape[2], v.shape[3]
+    length = tokens if is_exporting() else min(CHUNK, tokens)  # an exported program has no loop over chunks
+    q, k, v, beta, log = (chunked(x, length) for x in (q, k, v, beta, log))  # (B, h, n, T, ...)
+    since = log.cumsum(-2)
+    causal = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
+    decay = torch.where(causal, (since - since.mT).tril().exp(), 0)  # (B, h, n, T, T)
+    system = torch.eye(length, dtype=k.dtype, device=k.device) + (beta * (k @ k.mT) * decay).tril(-1)
+    solved = torch.linalg.solve_triangular(
+        system, beta * torch.cat([v, since.exp() * k], -1), upper=False, unitriangular=True
+    )
+    own, correction = solved[..., :width], solved[..., width:]  # u = own - correction S
+    weights, read = (q @ k.mT) * decay, since.exp() * q
+    last = since[..., -1:, :]
+    keys = (last - since).exp() * k
+    state, out = k.new_zeros(*k.shape[:2], k.shape[-1], width), []
+    for n in range(q.shape[2]):
+        written = own[:, :, n] - correction[:, :, n] @ state
+        out.append(read[:, :, n] @ state + weights[:, :, n] @ written)
+        state = last[:, :, n].exp() * state + keys[:, :, n].mT @ written
+    return torch.cat(out, 2)[:, :, :tokens]

@@ -1,0 +1,155 @@
+"""Windows of a plain grid: its tokens by window, softmax attention inside windows, and sums over all other windows.
+
+Windows have w x w patches from the upper left corner; those at the right and lower edge are smaller. Prefix tokens are
+keys of every window, and a prefix query sees all keys.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from linvit.attention.base import Grid
+from linvit.attention.ops.functional import is_exporting
+
+
+class Windows:
+    """The n windows of a grid with L places each; places beyond the edge of the grid hold no token.
+
+    Args:
+        grid: The grid of queries and keys.
+        side: Side w of the windows.
+    """
+
+    def __init__(self, grid: Grid, side: int) -> None:
+        self.grid, self.prefix = grid, grid.num_prefix
+        self.sides = tuple(side if is_exporting() else min(side, length) for length in grid.size)
+        self.counts = tuple(-(-length // own) for length, own in zip(grid.size, self.sides, strict=True))
+        self.missing = tuple(
+            count * own - length for count, own, length in zip(self.counts, self.sides, grid.size, strict=True)
+        )
+
+    @property
+    def number(self) -> int:
+        """Number n of windows."""
+        return self.counts[0] * self.counts[1]
+
+    def split(self, x: Tensor) -> Tensor:
+        """Patches of (B, h, N, d) by window, (B, n, h, L, d); zeros where no token is."""
+        plane = x[:, :, self.prefix :].unflatten(2, self.grid.size)
+        if is_exporting() or any(self.missing):
+            plane = F.pad(plane, (0, 0, 0, self.missing[1], 0, self.missing[0]))
+        cells = plane.unflatten(3, (self.counts[1], self.sides[1])).unflatten(2, (self.counts[0], self.sides[0]))
+        return cells.permute(0, 2, 4, 1, 3, 5, 6).flatten(4, 5).flatten(1, 2)  # type: ignore[no-any-return]
+
+    def join(self, x: Tensor) -> Tensor:
+        """The inverse of `split`, without prefix tokens: (B, n, h, L, d) -> (B, h, P, d)."""
+        cells = x.unflatten(3, self.sides).unflatten(1, self.counts).permute(0, 3, 1, 4, 2, 5, 6)
+        plane = cells.flatten(4, 5).flatten(2, 3)
+        return plane[:, :, : self.grid.size[0], : self.grid.size[1]].flatten(2, 3)  # type: ignore[no-any-return]
+
+    def kept(self, mask: Tensor | None, like: Tensor) -> Tensor | None:
+        """True for the keys of each window that take part, (B or 1, n, 1, 1, p + L); None if all do.
+
+        Keys of a window are the prefix tokens, then its patches. `mask` is (B, N).
+        """
+        if mask is None and not is_exporting() and not any(self.missing):
+            return None
+        if mask is None:
+            mask = like.new_ones(1, like.shape[2], dtype=torch.bool)
+        patches = self.split(mask[:, None, :, None].to(like.dtype)).mT > 0  # (B, n, 1, 1, L)
+        front = mask[:, None, None, None, : self.prefix].expand(-1, patches.shape[1], -1, -1, -1)
+        return torch.cat([front, patches], -1)
+
+    def with_prefix(self, x: Tensor) -> Tensor:
+        """Keys of each window: the prefix tokens of (B, h, N, d), then its patches, (B, n, h, p + L, d)."""
+        patches = self.split(x)
+        if not self.prefix:
+            return patches
+        front = x[:, None, :, : self.prefix].expand(-1, patches.shape[1], -1, -1, -1)
+        return torch.cat([front, patches], 3)
+
+    def beyond(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """`q (k^T v)` over the patches of all other windows, (B, n, h, L, d), of features and values (B, h, N, ...)."""
+        return self.split(q) @ sum_of_others(self.split(k).mT @ self.split(v))
+
+
+def window_attention(
+    q: Tensor, k: Tensor, v: Tensor, windows: Windows, scale: float, mask: Tensor | None = None
+) -> Tensor:
+    """Softmax over the keys of the query's window, (B, h, N, dk), (B, h, N, dk), (B, h, N, d) -> (B, h, N, d).
+
+    Queries without any key get zeros.
+    """
+    prefix, kept = windows.prefix, windows.kept(mask, q)
+    if kept is not None:
+        kept = kept.expand(q.shape[0], -1, -1, -1, -1).flatten(0, 1)
+    queries, keys, values = (
+        x.flatten(0, 1) for x in (windows.split(q), windows.with_prefix(k), windows.with_prefix(v))
+    )
+    out = masked_softmax(queries, keys, values, kept, scale).unflatten(0, (q.shape[0], windows.number))
+    patches = windows.join(out)
+    if not prefix:
+        return patches
+    front = masked_softmax(q[:, :, :prefix], k, v, None if mask is None else mask[:, None, None], scale)
+    return torch.cat([front, patches], 2)
+
+
+def masked_softmax(q: Tensor, k: Tensor, v: Tensor, kept: Tensor | None, scale: float) -> Tensor:
+    """Softmax attention over the keys that are `kept`, (B or 1, 1, 1, M); zeros where none is."""
+    if kept is not None:
+        none = ~kept.any(-1, keepdim=True)
+        kept = kept | none  # a row of logits that are all -inf is NaN on some devices
+        v = v if v.shape[0] == 0 else v.masked_fill(none.mT, 0)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=kept, scale=scale).to(v.dtype)
+
+
+def sum_of_others(x: Tensor) -> Tensor:
+    """For each entry of dimension 1 the sum of all others, without a subtraction, which would leave rounding errors."""
+    nothing = torch.zeros_like(x[:, :1])
+    before = torch.cat([nothing, x[:, :-1].cumsum(1)], 1)
+    behind = torch.cat([nothing, x[:, 1:].flip(1).cumsum(1)], 1).flip(1)
+    return before + behind
+
+
+class Neighbourhoods(Windows):
+    """The neighbourhood of each patch, at most w // 2 rows and columns away, as P windows of one query.
+
+    Args:
+        grid: The grid of queries and keys.
+        side: Side w of the neighbourhoods, odd.
+    """
+
+    def __init__(self, grid: Grid, side: int) -> None:
+        self.grid, self.prefix, self.side = grid, grid.num_prefix, side
+
+    def split(self, x: Tensor) -> Tensor:
+        """Patches of (B, h, N, d) one by one, (B, P, h, 1, d)."""
+        return x[:, :, self.prefix :].transpose(1, 2).unsqueeze(3)
+
+    def join(self, x: Tensor) -> Tensor:
+        """The inverse of `split`: (B, P, h, 1, d) -> (B, h, P, d)."""
+        return x.squeeze(3).transpose(1, 2)
+
+    def around(self, x: Tensor) -> Tensor:
+        """The neighbours of each patch of (B, h, N, d), (B, P, h, w^2, d); zeros beyond the edge of the grid."""
+        plane = x[:, :, self.prefix :].mT.flatten(1, 2).unflatten(2, self.grid.size)  # (B, h d, H, W)
+        shifted = F.unfold(plane, self.side, padding=self.side // 2)  # (B, h d w^2, P)
+        return shifted.unflatten(1, (x.shape[1], x.shape[3], self.side**2)).permute(0, 4, 1, 3, 2)  # type: ignore[no-any-return]
+
+    def kept(self, mask: Tensor | None, like: Tensor) -> Tensor:
+        """True for the neighbours that take part, (B or 1, P, 1, 1, p + w^2); `mask` is (B, N)."""
+        tokens = like.new_ones(1, like.shape[2]) if mask is None else mask.to(like.dtype)
+        patches = self.around(tokens[:, None, :, None]).mT > 0
+        front = tokens[:, None, None, None, : self.prefix].expand(-1, patches.shape[1], -1, -1, -1) > 0
+        return torch.cat([front, patches], -1)
+
+    def with_prefix(self, x: Tensor) -> Tensor:
+        """Keys of each patch: the prefix tokens of (B, h, N, d), then its neighbours, (B, P, h, p + w^2, d)."""
+        patches = self.around(x)
+        front = x[:, None, :, : self.prefix].expand(-1, patches.shape[1], -1, -1, -1)
+        return torch.cat([front, patches], 3)
+
+    def beyond(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """`q (k^T v)` over all patches but the neighbours, (B, P, h, 1, d), of features and values (B, h, N, ...)."""
+        queries, all_keys, all_values = self.split(q), k[:, :, self.prefix :], v[:, :, self.prefix :]
+        return queries @ (all_keys.mT @ all_values)[:, None] - queries @ self.around(k).mT @ self.around(v)

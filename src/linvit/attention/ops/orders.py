@@ -1,0 +1,35 @@
+"""Orders in which recurrent mechanisms read the tokens of a grid; the prefix comes first in each."""
+
+import torch
+from torch import Tensor
+
+from linvit.attention.base import Grid
+
+
+def columns(grid: Grid, device: torch.device) -> Tensor:
+    """Numbers of the tokens, column by column, (N,)."""
+    return _with_prefix(_places(grid, device).mT, grid)
+
+
+def boustrophedon(grid: Grid, device: torch.device, by_columns: bool = False) -> Tensor:
+    """Numbers of the tokens row by row, or column by column, every second one backwards, (N,)."""
+    places = _places(grid, device).mT if by_columns else _places(grid, device)
+    backwards = torch.arange(len(places), device=device)[:, None] % 2 == 1
+    return _with_prefix(torch.where(backwards, places.flip(1), places), grid)
+
+
+def _places(grid: Grid, device: torch.device) -> Tensor:
+    height, width = grid.size
+    return grid.num_prefix + torch.arange(height * width, device=device).view(height, width)
+
+
+def _with_prefix(places: Tensor, grid: Grid) -> Tensor:
+    return torch.cat([torch.arange(grid.num_prefix, device=places.device), places.flatten()])
+
+
+def chunked(x: Tensor, length: int) -> Tensor:
+    """Tokens of (..., N, d) in n chunks of a length, (..., n, length, d), with zeros behind the last."""
+    chunks = -(-x.shape[-2] // length)
+    missing = chunks * length - x.shape[-2]
+    padded = torch.nn.functional.pad(x, (0, 0, 0, missing)) if missing else x
+    return padded.unflatten(-2, (chunks, length))  # type: ignore[no-any-return]

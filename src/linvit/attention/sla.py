@@ -1,0 +1,116 @@
+"""Sparse-linear attention with windows: softmax inside windows, and linear attention over the keys outside.
+
+`o_s = softmax(q k^T / sqrt(d)) v` over the keys of the query's window, and
+`o_l = phi(q) (phi(k)^T v) / (phi(q) sum_m phi(k_m) + 1e-5)` over the rest of the keys, or over all. They are combined
+by a learnt weight of each head, `o = a o_s + (1 - a) o_l` (SLA2), or by a linear map that all heads share and that is
+zero at first, `o = o_s + W o_l + b` (SLA), with which a network with windows is converted without a change.
+
+Paper: Zhang et al. 2025, "SLA: Beyond Sparsity in Diffusion Transformers via Fine-Tunable Sparse-Linear Attention",
+and its successor SLA2 (Zhang et al. 2026). They select blocks of the sequence by the mean of q and k; here the query's
+window in the grid is what is selected. Class and register tokens are keys of every window and see all keys.
+Cost: `(P w^2 + (N + P) p) (h dk + C) + 2 P C dk + 2 P h dk` MACs with p prefix tokens, where w divides both sides of
+the grid and `linear: rest`. Rank: up to N; that of o_l at most the number of features, in each window with `rest`.
+"""
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from linvit.attention.base import Attention, Grid
+from linvit.attention.declarations import Facts
+from linvit.attention.ops.activations import elu_plus_one
+from linvit.attention.ops.linear import linear_attention
+from linvit.attention.ops.local import Windows, sum_of_others, window_attention
+from linvit.errors import check_choice, check_number
+
+EPS = 1e-5
+
+
+class SLAttention(Attention):
+    """Softmax inside windows and linear attention outside, O(N w^2 + N d^2).
+
+    Args:
+        window_size: Side w of the windows, in patches.
+        linear: Keys of the linear part: the "rest", outside the window, or "all".
+        combine: "alpha": `a o_s + (1 - a) o_l` with a = sigmoid(alpha) of each head, and a = 1 where no key is left;
+            "proj": `o_s + W o_l + b`.
+        feature_map: "softmax" over the channels of a head, "elu" for elu(x) + 1, or "relu".
+        init_alpha: Initial value of alpha, before the sigmoid.
+    """
+
+    facts = Facts(complexity="O(N)", same_grid=True)
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        grid: Grid,
+        *,
+        key_dim: int | None = None,
+        window_size: int = 7,
+        linear: Literal["rest", "all"] = "rest",
+        combine: Literal["alpha", "proj"] = "alpha",
+        feature_map: Literal["softmax", "elu", "relu"] = "softmax",
+        init_alpha: float = 2.0,
+    ) -> None:
+        super().__init__(dim, num_heads, grid, key_dim=key_dim)
+        check_number("window_size", window_size, at_least=1, whole=True)
+        check_choice("linear", linear, ["rest", "all"])
+        check_choice("combine", combine, ["alpha", "proj"])
+        check_choice("feature_map", feature_map, ["softmax", "elu", "relu"])
+        self.window_size, self.linear, self.feature_map = window_size, linear, feature_map
+        self.alpha: nn.Parameter | None = None
+        self.proj_l: nn.Linear | None = None
+        if combine == "alpha":
+            self.alpha = nn.Parameter(torch.full((num_heads,), float(init_alpha)))
+        else:
+            self.proj_l = nn.Linear(self.head_dim, self.head_dim)
+            nn.init.zeros_(self.proj_l.weight)
+            nn.init.zeros_(self.proj_l.bias)
+            self.declare(linear_in_values=False, matrix_is_exact=False, state_size=dim * (self.key_dim + 1))
+
+    def features(self, x: Tensor) -> Tensor:
+        """Features phi of queries or keys, (B, h, N, dk) -> (B, h, N, dk)."""
+        if self.feature_map == "softmax":
+            return x.softmax(-1)
+        return elu_plus_one(x) if self.feature_map == "elu" else F.relu(x)
+
+    def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, mask: Tensor | None = None) -> Tensor:
+        """(B, h, N, dk), (B, h, N, dk), (B, h, N, d) -> (B, h, N, d); keys outside `mask` (B, N) take no part."""
+        windows = Windows(grid, self.window_size)
+        local = window_attention(q, k, v, windows, self.key_dim**-0.5, mask)
+        keys = self.features(k)
+        if mask is not None:
+            keys = keys * mask[:, None, :, None]
+        if self.linear == "all":
+            distant, left = linear_attention(self.features(q), keys, v, EPS), None
+        else:
+            distant, left = self._rest(self.features(q), keys, v, windows, mask)
+        if self.proj_l is not None:
+            weight, bias = self.proj_l.weight.to(v.dtype), self.proj_l.bias.to(v.dtype)
+            return local + F.linear(distant, weight, bias)
+        assert self.alpha is not None
+        a = self.alpha.to(v.dtype).sigmoid()[:, None, None]
+        if left is not None:
+            a = torch.where(left, a, 1)
+        return a * local + (1 - a) * distant
+
+    def _rest(self, q: Tensor, k: Tensor, v: Tensor, windows: Windows, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Linear attention over the patches of other windows, (B, h, N, d), and where there are any, (B or 1, 1, N, 1).
+
+        Zeros for prefix tokens and where no key is left.
+        """
+        tokens = q.new_ones(1, q.shape[2]) if mask is None else mask.to(q.dtype)
+        counts = sum_of_others(windows.split(tokens[:, None, :, None]).sum(3, keepdim=True))  # (B or 1, n, 1, 1, 1)
+        sums = windows.beyond(q, k, torch.cat([v, torch.ones_like(v[..., :1])], -1))  # the last: the denominator
+        left = windows.join((counts > 0).expand(-1, -1, -1, sums.shape[3], -1))
+        front = (0, 0, windows.prefix, 0)
+        return F.pad(windows.join(sums[..., :-1] / (sums[..., -1:] + EPS)), front), F.pad(left, front)
+
+    def attention_matrix(self, q: Tensor, k: Tensor, v: Tensor | None, grid: Grid) -> Tensor:
+        """The matrix (B, h, N, N) of the softmax part; the linear part mixes channels with `combine: proj`."""
+        one_hot = torch.eye(q.shape[2], dtype=q.dtype, device=q.device).expand(*q.shape[:2], -1, -1)
+        return window_attention(q, k, one_hot, Windows(grid, self.window_size), 1 / math.sqrt(self.key_dim))
