@@ -16,6 +16,7 @@ from linvit.attention.base import Grid
 from linvit.attention.ops.functional import SizeOf, resize_table, resize_tokens, same_size
 from linvit.errors import UserError
 from linvit.registry import Spec
+from linvit.registry.layouts import expand_layout
 
 T = TypeVar("T", bound=Spec | None)
 
@@ -123,8 +124,11 @@ def pyramid_info(dims: Sequence[int], stride: int = 4) -> list[dict[str, str | i
 
 
 def specs_per_block(attention: Spec | Sequence[T], depths: Sequence[int]) -> list[Spec | T]:
-    """Returns one attention spec per block, given one for all, one per stage, or one per block."""
+    """Returns one attention spec per block, given one for all, one per stage, one per block, or a layout's name."""
     total = sum(depths)
+    if isinstance(attention, Mapping) and "layout" in attention:
+        layout: list[Any] = list(expand_layout(attention, total))
+        return layout
     if isinstance(attention, str | Mapping) or not isinstance(attention, Sequence):
         return [attention] * total
     if len(attention) == total:

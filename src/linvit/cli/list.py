@@ -16,12 +16,14 @@ from linvit.io.files import check_new_file, write_text
 from linvit.io.terminal import argument_parser, reflow, table
 from linvit.registry import attentions, backbones, heads
 from linvit.registry.entries import Entry
+from linvit.registry.layouts import LAYOUTS, block_kinds
 from linvit.registry.model_info import CONFIGS, model_info
 from linvit.registry.signatures import descriptions, parameters_of
 from linvit.runs import configs, yaml_text
 from linvit.runs.configs import chain, config_file, heading, names, shipped
 
 REGISTRIES = {"attentions": attentions, "backbones": backbones, "heads": heads}
+EXAMPLE = "{layout: jetvit, linear: focused, window: 14, full: [7, 10]}"
 LONGEST = 33  # characters of what is expected: beside it stand names, in 80 columns
 KINDS = [*REGISTRIES, "configs"]
 COLUMNS = {
@@ -32,6 +34,7 @@ COLUMNS = {
 EPILOG = """examples:
   linvit list                                 all attentions, backbones, heads
   linvit list attentions --filter "*linear*"  names that match a wildcard
+  linvit list attentions --layouts            hybrids: full, window, linear by block
   linvit list attentions focused              formula, paper, cost and options
   linvit list backbones --filter "flatten_*"  sizes and published accuracy
   linvit list backbones flatten_swin_tiny     the same of one, and its options
@@ -47,6 +50,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("kind", nargs="?", help=f"one of {', '.join(KINDS)}; all but configs if left out")
     parser.add_argument("name", nargs="?", help="show the documentation and the options of this one")
     parser.add_argument("--filter", default="*", metavar="PATTERN", help='only names like "*linear*"')
+    parser.add_argument("--layouts", action="store_true", help="of attentions: the named layouts of blocks")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the named configuration to FILE")
     args = parser.parse_intermixed_args(argv)  # linvit list configs --output mine.yaml quickstart
     if args.kind is not None:
@@ -55,7 +59,11 @@ def main(argv: list[str]) -> int:
         raise UserError("--output is for one configuration. Write linvit list configs NAME --output FILE")
     if args.name is not None and args.filter != "*":
         raise UserError(f"--filter is for lists, not for the one name '{args.name}'. Leave one of them out")
-    if args.kind == "configs":
+    if args.layouts and (args.kind != "attentions" or args.name is not None):
+        raise UserError("--layouts is for attentions. Write linvit list attentions --layouts")
+    if args.layouts:
+        print("\n".join(_layouts(args.filter)))
+    elif args.kind == "configs":
         print("\n".join(_configurations(args.filter)) if args.name is None else _configuration(args.name, args.output))
     elif args.name is not None:
         print("\n".join(_one(args.kind, args.name)))
@@ -104,6 +112,18 @@ def _facts(kind: str, name: str, owners: list[Entry]) -> tuple[str, ...]:
         return *blank, said.summary
     top1 = "" if facts.top1 is None else f"{facts.top1:.1f}"
     return f"{facts.parameters / 1e6:.1f}", f"{facts.macs / 1e9:.2f}", top1, said.summary
+
+
+def _layouts(pattern: str) -> list[str]:
+    """A table with one row per layout: the blocks of networks of 12 and 24, options, summary; and how to write one."""
+    rows: list[tuple[str, ...]] = [("layouts", "12 blocks", "24 blocks", "options", "summary")]
+    for name, layout in LAYOUTS.items():
+        if fnmatchcase(name, pattern):
+            blocks = ("".join(kind[0].upper() for kind in block_kinds(name, depth)) for depth in (12, 24))
+            rows.append((f"  {name}", *blocks, ", ".join(layout.takes), layout.summary))
+    if len(rows) == 1:
+        return [f"layouts: none of {len(LAYOUTS)} is like '{pattern}'"]
+    return [*table(rows), "", "F: full softmax, W: softmax in windows, L: linear", f"--model.attention='{EXAMPLE}'"]
 
 
 def _one(kind: str, name: str) -> Iterator[str]:

@@ -150,6 +150,8 @@ def without_convolution(spec: Any) -> Any:
     """An attention, or a list of them, without its convolution of tokens, where an option leaves that out."""
     if spec is None or isinstance(spec, list):
         return spec and [without_convolution(one) for one in spec]
+    if isinstance(spec, dict) and "layout" in spec:
+        return spec | {"linear": without_convolution(spec["linear"])} if "linear" in spec else spec
     name, options = attentions.parse(spec)
     given = parameters_of(attentions.get(name)) | options
     for option, off in CONVOLUTIONS.items():
@@ -163,7 +165,7 @@ def value_label(key: str, value: Any) -> str:
     match value:
         case str():
             return value
-        case {"name": str(name), **options}:
+        case {"name": str(name), **options} | {"layout": str(name), **options}:
             return "-".join([name, *(f"{option}{_plain(given)}" for option, given in options.items())])
         case [*values] if any(isinstance(entry, str | dict) for entry in values):
             runs = [
