@@ -115,7 +115,7 @@ def test_what_is_imported_is_declared():
     imported -= {*sys.stdlib_module_names, "linvit", "pytest", "triton"}
     optional = [
         package
-        for extra in ("ray", "slurm", "detection", "geo", "export")
+        for extra in ("ray", "slurm", "detection", "geo", "export", "transformers")
         for package in project["optional-dependencies"][extra]
     ]
     extras = {normalised(re.split(r"[<>=]", package)[0]) for package in optional}

@@ -104,7 +104,7 @@ def test_gdla_equals_the_authors(golden: Golden, dtype: torch.dtype) -> None:
     names = {"lambda_scale": "lambda_scale", "ln.weight": "norm"}
     module = built(golden, "gdla", dtype, names)
     given = golden.inputs(dtype)
-    golden.check_call(module.core(*given[:3], grid_of(golden), given[3]), given)
+    golden.check_call(module.mixed(*given), given)
     check_parameters(golden, module, names)
 
 
@@ -121,7 +121,7 @@ def test_gdla_layer_equals_the_authors(golden: Golden, dtype: torch.dtype) -> No
         module = create_attention("gdla", dim=dim, num_heads=heads, grid=grid)
         del module.lambda_scale, module.norm
         module.lambda_scale, module.norm = scale, leaves["ln.weight"]  # leaves of the file
-        return module.core(q, k, v, grid, gate).transpose(1, 2).flatten(2)
+        return module.mixed(q, k, v, gate).transpose(1, 2).flatten(2)
 
     z = F.linear(x, leaves["qkvg.weight"], leaves.get("qkvg.bias"))
     main = core(z, leaves["lambda_scale_main"])
@@ -158,7 +158,7 @@ def test_lion_equals_the_authors(golden: Golden, dtype: torch.dtype) -> None:
         golden.check_call(module(*given, grid), given)
         check_parameters(golden, module, names)
     else:
-        golden.check_call(module.core(*given[:3], grid, torch.stack([-gate for gate in given[3:]])), given)
+        golden.check_call(module.mixed(*given[:3], grid, torch.stack([-gate for gate in given[3:]])), given)
 
 
 @both_precisions
@@ -200,7 +200,7 @@ def test_delta_rules_equal_flash_linear_attention(golden: Golden, dtype: torch.d
     q, k, v, beta, *log = given
     log = log[0] if log else torch.zeros_like(beta)
     if options.get("qk_l2norm", True):
-        out = module.core(q, k, v, grid_of(golden), beta, log)
+        out = module.directed(q, k, v, beta, log, grid_of(golden))
     else:
         out = module.mixed(q, k, v, beta, log, grid_of(golden))
     golden.check_call(out, given)

@@ -1,6 +1,6 @@
-"""The delta rule in several directions: a memory that replaces the value of a key instead of adding to it.
+"""The delta rule in several directions: `S_t = a S + beta k (v - a S^T k)^T` replaces what a key has stored.
 
-In each order of the tokens `S_t = a_t S_{t-1} + beta_t k_t (v_t - a_t S_{t-1}^T k_t)^T` and
+In each order of the tokens, in full, `S_t = a_t S_{t-1} + beta_t k_t (v_t - a_t S_{t-1}^T k_t)^T` and
 `o_t = S_t^T q_t / sqrt(d)`, with q and k divided by `sqrt(sum of squares + 1e-6)`; outputs of all orders are added. The
 orders are row by row and its reverse, with `directions: 4` column by column and its reverse as well.
 `beta = sigmoid(W x)` of the layer's input. `delta` has a = 1. `gated_delta` has
@@ -57,14 +57,13 @@ class DeltaAttention(Attention):
         self.b_proj = nn.Linear(dim, num_heads, bias=False)
         self.declare(state_size=directions * self.key_dim * dim)
 
-    def forward(
+    def core(
         self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, x: Tensor | None = None, mask: Tensor | None = None
     ) -> Tensor:
         """(B, h, N, dk) twice, (B, h, N, d), and the layer's input x (B, N, C) -> (B, h, N, d)."""
         if x is None:
             raise UserError(f"{type(self).__name__} makes its gates from the layer's input; pass it as x=")
-        beta, log = self.gates(x, mask)
-        return self.core(q, k, v, grid, beta, log)
+        return self.directed(q, k, v, *self.gates(x, mask), grid)
 
     def gates(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Strengths beta of writing and logarithms of the factors a, (B, h, N), of the layer's input (B, N, C)."""
@@ -72,7 +71,7 @@ class DeltaAttention(Attention):
         beta = beta if mask is None else beta * mask[:, None]
         return beta, torch.zeros_like(beta)
 
-    def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, beta: Tensor, log: Tensor) -> Tensor:
+    def directed(self, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log: Tensor, grid: Grid) -> Tensor:
         """The formula, with beta and log a, (B, h, N)."""
         return self.mixed(unit(q), unit(k), v, beta.to(v.dtype), log.to(v.dtype), grid)
 
@@ -121,9 +120,9 @@ class GatedDeltaAttention(DeltaAttention):
         log = -self.A_log.to(a.dtype).exp()[:, None] * F.softplus(a + self.dt_bias.to(a.dtype)[:, None])
         return beta, log if mask is None else log * mask[:, None]
 
-    def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, beta: Tensor, log: Tensor) -> Tensor:
+    def directed(self, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log: Tensor, grid: Grid) -> Tensor:
         """The formula, with beta and log a, (B, h, N)."""
-        out = super().core(F.silu(q), F.silu(k), F.silu(v), grid, beta, log)
+        out = super().directed(F.silu(q), F.silu(k), F.silu(v), beta, log, grid)
         return F.rms_norm(out, (self.head_dim,), self.norm.to(out.dtype), NORM_EPS)
 
     def attention_matrix(self, q: Tensor, k: Tensor, v: Tensor | None, grid: Grid, x: Tensor) -> Tensor:

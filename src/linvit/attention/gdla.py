@@ -1,4 +1,4 @@
-"""Gated differential linear attention: the difference of two linear attentions, normalised, times a gate.
+"""Gated differential linear attention: `o = RMSNorm(A_1 v - lambda A_2 v) sigmoid(gate)`.
 
 `y = A_1 v - lambda A_2 v` with `A_b = phi(q_b) phi(k_b)^T / (phi(q_b) sum_m phi(k_bm) + 1e-6)` on the two halves of a
 head's queries and keys, phi = elu + 1, and a learnt lambda of each channel; then `o = RMSNorm(y) sigmoid(W x + b)`
@@ -48,15 +48,15 @@ class GDLAttention(Attention):
         self.gate_proj = nn.Linear(dim, dim)
         self.declare(max_rank=self.key_dim, state_size=self.key_dim * (dim + num_heads))
 
-    def forward(
+    def core(
         self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, x: Tensor | None = None, mask: Tensor | None = None
     ) -> Tensor:
         """(B, h, N, dk) twice, (B, h, N, d), and the layer's input x (B, N, C) -> (B, h, N, d)."""
         if x is None:
             raise UserError("gdla makes its gate from the layer's input; pass it as x=")
-        return self.core(q, k, v, grid, split_heads(linear_as_given(self.gate_proj, x), self.num_heads), mask)
+        return self.mixed(q, k, v, split_heads(linear_as_given(self.gate_proj, x), self.num_heads), mask)
 
-    def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, gate: Tensor, mask: Tensor | None = None) -> Tensor:
+    def mixed(self, q: Tensor, k: Tensor, v: Tensor, gate: Tensor, mask: Tensor | None = None) -> Tensor:
         """The formula, with the gate (B, h, N, d) before its sigmoid."""
         first, second = (linear_attention(*half, v, EPS) for half in self._halves(q, k, mask))
         y = first - self.lambda_scale.to(v.dtype)[:, None] * second

@@ -1,6 +1,6 @@
-"""JetViT's linear block: ReLU linear attention plus a convolution whose kernels depend on the image.
+"""JetViT's linear block: `o = relu(q) (relu(k)^T v) / (relu(q) sum_m relu(k_m)) + conv(v)`, with kernels of the image.
 
-`o = relu(q) (relu(k)^T v) / max(relu(q) sum_m relu(k_m), 1e-6) + conv(v)`. The depthwise convolution has one k x k
+The denominator is at least 1e-6. The depthwise convolution has one k x k
 kernel per image and channel, made of the mean of the values over the patches by `B SiLU(A mean + a) + b`; at first B
 and b are zero, so a converted network begins as pure linear attention. Class and register tokens take part in the
 linear attention alone.
@@ -10,8 +10,6 @@ code of the authors; it begins with torch's initial values instead of zeros (`ze
 Cost: `2 N C dk + N h dk + k^2 P C + C (C / r) + k^2 C (C / r)` MACs with a hidden layer of C / r channels. Rank: N per
 channel (dk without the convolution). A query without a positive entry gets zeros of the linear part.
 """
-
-from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -61,19 +59,15 @@ class JetViTAttention(Attention):
         self.mlp = nn.Sequential(nn.Linear(dim, hidden), nn.SiLU(), last)
         self.declare(state_size=dim * (self.key_dim + 1) + num_heads * self.key_dim)
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, mask: Tensor | None = None, **extra: Any) -> Tensor:
+    def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, mask: Tensor | None = None) -> Tensor:
         """(B, h, N, dk), (B, h, N, dk), (B, h, N, d) -> (B, h, N, d); keys outside `mask` (B, N) take no part."""
+        keys = F.relu(k)
         if mask is not None:
-            v = v.masked_fill(~mask[:, None, :, None], 0)
+            keys, v = keys * mask[:, None, :, None], v.masked_fill(~mask[:, None, :, None], 0)
         tokens = join_heads(v)
         local = convolve_each(grid.plane(tokens), self.kernels(tokens, grid, mask)).flatten(2).mT
         local = split_heads(F.pad(local, (0, 0, grid.num_prefix, 0)), self.num_heads)
-        return local.to(v.dtype) + self.core(q, k, v, grid, mask)
-
-    def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, mask: Tensor | None = None) -> Tensor:
-        """The linear attention."""
-        keys = F.relu(k) if mask is None else F.relu(k) * mask[:, None, :, None]
-        return linear_attention(F.relu(q), keys, v, EPS, least=True)
+        return local + linear_attention(F.relu(q), keys, v, EPS, least=True)
 
     def kernels(self, tokens: Tensor, grid: Grid, mask: Tensor | None = None) -> Tensor:
         """Kernels (B, C, k, k) of values (B, N, C), whose entries outside the mask are zero."""

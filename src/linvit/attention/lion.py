@@ -1,4 +1,4 @@
-"""LION: linear attention whose weights decay with the distance in the sequence, in both directions.
+"""LION: `o_i = sum_j A_ij v_j / sum_j A_ij`, linear attention whose weights decay with the distance in the sequence.
 
 `o_i = sum_j A_ij v_j / (sum_j A_ij + 1e-6)` with `A_ij = phi(q_i) phi(k_j) / sqrt(d) M_ij` and
 `phi(x) = (SiLU(x) + 1/2) / ||SiLU(x) + 1/2||`. M_ij is the product of factors a over the tokens from the key
@@ -59,7 +59,7 @@ class LionAttention(Attention):
         else:
             self.factors_of_heads = nn.ParameterList(torch.randn(num_heads) for _ in range(self.orders))
 
-    def forward(
+    def core(
         self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, x: Tensor | None = None, mask: Tensor | None = None
     ) -> Tensor:
         """(B, h, N, dk) twice, (B, h, N, d), and with `selective` the layer's input (B, N, C) -> (B, h, N, d)."""
@@ -69,9 +69,9 @@ class LionAttention(Attention):
             raise UserError("lion with decay=selective makes its factors from the layer's input; pass it as x=")
         else:
             logits = [-linear_as_given(cast("nn.Linear", gate), x).mT for gate in self.gates]
-        return self.core(q, k, v, grid, torch.stack([*logits]), mask)
+        return self.mixed(q, k, v, grid, torch.stack(logits), mask)
 
-    def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, logits: Tensor, mask: Tensor | None = None) -> Tensor:
+    def mixed(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, logits: Tensor, mask: Tensor | None = None) -> Tensor:
         """The formula, with factors a = sigmoid(logits), (orders, B or 1, h, N)."""
         left_out = None if mask is None else ~mask[:, None, :, None]
         queries, keys = features(q), features(k)

@@ -1,6 +1,6 @@
-"""LoLCATs: softmax weights for near keys, those of a learnt linear attention for all others, and one normaliser.
+"""LoLCATs: `o_i = sum_j e_ij v_j / sum_j e_ij`, softmax weights for near keys and linear attention for all others.
 
-`o_i = sum_j e_ij v_j / sum_j e_ij` with `e_ij = g exp(s_ij)`, `s_ij = q_i k_j / sqrt(d)`, for keys of the query's
+`e_ij = g exp(s_ij)` with `s_ij = q_i k_j / sqrt(d)`, for keys of the query's
 window, and `e_ij = l phi(q_i) phi(k_j)` for the others: g = sigmoid(window_factors) of each head, l = 1, or 1 - g with
 `affine`, and phi of Hedgehog (`hedgehog`). With `shift`, as published, `e_ij = g exp(s_ij - max_j s_ij)`: the maximum
 is subtracted from the near keys alone, so it does not cancel, and the linear part weighs the more the sharper a row.

@@ -1,4 +1,4 @@
-"""Sparse-linear attention with windows: softmax inside windows, and linear attention over the keys outside.
+"""Sparse-linear attention with windows: `o = a o_s + (1 - a) o_l`, softmax inside windows and linear attention outside.
 
 `o_s = softmax(q k^T / sqrt(d)) v` over the keys of the query's window, and
 `o_l = phi(q) (phi(k)^T v) / (phi(q) sum_m phi(k_m) + 1e-5)` over the rest of the keys, or over all. They are combined
@@ -58,6 +58,7 @@ class SLAttention(Attention):
     ) -> None:
         super().__init__(dim, num_heads, grid, key_dim=key_dim)
         check_number("window_size", window_size, at_least=1, whole=True)
+        check_number("init_alpha", init_alpha)
         check_choice("linear", linear, ["rest", "all"])
         check_choice("combine", combine, ["alpha", "proj"])
         check_choice("feature_map", feature_map, ["softmax", "elu", "relu"])

@@ -34,7 +34,7 @@ COLUMNS = {
 EPILOG = """examples:
   linvit list                                 all attentions, backbones, heads
   linvit list attentions --filter "*linear*"  names that match a wildcard
-  linvit list attentions --layouts            hybrids: full, window, linear by block
+  linvit list attentions --layouts            full, window or linear by block
   linvit list attentions focused              formula, paper, cost and options
   linvit list backbones --filter "flatten_*"  sizes and published accuracy
   linvit list backbones flatten_swin_tiny     the same of one, and its options

@@ -61,7 +61,9 @@ def test_nothing_but_the_inputs_is_kept_in_the_precision_in_which_they_came(name
     work = partial(of, *given, GRID, **layer_input(of))
     copies_of_v = {"focused": 1}.get(name, 2 * ("convolution" in of.matrix_parts()))
     cast = sum(conv.weight.nbytes // 2 for conv in of.modules() if isinstance(conv, nn.Conv1d | nn.Conv2d))
-    taken = sum(x.nbytes for x in layer_input(of).values() if name in ("vssd", "vittt"))  # all of it, not its means
+    taken = sum(
+        x.nbytes for x in layer_input(of).values() if name in ("vssd", "vittt", "gdla", "delta", "gated_delta")
+    )  # all of it, not its means
     most = (len({id(x) for x in given}) + copies_of_v) * given[0].nbytes + cast + taken
     with torch.autocast("cpu", torch.bfloat16):
         kept = kept_for_backward(work, of)
