@@ -4,7 +4,8 @@
 head's queries and keys, phi = elu + 1, and a learnt lambda of each channel; then `o = RMSNorm(y) sigmoid(W x + b)`
 with x the layer's input.
 
-Paper: Zheng et al. 2026, "GDLA". Follows the core of the authors' code; the rest of their layer, a second branch on
+Paper: Zheng et al. 2026, "Gated Differential Linear Attention: A Linear-Time Decoder for High-Fidelity Medical
+Segmentation" (CVPR Findings). Follows the core of the authors' code; the rest of their layer, a second branch on
 convolved projections whose output is joined to the first, is not part of the mechanism.
 Cost: `2 N C dk + N h dk + N C^2` MACs. Rank: at most dk per channel. Rows of channel c sum to 1 - lambda_c before the
 norm.

@@ -1,12 +1,12 @@
 """JetViT's linear block: `o = relu(q) (relu(k)^T v) / (relu(q) sum_m relu(k_m)) + conv(v)`, with kernels of the image.
 
-The denominator is at least 1e-6. The depthwise convolution has one k x k
-kernel per image and channel, made of the mean of the values over the patches by `B SiLU(A mean + a) + b`; at first B
-and b are zero, so a converted network begins as pure linear attention. Class and register tokens take part in the
-linear attention alone.
+The denominator is at least 1e-6. The depthwise convolution has one k x k kernel per image and channel, made of the mean
+of the values over the patches by `B SiLU(A mean + a) + b`; at first B and b are zero, so a converted network begins as
+pure linear attention. Class and register tokens take part in the linear attention alone.
 
-Paper: Zou et al. 2026, "JetViT" (CVPR Findings). Follows the public implementation in vit-pytorch, since there is no
-code of the authors; it begins with torch's initial values instead of zeros (`zero_init: false`).
+Paper: Zou et al. 2026, "JetViT: Efficient High-Resolution Vision Transformer with Post-Training Attention Search" (CVPR
+Findings). Follows the public implementation in vit-pytorch, since there is no code of the authors yet; it begins with
+torch's initial values instead of zeros (`zero_init: false`).
 Cost: `2 N C dk + N h dk + k^2 P C + C (C / r) + k^2 C (C / r)` MACs with a hidden layer of C / r channels. Rank: N per
 channel (dk without the convolution). A query without a positive entry gets zeros of the linear part.
 """

@@ -1,9 +1,9 @@
 """LoLCATs: `o_i = sum_j e_ij v_j / sum_j e_ij`, softmax weights for near keys and linear attention for all others.
 
-`e_ij = g exp(s_ij)` with `s_ij = q_i k_j / sqrt(d)`, for keys of the query's
-window, and `e_ij = l phi(q_i) phi(k_j)` for the others: g = sigmoid(window_factors) of each head, l = 1, or 1 - g with
-`affine`, and phi of Hedgehog (`hedgehog`). With `shift`, as published, `e_ij = g exp(s_ij - max_j s_ij)`: the maximum
-is subtracted from the near keys alone, so it does not cancel, and the linear part weighs the more the sharper a row.
+`e_ij = g exp(s_ij)` with `s_ij = q_i k_j / sqrt(d)` for keys of the query's window, and `e_ij = l phi(q_i) phi(k_j)`
+for the others: g = sigmoid(window_factors) of each head, l = 1, or 1 - g with `affine`, and phi of Hedgehog
+(`hedgehog`). With `shift`, as published, `e_ij = g exp(s_ij - max_j s_ij)`: the maximum is subtracted from the near
+keys alone, so it does not cancel, and the linear part weighs the more the sharper a row.
 
 Paper: Zhang et al. 2025, "LoLCATs: On Low-Rank Linearizing of Large Language Models" (ICLR). There, near keys are the
 last 64 of a sequence; here they are the query's window in the grid, or its neighbourhood. Class and register tokens are
