@@ -15,8 +15,7 @@ with N tokens padded to S in chunks of T = 64, and g = 1, or 2 where it is gated
 sign, and there is no normaliser.
 """
 
-import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -24,8 +23,8 @@ from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
 from linvit.attention.declarations import Facts, Host
-from linvit.attention.ops.functional import is_exporting, linear_as_given
-from linvit.attention.ops.orders import chunked, columns
+from linvit.attention.ops.functional import initial_steps, is_exporting, linear_as_given
+from linvit.attention.ops.orders import both_directions, chunked, columns
 from linvit.errors import UserError
 
 CHUNK, EPS, NORM_EPS = 64, 1e-6, 1e-5
@@ -78,12 +77,9 @@ class DeltaAttention(Attention):
     def mixed(self, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log: Tensor, grid: Grid) -> Tensor:
         """The sum over all directions, linear in v."""
         given = q * self.key_dim**-0.5, k, v, beta.unsqueeze(-1), log.unsqueeze(-1)
-        out = delta_rule(*given) + delta_rule(*(x.flip(2) for x in given)).flip(2)
+        out = both_directions(delta_rule, *given)
         if self.directions == 4:
-            order = columns(grid, q.device)
-            given = tuple(x[:, :, order] for x in given)  # type: ignore[assignment]
-            across = delta_rule(*given) + delta_rule(*(x.flip(2) for x in given)).flip(2)
-            out = out + across[:, :, order.argsort()]
+            out = out + both_directions(delta_rule, *given, order=columns(grid, q.device))
         return out
 
 
@@ -91,26 +87,17 @@ class GatedDeltaAttention(DeltaAttention):
     """The gated delta rule in two or four directions, O(N d^2), sequential over chunks of 64 tokens.
 
     Args:
-        directions: 2: row by row and back; 4: column by column and back as well.
+        options: Those of `DeltaAttention`.
     """
 
     host = Host(input=True, gate="silu")
     facts = Facts(complexity="O(N)", same_grid=True, fades=True, linear_in_values=False, matrix_is_exact=False)
 
-    def __init__(
-        self,
-        dim: int,
-        num_heads: int,
-        grid: Grid,
-        *,
-        key_dim: int | None = None,
-        directions: Literal[2, 4] = 2,
-    ) -> None:
-        super().__init__(dim, num_heads, grid, key_dim=key_dim, directions=directions)
+    def __init__(self, dim: int, num_heads: int, grid: Grid, **options: Any) -> None:
+        super().__init__(dim, num_heads, grid, **options)
         self.a_proj = nn.Linear(dim, num_heads, bias=False)
         self.A_log = nn.Parameter(torch.empty(num_heads).uniform_(0, 16).clamp_min(1e-4).log())
-        steps = torch.empty(num_heads).uniform_(math.log(1e-3), math.log(0.1)).exp().clamp_min(1e-4)
-        self.dt_bias = nn.Parameter(steps + torch.log(-torch.expm1(-steps)))  # of which softplus gives the steps back
+        self.dt_bias = nn.Parameter(initial_steps(num_heads))
         self.norm = nn.Parameter(torch.ones(self.head_dim))
 
     def gates(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:

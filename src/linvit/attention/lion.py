@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from linvit.attention.base import Attention, Grid
 from linvit.attention.declarations import Facts
 from linvit.attention.ops.functional import is_exporting, l2_norm, linear_as_given
-from linvit.attention.ops.orders import boustrophedon, chunked
+from linvit.attention.ops.orders import both_directions, boustrophedon, chunked
 from linvit.errors import UserError, check_choice
 
 CHUNK, EPS = 64, 1e-6
@@ -84,20 +84,12 @@ class LionAttention(Attention):
         ones = torch.cat([v, torch.ones_like(v[..., :1])], -1)  # whose last channel becomes the denominator
         sums = (queries * keys).sum(-1, keepdim=True) * ones
         for number, log in enumerate(logs):
-            sums = sums + self._both_directions(queries, keys, ones, log, grid, number) / self.orders
+            order = None if self.orders == 1 else boustrophedon(grid, q.device, by_columns=number == 1)
+            given = queries, keys, ones, log.expand(*q.shape[:2], -1, -1)
+            sums = sums + both_directions(decayed_sums, *given, order=order) / self.orders
         sums = self.key_dim**-0.5 * sums
         out: Tensor = sums[..., :-1] / (sums[..., -1:] + EPS)
         return out
-
-    def _both_directions(self, q: Tensor, k: Tensor, v: Tensor, log: Tensor, grid: Grid, number: int) -> Tensor:
-        """Sums over all other keys in an order of the tokens, back in the order of the grid."""
-        log = log.expand(*q.shape[:2], -1, -1)
-        if self.orders == 1:
-            return decayed_sums(q, k, v, log) + decayed_sums(*(x.flip(2) for x in (q, k, v, log))).flip(2)
-        order = boustrophedon(grid, q.device, by_columns=number == 1)
-        q, k, v, log = (x[:, :, order] for x in (q, k, v, log))
-        out = decayed_sums(q, k, v, log) + decayed_sums(*(x.flip(2) for x in (q, k, v, log))).flip(2)
-        return out[:, :, order.argsort()]
 
 
 def _gate(dim: int, num_heads: int) -> nn.Linear:

@@ -63,6 +63,7 @@ class SLAttention(Attention):
         check_choice("combine", combine, ["alpha", "proj"])
         check_choice("feature_map", feature_map, ["softmax", "elu", "relu"])
         self.window_size, self.linear, self.feature_map = window_size, linear, feature_map
+        self.declare(state_size=self.key_dim * (dim + num_heads))
         self.alpha: nn.Parameter | None = None
         self.proj_l: nn.Linear | None = None
         if combine == "alpha":
@@ -71,7 +72,7 @@ class SLAttention(Attention):
             self.proj_l = nn.Linear(self.head_dim, self.head_dim)
             nn.init.zeros_(self.proj_l.weight)
             nn.init.zeros_(self.proj_l.bias)
-            self.declare(linear_in_values=False, matrix_is_exact=False, state_size=dim * (self.key_dim + 1))
+            self.declare(linear_in_values=False, matrix_is_exact=False)
 
     def features(self, x: Tensor) -> Tensor:
         """Features phi of queries or keys, (B, h, N, dk) -> (B, h, N, dk)."""

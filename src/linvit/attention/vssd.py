@@ -15,8 +15,6 @@ The output grows with N and with the cube of the input, and may leave the range 
 the sum; the convolution passes the prefix by.
 """
 
-import math
-
 import torch
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
@@ -24,7 +22,7 @@ from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
 from linvit.attention.declarations import Facts, Gate, Host, OutNorm
-from linvit.attention.ops.functional import join_heads, split_heads
+from linvit.attention.ops.functional import initial_steps, join_heads, split_heads
 from linvit.attention.ops.value_conv import convolve_as_given, depthwise_conv
 from linvit.errors import UserError, check_number
 
@@ -78,8 +76,7 @@ class VSSDAttention(Attention):
         self.conv2d = depthwise_conv(self.dim + 2 * self.key_heads * self.key_dim, 3)
         self.dt = nn.Linear(dim, num_heads)
         trunc_normal_(self.dt.weight, std=0.02)
-        steps = torch.empty(num_heads).uniform_(math.log(1e-3), math.log(0.1)).exp()
-        self.dt.bias.data = steps + torch.log(-torch.expm1(-steps))  # of which softplus gives the steps back
+        self.dt.bias.data = initial_steps(num_heads)
         self.A_log = nn.Parameter(torch.empty(num_heads).uniform_(1, 16).log())
         self.D = nn.Parameter(torch.ones(num_heads))
 

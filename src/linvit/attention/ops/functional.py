@@ -64,6 +64,12 @@ def linear_as_given(layer: nn.Linear, x: Tensor) -> Tensor:
     return F.linear(x, layer.weight.to(x.dtype), None if layer.bias is None else layer.bias.to(x.dtype))
 
 
+def initial_steps(count: int) -> Tensor:
+    """Biases (count,) of step sizes, softplus of which is log-uniform from 0.001 to 0.1, as Mamba begins."""
+    steps = torch.empty(count).uniform_(math.log(1e-3), math.log(0.1)).exp()
+    return steps + torch.log(-torch.expm1(-steps))
+
+
 def join_heads(x: Tensor) -> Tensor:
     """(B, h, N, d) -> (B, N, h d); a view of what `split_heads` gave."""
     return x.transpose(1, 2).flatten(2)

@@ -1,7 +1,10 @@
 """Orders in which recurrent mechanisms read the tokens of a grid; the prefix comes first in each."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from linvit.attention.base import Grid
 
@@ -31,5 +34,16 @@ def chunked(x: Tensor, length: int) -> Tensor:
     """Tokens of (..., N, d) in n chunks of a length, (..., n, length, d), with zeros behind the last."""
     chunks = -(-x.shape[-2] // length)
     missing = chunks * length - x.shape[-2]
-    padded = torch.nn.functional.pad(x, (0, 0, 0, missing)) if missing else x
+    padded = F.pad(x, (0, 0, 0, missing)) if missing else x
     return padded.unflatten(-2, (chunks, length))  # type: ignore[no-any-return]
+
+
+def both_directions(scan: Callable[..., Tensor], *given: Tensor, order: Tensor | None = None) -> Tensor:
+    """The sum of what `scan` makes of tokens (B, h, N, ...) from the first to the last and back, (B, h, N, d).
+
+    It reads them in an order (N,) of their numbers, or as they are; its output is in the order of the grid.
+    """
+    if order is not None:
+        given = tuple(x[:, :, order] for x in given)
+    out = scan(*given) + scan(*(x.flip(2) for x in given)).flip(2)
+    return out if order is None else out[:, :, order.argsort()]

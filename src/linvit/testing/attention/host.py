@@ -32,9 +32,9 @@ def prefix_tokens(subject: AttentionSubject) -> str:
         pairs = {f"of prefix token {i} on patches": (slice(i, i + 1), patches) for i in range(grid.num_prefix)}
         pairs["of the patches on a prefix token"] = (patches, prefix)
         given = inputs(mechanism, grid)
-        least_of = torch.amax if mechanism.facts.fades else torch.amin
+        over_patches = torch.amax if mechanism.facts.fades else torch.amin
         effects = {
-            name: float(least_of(_change(mechanism, given, moved)[seen])) for name, (moved, seen) in pairs.items()
+            name: float(over_patches(_change(mechanism, given, moved)[seen])) for name, (moved, seen) in pairs.items()
         }
         name = min(effects, key=lambda name: effects[name])
         require(effects[name] > SEEN, f"the effect {name} is {effects[name]:.0e} at {sized(grid)}")
