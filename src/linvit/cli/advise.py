@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--smaller", metavar="MODEL", help="a smaller model, as a rival (timm's next of the family)")
     parser.add_argument("--compile", action="store_true", help="measure softmax by torch.compile too; takes minutes")
     parser.add_argument("--all", action="store_true", help="measure mechanisms also at sizes without room")
-    parser.add_argument("--data", metavar="SOURCE", help="images, as --data.source: train and score, too")
+    parser.add_argument("--data", metavar="SOURCE", help="images, as --data.source: train and score as well")
     parser.add_argument("--hours", type=float, default=0.5, help="for this training, all rows together (%(default)s)")
     parser.add_argument("--threads", type=int, help="of torch on a CPU (torch's; one if the machine is busy)")
     parser.add_argument("--output", type=Path, metavar="FOLDER", help="for advise.json and advise.html (advise/DATE)")
