@@ -24,7 +24,7 @@ from linvit.io.plain_text import markdown_table
 from linvit.runs.conditions import conditions
 
 LINE = 22  # pixels
-README = """# Gallery: all attentions on the digits
+README = """# Gallery: attentions on the digits
 
 `{command}`
 
