@@ -1,18 +1,23 @@
 """Local and linear attention in one layer, decays and delta rules: their references, and the formulas written out."""
 
 import itertools
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
+import linvit
 from linvit import Attention, AttentionLayer, Grid, UserError, create_attention
 from linvit.analysis import attention_matrix
 from linvit.attention import delta, lion
 from linvit.attention.ops.local import Neighbourhoods, Windows
+from linvit.layers.block import Block
+from linvit.layers.mlp import feed_forward
+from linvit.layers.windows import WindowAttention
 from tests.golden_files import Golden, both_precisions, of_case
 from tests.helpers import assert_near, assert_same_gradients, inputs, mechanism, randn
 
@@ -35,7 +40,8 @@ def grid_of(golden: Golden) -> Grid:
     return Grid((kwargs["H"], kwargs["W"]), num_prefix=kwargs.get("num_prefix", 0))
 
 
-def check_parameters(golden: Golden, module: Attention, names: Mapping[str, str]) -> None:
+def check_named(golden: Golden, module: nn.Module, names: Mapping[str, str]) -> None:
+    """Holds the gradients of all parameters of a file; `names` has ours by theirs."""
     assert {f"grad_param.{name}" for name in names} == {*golden.named("grad_param.")}
     for theirs, ours in names.items():
         grad = module.get_parameter(ours).grad
@@ -54,7 +60,25 @@ def test_sla_equals_the_formula(golden: Golden, dtype: torch.dtype) -> None:
     module = built(golden, "sla", dtype, names, **options)
     given = golden.inputs(dtype)
     golden.check_call(module(*given, grid_of(golden)), given)
-    check_parameters(golden, module, names)
+    check_named(golden, module, names)
+
+
+@both_precisions
+@of_case("sla_blocks_core")
+def test_sla_selects_the_blocks_of_the_authors(golden: Golden, dtype: torch.dtype) -> None:
+    """Of a sequence, which is a grid of one row; their `rest` has no 1e-5 in the denominator."""
+    official, options = golden.constructor, dict(golden.meta["options"])
+    assert options.pop("select") == "topk"
+    blocks = official["BLKQ"], official["BLKK"]
+    grid = Grid((1, golden.tensors["input.q"].shape[2]))
+    size = {"dim": official["dim"], "num_heads": official["num_heads"], "grid": grid}
+    module = create_attention({"name": "sla", "topk": official["topk"], "blocks": blocks, **options}, **size).to(dtype)
+    module.load_state_dict(golden.parameters())
+    given = golden.inputs(dtype)
+    chosen = module.near(*given[:2], grid).others == 0
+    assert torch.equal(chosen, golden.tensors["aux.map"] > 0)
+    golden.check_call(module(*given, grid), given)
+    check_named(golden, module, {name: name for name in golden.parameters()})
 
 
 @both_precisions
@@ -66,7 +90,7 @@ def test_lolcats_equals_the_authors(golden: Golden, dtype: torch.dtype) -> None:
     module = built(golden, "lolcats", dtype, names, **options)
     given = golden.inputs(dtype)
     golden.check_call(module(*given, grid_of(golden)), given)
-    check_parameters(golden, module, names)
+    check_named(golden, module, names)
 
 
 @both_precisions
@@ -76,7 +100,7 @@ def test_jetvit_equals_the_public_code(golden: Golden, dtype: torch.dtype) -> No
     module = built(golden, "jetvit", dtype, names, kernel_size=golden.constructor["kernel_size"])
     given = golden.inputs(dtype)
     golden.check_call(module(*given, grid_of(golden)), given)
-    check_parameters(golden, module, names)
+    check_named(golden, module, names)
 
 
 @both_precisions
@@ -98,6 +122,113 @@ def test_jetvit_layer_equals_the_public_code(golden: Golden, dtype: torch.dtype)
     golden.check_leaves(leaves)
 
 
+def jetvit_name(name: str) -> str:
+    """Our name of a parameter of a layer of JetViT's public code."""
+    changed = {"norm": "norm1", "to_qkv": "attn.qkv", "to_out.0": "attn.proj", "dynamic_conv": "attn.mechanism"}
+    changed["rel_pos_bias.weight"] = "attn.relative_position_bias_table"
+    first = next(theirs for theirs in changed if name.startswith(theirs))
+    return changed[first] + name.removeprefix(first)
+
+
+def jetvit_block(golden: Golden, kind: str, grid: Grid) -> Block:
+    """A block of JetViT's public code: linear, in windows (with a bias of positions), or full."""
+    official = golden.constructor
+    width, hidden = official["dim"], official.get("mlp_dim", 1)
+    heads = official.get("heads", width // official["dim_head"])
+    options = {"attention": "jetvit" if kind == "LA" else "softmax", "qkv_bias": False}
+    layer: AttentionLayer = (
+        WindowAttention(width, heads, grid, window=official["window_size"], proj_bias=False, **options)
+        if kind == "WA"
+        else AttentionLayer(width, heads, grid, **options)
+    )
+    return Block(width, layer, feed_forward("mlp", width, hidden), 0.0, norm_eps=1e-5)
+
+
+@both_precisions
+@of_case("jetvit_window")
+def test_jetvits_windows_equal_the_public_code(golden: Golden, dtype: torch.dtype) -> None:
+    """Its layer is the norm and the attention of one of our blocks."""
+    grid = grid_of(golden)
+    block = jetvit_block(golden, "WA", grid).to(dtype)
+    names = {name: jetvit_name(name) for name in golden.parameters()}
+    state = {ours: golden.tensors[f"param.{name}"] for name, ours in names.items()}
+    block.load_state_dict(state, strict=False)  # the rest of the block has no part
+    (x,) = given = golden.inputs(dtype)
+    golden.check_call(block.attn(block.norm1(x), grid), given)
+    check_named(golden, block, names)
+
+
+@both_precisions
+@of_case("jetvit_backbone")
+def test_jetvits_network_equals_the_public_code(golden: Golden, dtype: torch.dtype) -> None:
+    """It is our plain network with the norms of its embedding, which normalise pixels, and blocks of three kinds."""
+    official = golden.constructor
+    side, kinds = official["patch_size"], official["attn_layers"]
+    net = linvit.create_backbone(
+        "deit_nano",
+        attention=[{"LA": "jetvit", "WA": "window", "FA": "softmax"}[kind] for kind in kinds],
+        num_classes=official["num_classes"],
+        img_size=official["image_size"],
+        patch_size=side,
+        embed_dim=official["dim"],
+        depth=official["depth"],
+        num_heads=official["heads"],
+    )
+    net.blocks = nn.ModuleList(jetvit_block(golden, kind, net.grid) for kind in kinds)
+    net.norm.eps = 1e-5
+
+    class Embedding(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            pixels, width = side**2 * golden.tensors["input"].shape[1], official["dim"]
+            self.layers = nn.Sequential(nn.LayerNorm(pixels), nn.Linear(pixels, width), nn.LayerNorm(width))
+
+        def forward(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
+            patches = (
+                x.unflatten(3, (-1, side)).unflatten(2, (-1, side)).permute(0, 2, 4, 3, 5, 1)
+            )  # (B, H, W, p, p, c)
+            return self.layers(patches.flatten(3).flatten(1, 2)), net.grid.size
+
+    net.patch_embed = Embedding()
+
+    def ours(name: str) -> str:
+        if (found := re.match(r"transformer\.layers\.(\d+)\.0\.options\.\w+\.(.*)", name)) is not None:
+            return f"blocks.{found[1]}.{jetvit_name(found[2])}"
+        if (found := re.match(r"transformer\.layers\.(\d+)\.1\.net\.([014])\.(.*)", name)) is not None:
+            return f"blocks.{found[1]}.{ {'0': 'norm2', '1': 'mlp.fc1', '4': 'mlp.fc2'}[found[2]] }.{found[3]}"
+        if (found := re.match(r"to_patch_embedding\.([123])\.(.*)", name)) is not None:
+            return f"patch_embed.layers.{int(found[1]) - 1}.{found[2]}"
+        return {"pos_embedding": "pos_embed"}.get(name, name.replace("mlp_head", "head").replace("transformer.", ""))
+
+    names = {name: ours(name) for name in golden.parameters()}
+    net = net.to(dtype).eval()
+    shapes = net.state_dict()
+    net.load_state_dict({own: golden.tensors[f"param.{name}"].view_as(shapes[own]) for name, own in names.items()})
+    given = golden.inputs(dtype)
+    golden.check_call(net(*given), given)
+    check_named(golden, net, names)
+
+
+@both_precisions
+@of_case("vitdet_block")
+def test_vitdets_block_equals_detectron2(golden: Golden, dtype: torch.dtype) -> None:
+    """In windows the padding takes part, and a map that is smaller than a window is padded to it."""
+    official, window = golden.constructor, golden.constructor["window_size"]
+    dim, heads, grid = official["dim"], official["num_heads"], Grid(tuple(official["input_size"]))
+    positions: Any = "decomposed" if official["use_rel_pos"] else False
+    layer: AttentionLayer = (
+        WindowAttention(dim, heads, grid, window=window, shrink=False, attention="softmax", rel_pos_bias=positions)
+        if window
+        else AttentionLayer(dim, heads, grid, attention="softmax", rel_pos_bias=positions)
+    )
+    block = Block(dim, layer, feed_forward("mlp", dim, int(dim * official["mlp_ratio"])), 0.0, norm_eps=1e-6).to(dtype)
+    names = {name: name.replace("rel_pos_", "rel_pos.") for name in golden.parameters()}
+    block.load_state_dict({own: golden.tensors[f"param.{name}"] for name, own in names.items()})
+    (x,) = given = golden.inputs(dtype)
+    golden.check_call(block(x.flatten(1, 2), grid).unflatten(1, grid.size), given)
+    check_named(golden, block, names)
+
+
 @both_precisions
 @of_case("gdla_core")
 def test_gdla_equals_the_authors(golden: Golden, dtype: torch.dtype) -> None:
@@ -105,7 +236,7 @@ def test_gdla_equals_the_authors(golden: Golden, dtype: torch.dtype) -> None:
     module = built(golden, "gdla", dtype, names)
     given = golden.inputs(dtype)
     golden.check_call(module.mixed(*given), given)
-    check_parameters(golden, module, names)
+    check_named(golden, module, names)
 
 
 @both_precisions
@@ -156,7 +287,7 @@ def test_lion_equals_the_authors(golden: Golden, dtype: torch.dtype) -> None:
     module = built(golden, "lion", dtype, names, **options)
     if options["decay"] == "fixed":
         golden.check_call(module(*given, grid), given)
-        check_parameters(golden, module, names)
+        check_named(golden, module, names)
     else:
         golden.check_call(module.mixed(*given[:3], grid, torch.stack([-gate for gate in given[3:]])), given)
 
@@ -213,7 +344,7 @@ def test_gated_delta_equals_flash_linear_attention(golden: Golden, dtype: torch.
     module = built(golden, "gated_delta", dtype, names, **golden.meta["options"])
     given = golden.inputs(dtype)
     golden.check_call(module(*given[:3], grid_of(golden), x=given[3]), given)
-    check_parameters(golden, module, names)
+    check_named(golden, module, names)
 
 
 # The formulas, with N x N matrices or token by token
@@ -244,14 +375,30 @@ def naive_window(module: Any, given: Any, grid: Grid) -> Tensor:
     return logits(given.q, given.k).masked_fill(~near(grid, module.window_size), -torch.inf).softmax(-1) @ given.v
 
 
+def selected(module: Any, given: Any, grid: Grid) -> Tensor:
+    """True where the block of a key (column) is one that the block of the query selects, (B, h, N, N)."""
+    (of_queries, of_keys), tokens, p = module.blocks, grid.num_queries, grid.num_prefix
+    starts = range(p, tokens, of_keys)
+    close = torch.ones(*given.q.shape[:2], tokens, tokens, dtype=torch.bool)
+    close[..., p:, p:] = False
+    for image, head, start in itertools.product(*map(range, close.shape[:2]), range(p, tokens, of_queries)):
+        query = given.q[image, head, start : start + of_queries].mean(0)
+        scores = [float(query @ given.k[image, head, first : first + of_keys].mean(0)) for first in starts]
+        order = sorted(range(len(starts)), key=scores.__getitem__, reverse=True)
+        for block in order[: max(int(module.topk * len(starts)), 1)]:
+            first = starts[block]
+            close[image, head, start : start + of_queries, first : first + of_keys] = True
+    return close
+
+
 def naive_sla(module: Any, given: Any, grid: Grid) -> Tensor:
-    close = near(grid, module.window_size)
+    close = near(grid, module.window_size) if module.topk is None else selected(module, given, grid)
     maps = {"softmax": lambda x: x.softmax(-1), "elu": lambda x: F.elu(x) + 1, "relu": F.relu}
     weights = maps[module.feature_map](given.q) @ maps[module.feature_map](given.k).mT
     if module.linear == "rest":
         weights = weights.masked_fill(close, 0)
     distant = weights @ given.v / (weights.sum(-1, keepdim=True) + 1e-5)
-    local = naive_window(module, given, grid)
+    local = logits(given.q, given.k).masked_fill(~close, -torch.inf).softmax(-1) @ given.v
     if module.proj_l is not None:
         return local + module.proj_l(distant)
     a = module.alpha.sigmoid()[:, None, None]
@@ -358,6 +505,8 @@ FORMULAS: list[tuple[Callable[[Any, Any, Grid], Tensor], dict[str, Any]]] = [
     (naive_sla, {"name": "sla", "window_size": 3}),
     (naive_sla, {"name": "sla", "window_size": 3, "linear": "all", "feature_map": "elu"}),
     (naive_sla, {"name": "sla", "window_size": 4, "combine": "proj", "feature_map": "relu"}),
+    (naive_sla, {"name": "sla", "topk": 0.4, "blocks": [4, 3]}),
+    (naive_sla, {"name": "sla", "topk": 0.1, "blocks": [3, 8], "linear": "all", "combine": "proj"}),
     (naive_lolcats, {"name": "lolcats", "window_size": 3}),
     (naive_lolcats, {"name": "lolcats", "window_size": 2, "affine": True, "shift": True, "feature_dim": 5}),
     (naive_lolcats, {"name": "lolcats", "window_size": 3, "local": "neighbourhood"}),
@@ -391,6 +540,7 @@ def test_equals_formula(
 
 MASKED = [
     {"name": "sla", "window_size": 3},
+    {"name": "sla", "topk": 0.3, "blocks": [5, 6]},
     {"name": "lolcats", "window_size": 3},
     {"name": "window", "window_size": 3},
 ]
@@ -453,6 +603,8 @@ def test_places_beyond_the_edge_hold_no_token() -> None:
         ({"name": "lolcats", "local": "neighbourhood", "window_size": 4}, "window_size"),
         ({"name": "window", "window_size": 0}, "window_size"),
         ({"name": "sla", "linear": "none"}, "linear"),
+        ({"name": "sla", "topk": 0}, "topk"),
+        ({"name": "sla", "blocks": [64]}, "blocks must be two"),
         ({"name": "jetvit", "kernel_size": 4}, "kernel_size"),
         ({"name": "lion", "order": "z"}, "order"),
         ({"name": "delta", "directions": 3}, "directions"),

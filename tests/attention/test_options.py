@@ -54,7 +54,7 @@ BEYOND: dict[str, dict[str, list[float]]] = {
     "pola": {"alpha": [-1], "dwc_kernel": [-1, 0, 2, 2.5], "eps": [-1e-6]},
     "mhla": {"blocks": [0, 2.5], "lepe_kernel": [-1, 2, 2.5], "eps": [-1e-6]},
     "window": {"window_size": [0, 2.5]},
-    "sla": {"window_size": [0, 2.5], "init_alpha": []},
+    "sla": {"window_size": [0, 2.5], "init_alpha": [], "topk": [0, 1.5]},
     "lolcats": {"window_size": [0, 2.5], "feature_dim": [0, 2.5]},
     "jetvit": {"kernel_size": [0, 2, 2.5], "reduction": [0, 2.5]},
     "xca": {"temperature": [0, -1]},

@@ -6,7 +6,8 @@ pure linear attention. Class and register tokens take part in the linear attenti
 
 Paper: Zou et al. 2026, "JetViT: Efficient High-Resolution Vision Transformer with Post-Training Attention Search" (CVPR
 Findings). Follows the public implementation in vit-pytorch, since there is no code of the authors yet; it begins with
-torch's initial values instead of zeros (`zero_init: false`).
+torch's initial values instead of zeros (`zero_init: false`). The convolution of Jet-Nemotron's JetBlock, with kernels
+of each token, is causal in a sequence; it has no counterpart here.
 Cost: `2 N C dk + N h dk + k^2 P C + C (C / r) + k^2 C (C / r)` MACs with a hidden layer of C / r channels. Rank: N per
 channel (dk without the convolution). A query without a positive entry gets zeros of the linear part.
 """

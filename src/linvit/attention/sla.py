@@ -3,16 +3,18 @@
 `o_s = softmax(q k^T / sqrt(d)) v` over the keys of the query's window, and
 `o_l = phi(q) (phi(k)^T v) / (phi(q) sum_m phi(k_m) + 1e-5)` over the rest of the keys, or over all. They are combined
 by a learnt weight of each head, `o = a o_s + (1 - a) o_l` (SLA2), or by a linear map that all heads share and that is
-zero at first, `o = o_s + W o_l + b` (SLA), with which a network with windows is converted without a change.
+zero at first, `o = o_s + W o_l + b` (SLA), with which a network with windows is converted without a change. With
+`topk`, as published, blocks of queries select blocks of keys in the order of the sequence, by the largest products of
+their mean query and key, in the place of windows.
 
 Paper: Zhang et al. 2025, "SLA: Beyond Sparsity in Diffusion Transformers via Fine-Tunable Sparse-Linear Attention",
-and its successor SLA2 (Zhang et al. 2026). They select blocks of the sequence by the mean of q and k; here the query's
-window in the grid is what is selected. Class and register tokens are keys of every window and see all keys.
+and its successor SLA2 (Zhang et al. 2026). Class and register tokens are keys of every query and see all keys.
 Cost: `(P w^2 + (N + P) p) (h dk + C) + 2 P C dk + 2 P h dk` MACs with p prefix tokens, where w divides both sides of
-the grid and `linear: rest`. Rank: up to N; that of o_l at most the number of features, in each window with `rest`.
+the grid and `linear: rest`; with `topk: t` the softmax part is over t P keys in the place of w^2. Rank: up to N; that
+of o_l at most the number of features, in each window with `rest`.
 """
 
-import math
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -23,8 +25,8 @@ from linvit.attention.base import Attention, Grid
 from linvit.attention.declarations import Facts
 from linvit.attention.ops.activations import elu_plus_one
 from linvit.attention.ops.linear import linear_attention
-from linvit.attention.ops.local import Windows, sum_of_others, window_attention
-from linvit.errors import check_choice, check_number
+from linvit.attention.ops.local import SelectedBlocks, Windows, window_attention
+from linvit.errors import UserError, check_choice, check_number
 
 EPS = 1e-5
 
@@ -39,6 +41,9 @@ class SLAttention(Attention):
             "proj": `o_s + W o_l + b`.
         feature_map: "softmax" over the channels of a head, "elu" for elu(x) + 1, or "relu".
         init_alpha: Initial value of alpha, before the sigmoid.
+        topk: Share of the blocks of keys that each block of queries selects, in the place of windows; None means
+            windows. Work then grows with N^2, in this proportion.
+        blocks: Tokens of a block of queries, and of keys, with `topk`.
     """
 
     facts = Facts(complexity="O(N)", same_grid=True)
@@ -55,6 +60,8 @@ class SLAttention(Attention):
         combine: Literal["alpha", "proj"] = "alpha",
         feature_map: Literal["softmax", "elu", "relu"] = "softmax",
         init_alpha: float = 2.0,
+        topk: float | None = None,
+        blocks: Sequence[int] = (64, 64),
     ) -> None:
         super().__init__(dim, num_heads, grid, key_dim=key_dim)
         check_number("window_size", window_size, at_least=1, whole=True)
@@ -62,8 +69,16 @@ class SLAttention(Attention):
         check_choice("linear", linear, ["rest", "all"])
         check_choice("combine", combine, ["alpha", "proj"])
         check_choice("feature_map", feature_map, ["softmax", "elu", "relu"])
-        self.window_size, self.linear, self.feature_map = window_size, linear, feature_map
+        self.window_size, self.linear, self.feature_map, self.topk = window_size, linear, feature_map, topk
         self.declare(state_size=self.key_dim * (dim + num_heads))
+        if topk is not None:
+            check_number("topk", topk, above=0, at_most=1, note=", or null for windows")
+            self.declare(complexity="O(N^2)")
+        if isinstance(blocks, str) or not isinstance(blocks, Sequence) or len(blocks) != 2:
+            raise UserError(f"blocks must be two numbers of tokens, such as [64, 64]; got {blocks!r}")
+        for size in blocks:
+            check_number("blocks: a block", size, at_least=1, whole=True)
+        self.blocks = tuple(blocks)
         self.alpha: nn.Parameter | None = None
         self.proj_l: nn.Linear | None = None
         if combine == "alpha":
@@ -80,9 +95,15 @@ class SLAttention(Attention):
             return x.softmax(-1)
         return elu_plus_one(x) if self.feature_map == "elu" else F.relu(x)
 
+    def near(self, q: Tensor, k: Tensor, grid: Grid, mask: Tensor | None = None) -> Windows:
+        """The near keys of queries and keys (B, h, N, dk): windows, or selected blocks."""
+        if self.topk is None:
+            return Windows(grid, self.window_size)
+        return SelectedBlocks(grid, q, k, self.topk, self.blocks, mask)
+
     def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, mask: Tensor | None = None) -> Tensor:
         """(B, h, N, dk), (B, h, N, dk), (B, h, N, d) -> (B, h, N, d); keys outside `mask` (B, N) take no part."""
-        windows = Windows(grid, self.window_size)
+        windows = self.near(q, k, grid, mask)
         local = window_attention(q, k, v, windows, self.key_dim**-0.5, mask)
         keys = self.features(k)
         if mask is not None:
@@ -100,19 +121,18 @@ class SLAttention(Attention):
             a = torch.where(left, a, 1)
         return a * local + (1 - a) * distant
 
-    def _rest(self, q: Tensor, k: Tensor, v: Tensor, windows: Windows, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Linear attention over the patches of other windows, (B, h, N, d), and where there are any, (B or 1, 1, N, 1).
+    def _rest(self, q: Tensor, k: Tensor, v: Tensor, near: Windows, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Linear attention over the patches that are not near, (B, h, N, d), and where there are any, (..., N, 1).
 
         Zeros for prefix tokens and where no key is left.
         """
-        tokens = q.new_ones(1, q.shape[2]) if mask is None else mask.to(q.dtype)
-        counts = sum_of_others(windows.split(tokens[:, None, :, None]).sum(3, keepdim=True))  # (B or 1, n, 1, 1, 1)
-        sums = windows.beyond(q, k, torch.cat([v, torch.ones_like(v[..., :1])], -1))  # the last: the denominator
-        left = windows.join((counts > 0).expand(-1, -1, -1, sums.shape[3], -1))
-        front = (0, 0, windows.prefix, 0)
-        return F.pad(windows.join(sums[..., :-1] / (sums[..., -1:] + EPS)), front), F.pad(left, front)
+        tokens = (q.new_ones(1, q.shape[2]) if mask is None else mask.to(q.dtype))[:, None, :, None]
+        left = near.join(near.beyond(torch.ones_like(tokens), tokens, tokens)) > 0
+        sums = near.join(near.beyond(q, k, torch.cat([v, torch.ones_like(v[..., :1])], -1)))  # the last: denominator
+        front = (0, 0, near.prefix, 0)
+        return F.pad(sums[..., :-1] / (sums[..., -1:] + EPS), front), F.pad(left, front)
 
     def attention_matrix(self, q: Tensor, k: Tensor, v: Tensor | None, grid: Grid) -> Tensor:
         """The matrix (B, h, N, N) of the softmax part; the linear part mixes channels with `combine: proj`."""
         one_hot = torch.eye(q.shape[2], dtype=q.dtype, device=q.device).expand(*q.shape[:2], -1, -1)
-        return window_attention(q, k, one_hot, Windows(grid, self.window_size), 1 / math.sqrt(self.key_dim))
+        return window_attention(q, k, one_hot, self.near(q, k, grid), self.key_dim**-0.5)

@@ -118,13 +118,14 @@ class DeiT(Backbone):
         (specs,), (rates,) = specs_and_rates(attention, drop_path_rate, [depth])
         shared: dict[str, Any] = {"qkv_bias": qkv_bias, "proj_drop": proj_drop, "qk_norm": qk_norm}
         shared["rel_pos_bias"] = "decomposed" if decomposed_positions else rel_pos_bias
+        windowed = {**shared, "window": window_size, "shrink": False}
         whole = {-(-i * depth // 4) - 1 for i in range(1, 5)} if window_size is not None else set(range(depth))
         self.blocks = nn.ModuleList(
             Block(
                 embed_dim,
                 AttentionLayer(embed_dim, num_heads, self.grid, attention=spec, input_norm=input_norm, **shared)
                 if i in whole
-                else WindowAttention(embed_dim, num_heads, self.grid, window=window_size, attention=spec, **shared),
+                else WindowAttention(embed_dim, num_heads, self.grid, attention=spec, **windowed),
                 feed_forward(ffn, embed_dim, int(embed_dim * mlp_ratio)),
                 rate,
                 norm_eps=1e-6,

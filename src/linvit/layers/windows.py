@@ -88,7 +88,7 @@ class WindowAttention(AttentionLayer):
     The map is padded by zeros at the right and the bottom to a multiple of the window, and these tokens are keys like
     any other, as in the reference for dense prediction. A norm behind the output projection (`bn2d`) sees them,
     too. A stem is on the map, before it is cut. A map whose smaller side is not larger than the window has windows of
-    that side and no shift, as in the reference for classification.
+    that side and no shift, as in the reference for classification, unless `shrink` is False.
 
     A mechanism that takes a bias gets a learnable bias for every relative position in the window (`rel_pos_bias`), and
     under the shift a mask between tokens that are not neighbours in the map: -10,000, whose exponential is 0. (That of
@@ -104,6 +104,7 @@ class WindowAttention(AttentionLayer):
         dilation: Distance of a window's tokens in rows and columns. With 2, the pixels at each of the four places of
             2 x 2 are among themselves, as MobileViTv2's separable attention has them (on the whole map).
         rel_pos_bias: The bias of relative positions, for a mechanism that takes one; "decomposed" is ViTDet's.
+        shrink: False pads a map that is smaller than the window, as ViTDet does.
         options: Further ones of `AttentionLayer`, such as `attention` and `qkv_bias`.
     """
 
@@ -117,6 +118,7 @@ class WindowAttention(AttentionLayer):
         shifted: bool = False,
         dilation: int = 1,
         rel_pos_bias: bool | Literal["decomposed"] = True,
+        shrink: bool = True,
         **options: Any,
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name not in (*NOT_KEPT, "options")}
@@ -124,12 +126,12 @@ class WindowAttention(AttentionLayer):
             raise UserError(f"a window has a side of at least 1, such as 7, or null for the whole map; got {window}")
         check_number("dilation", dilation, at_least=1, whole=True)
         phase = dilated(grid.size, dilation)
-        nominal = phase if window is None else square(window, phase)
+        nominal = phase if window is None else square(window, phase) if shrink else (window, window)
         super().__init__(dim, num_heads, Grid(nominal), **options)
         self.like = partial(WindowAttention, **arguments, **{k: v for k, v in options.items() if k not in NOT_KEPT})
         self.whole_map = window is None
         self.exports_any_size = self.whole_map and dilation == 1  # padding, shift and window follow from the map
-        self.window = nominal
+        self.window, self.shrink = nominal, shrink
         self.shifted = shifted
         self.dilation = dilation
         if rel_pos_bias and self.mechanism.host.accepts_bias:
@@ -153,7 +155,7 @@ class WindowAttention(AttentionLayer):
     def windows(self, size: tuple[int, int]) -> Windows:
         """Returns the windows of a map (H, W)."""
         phase = dilated(size, self.dilation)
-        window = phase if self.whole_map else square(self.window[0], phase)
+        window = phase if self.whole_map else square(self.window[0], phase) if self.shrink else self.window
         fits = min(phase) <= window[0]
         shift = 0 if fits or not self.shifted else self.dilation * (window[0] // 2)
         return Windows(size, window, shift, self.dilation)

@@ -128,7 +128,7 @@ def official_shapes(
     for i in range(depth):
         block, tokens = f"backbone.net.blocks.{i}", side // 16 if i % (depth // 4) == depth // 4 - 1 else 14
         for letter in "hw":
-            found[f"{block}.attn.rel_pos_{letter}"] = (2 * min(tokens, side // 16) - 1, dim // heads)
+            found[f"{block}.attn.rel_pos_{letter}"] = (2 * tokens - 1, dim // heads)
         for name, shape in {
             "norm1": (dim,),
             "norm2": (dim,),

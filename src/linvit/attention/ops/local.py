@@ -1,8 +1,10 @@
-"""Windows of a plain grid: its tokens by window, softmax attention inside windows, and sums over all other windows.
+"""Near keys: those of windows, neighbourhoods or selected blocks; softmax over them, and sums over the others.
 
 Windows have w x w patches from the upper left corner; those at the right and lower edge are smaller. Prefix tokens are
 keys of every window, and a prefix query sees all keys.
 """
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -10,6 +12,7 @@ from torch.nn import functional as F
 
 from linvit.attention.base import Grid
 from linvit.attention.ops.functional import is_exporting
+from linvit.attention.ops.orders import chunked
 
 
 class Windows:
@@ -153,3 +156,64 @@ class Neighbourhoods(Windows):
         """`q (k^T v)` over all patches but the neighbours, (B, P, h, 1, d), of features and values (B, h, N, ...)."""
         queries, all_keys, all_values = self.split(q), k[:, :, self.prefix :], v[:, :, self.prefix :]
         return queries @ (all_keys.mT @ all_values)[:, None] - queries @ self.around(k).mT @ self.around(v)
+
+
+class SelectedBlocks(Windows):
+    """Blocks of queries in the order of the sequence, each with the blocks of keys whose mean suits its mean best.
+
+    Args:
+        grid: The grid of queries and keys.
+        q: Queries (B, h, N, dk).
+        k: Keys (B, h, N, dk).
+        share: Share of the blocks of keys that a block of queries selects, rounded down to at least one.
+        sizes: Tokens of a block of queries, and of keys.
+        mask: True for the tokens that take part, (B, N); None means all.
+    """
+
+    def __init__(
+        self, grid: Grid, q: Tensor, k: Tensor, share: float, sizes: Sequence[int], mask: Tensor | None = None
+    ) -> None:
+        self.grid, self.prefix, self.sizes = grid, grid.num_prefix, sizes
+        tokens = q.new_ones(1, 1, q.shape[2], 1) if mask is None else mask[:, None, :, None].to(q.dtype)
+        rows, columns, kept = (x[:, :, self.prefix :].detach() for x in (q * tokens, k * tokens, tokens))
+        sums, key_sums, counts = (
+            chunked(x, size).sum(3) for x, size in ((rows, sizes[0]), (columns, sizes[1]), (kept, sizes[1]))
+        )
+        scores = (sums @ (key_sums / counts.clamp_min(1)).mT).masked_fill(counts.mT == 0, -torch.inf)
+        self.chosen = scores.topk(max(int(share * scores.shape[3]), 1)).indices  # (B, h, n, selected)
+        self.others = torch.ones_like(scores).scatter(3, self.chosen, 0)
+
+    @property
+    def number(self) -> int:
+        """Number n of blocks of queries."""
+        return self.chosen.shape[2]
+
+    def split(self, x: Tensor) -> Tensor:
+        """Patches of (B, h, N, d) by block, (B, n, h, L, d); zeros where no token is."""
+        return chunked(x[:, :, self.prefix :], self.sizes[0]).transpose(1, 2)
+
+    def join(self, x: Tensor) -> Tensor:
+        """The inverse of `split`, without prefix tokens: (B, n, h, L, d) -> (B, h, P, d)."""
+        return x.transpose(1, 2).flatten(2, 3)[:, :, : self.grid.num_queries - self.prefix]
+
+    def kept(self, mask: Tensor | None, like: Tensor) -> Tensor | None:
+        """True for the keys of each block that take part, (B, n, h, 1, K); None if all do. `mask` is (B, N)."""
+        if mask is None and not (like.shape[2] - self.prefix) % self.sizes[1]:
+            return None
+        tokens = like.new_ones(1, like.shape[2]) if mask is None else mask.to(like.dtype)
+        return self.with_prefix(tokens[:, None, :, None].expand(*like.shape[:2], -1, -1)).mT > 0
+
+    def with_prefix(self, x: Tensor) -> Tensor:
+        """Keys of each block: the prefix tokens of (B, h, N, d), then the selected blocks, (B, n, h, K, d)."""
+        blocks = chunked(x[:, :, self.prefix :], self.sizes[1])  # (B, h, m, L, d)
+        index = self.chosen.flatten(2)[..., None, None].expand(-1, -1, -1, *blocks.shape[3:])
+        near = blocks.gather(2, index).unflatten(2, self.chosen.shape[2:]).flatten(3, 4).transpose(1, 2)
+        front = x[:, None, :, : self.prefix].expand(-1, near.shape[1], -1, -1, -1)
+        return torch.cat([front, near], 3)
+
+    def beyond(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """`q (k^T v)` over the blocks that are not selected, (B, n, h, L, d), of features and values (B, h, N, ...)."""
+        keys, values = (chunked(x[:, :, self.prefix :], self.sizes[1]) for x in (k, v))
+        states = keys.mT @ values  # (B, h, m, dk, d)
+        others: Tensor = (self.others @ states.flatten(3)).unflatten(3, states.shape[3:])  # (B, h, n, dk, d)
+        return self.split(q) @ others.transpose(1, 2)
