@@ -13,10 +13,12 @@ import argparse
 import hashlib
 import io
 import json
+import os
+import resource
 import time
 import zipfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +38,11 @@ from linvit.experiments.plots import COLOURS, STYLE, svg
 MODEL = "vit_small_patch14_dinov2"
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SIDE = 224  # of images as they are read
-HELD_OUT, SEEN, BATCH = 128, 1024, 16  # images to measure on, augmented copies of all others, images of a step
+HELD_OUT, ALONE = 128, 32  # images to measure on, and those of them for single layers and curves
+SEEN = {112: 1024, 224: 512}  # augmented copies of all other images, by size
+BATCH = {112: 16, 224: 4}  # images of a step
+CURVE = (0.0, 0.125, 0.25, 0.5)  # parts of the first stage at which a curve has points
+SCALES = (0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 5.6, 8.0)  # of queries and of keys, among which `scaled` chooses
 DRAWS = 10_000  # of the bootstrap
 
 
@@ -47,40 +53,46 @@ class Experiment:
     Args:
         attention: Spec of `linvit.linearize`.
         kept: Blocks that keep softmax.
+        kept_as: Spec for these blocks in place of softmax, as it is before any step.
         size: Side of the images in pixels.
+        scaled: Whether factors of queries and keys of each head are chosen before the first step.
         steps: Steps of the first stage: each block's attention alone, on the teacher's inputs.
         lr: Learning rate of the first stage; one cycle.
         new_lr_scale: Times that, for parameters that the teacher lacks.
         at: Outputs of attention "mixed", before the output projection, or "projected".
-        chain_steps: Steps for each block of a stage from the input on: whole blocks on the student's own inputs.
+        chain_steps: Steps for each block of a stage from the input on, on the student's own inputs.
         chain_lr: Its learning rate.
-        chain_train: "attention", or the whole "block".
+        chain_at: Outputs that are matched: of attention "mixed", or of the whole "block".
         own_steps: Steps of the last stage: the whole network on its own inputs, the last features.
         own_lr: Its learning rate.
         own_train: "attention" or "all".
         own_blocks: Weight of the mean relative error of the blocks' outputs, beside the last features' 1.
         ema: Decay of the moving average of weights in the last stage; 0 is none.
-        images: Augmented images that stages draw from.
+        images: Augmented images that stages draw from; 0 is all.
+        batch: Images of a step; 0 is that of `BATCH`.
         alone: Whether the errors of attention on the teacher's inputs are measured alone, not the whole network.
         seed: Of new parameters and of the order of images.
     """
 
     attention: Any
     kept: tuple[int, ...] = ()
+    kept_as: Any = None
     size: int = 112
+    scaled: bool = False
     steps: int = 0
     lr: float = 1e-3
     new_lr_scale: float = 1.0
     at: str = "mixed"
     chain_steps: int = 0
     chain_lr: float = 3e-4
-    chain_train: str = "attention"
+    chain_at: str = "mixed"
     own_steps: int = 0
     own_lr: float = 1e-4
     own_train: str = "all"
     own_blocks: float = 0.0
     ema: float = 0.0
-    images: int = SEEN
+    images: int = 0
+    batch: int = 0
     alone: bool = False
     seed: int = 0
 
@@ -116,6 +128,9 @@ def main() -> None:
     parser.add_argument("--images", type=Path)
     parser.add_argument("--study", nargs="*", default=[], help=", ".join(STUDY))
     parser.add_argument("--run", nargs="*", default=[], type=json.loads, help="experiments, as mappings")
+    parser.add_argument("--sizes", nargs="*", default=[], type=json.loads, help="experiments at 224 px, as mappings")
+    parser.add_argument("--sides", nargs="*", default=[224, 518, 1036], type=int)
+    parser.add_argument("--photos", type=Path, help="images for --sizes")
     parser.add_argument("--draw", type=Path, metavar="SVG", help="draw the study of all attentions; print its table")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -123,6 +138,8 @@ def main() -> None:
     chosen = [one for name in args.study for one in STUDY[name]] + [Experiment(**one) for one in args.run]
     if args.draw is not None:
         draw(args.results / "results.jsonl", args.draw)
+    if args.sizes:
+        sizes(args.sizes, args.sides, args.results, args.weights, args.photos)
     for experiment in chosen:
         path = args.results / "results.jsonl"
         if any(json.loads(line)["experiment"] == experiment.given for line in lines(path)):
@@ -145,60 +162,47 @@ def run(one: Experiment, results: Path, weights: Path, folder: Path) -> dict[str
     """Trains and measures one student."""
     model = teacher(weights, one.size)
     train, held = seen(model, folder, one.size, results)
-    torch.manual_seed(one.seed)
-    specs = [None if block in one.kept else one.attention for block in range(len(model.blocks))]
-    student = linvit.linearize(model, specs, one.size).eval()
-    known = {name: value.shape for name, value in model.state_dict().items()}
-    new = {parameter for name, parameter in student.named_parameters() if known.get(name) != parameter.shape}
-    converted = [block for block, spec in enumerate(specs) if spec is not None]
-    found: dict[str, Any] = {}
+    student, new = converted(model, one)
+    changed = [block for block in range(len(model.blocks)) if block not in one.kept]
     student(held.images[:1].float())  # tells layers their grid
-    if not (one.steps or one.chain_steps or one.own_steps):
-        return {"layers": layer_errors(student, held, converted), "after": measure(student, train, held)}
+    found: dict[str, Any] = {}
     if one.alone:
-        found["layers_before"] = layer_errors(student, held, converted)
-    begin, seconds = time.process_time(), {}
-    start = results / f"start-{hash_of(one)}.pt"
-    if start.exists():
-        saved = torch.load(start)
-        student.load_state_dict(saved["student"], strict=False)
-        seconds["transfer"] = saved["seconds"]
-    elif one.steps:
-        for block in converted:
-            transfer(student.blocks[block], model.blocks[block], block, train, one, new)
-        seconds["transfer"] = time.process_time() - begin
-        if one.own_steps or one.chain_steps:
-            own = {name: value for name, value in student.state_dict().items() if ".attn." in name}
-            torch.save({"student": own, "seconds": seconds["transfer"]}, start)
-    found["layers"] = layer_errors(student, held, converted)
+        found["layers_before"] = layer_errors(student, held, changed)
+    seconds: dict[str, Any] = {}
+    if one.steps or one.scaled:
+        passed = [transfer(student.blocks[i], model.blocks[i], i, train, one, new, results) for i in changed]
+        seconds["transfer"] = sum(states[1.0][1] for states in passed)
+        if not one.alone:
+            found["curve"] = curve(student, changed, passed, held)
+    found["layers"] = layer_errors(student, held, changed)
     begin = time.process_time()
     if one.chain_steps:
-        chain(student, converted, train, one, new)
+        chain(student, changed, train, one, new)
         seconds["chain"] = time.process_time() - begin
     begin = time.process_time()
     if one.own_steps:
-        student = own_inputs(student, converted, train, one, new)
+        student = own_inputs(student, changed, train, one, new)
         seconds["own"] = time.process_time() - begin
+    found["cpu_seconds"] = {name: round(each, 1) for name, each in seconds.items()}
     if one.alone:
-        return {**found, "cpu_seconds": seconds}
-    return {**found, "cpu_seconds": seconds, "after": measure(student, train, held)}
+        return found
+    if one.size == SIDE:
+        torch.save(student.state_dict(), results / f"student-{name_of(one.given)}.pt")
+    return {**found, "after": measure(student, train, held)}
 
 
-def hash_of(one: Experiment) -> str:
-    """A name of the first stage of an experiment."""
-    first = replace(
-        one,
-        chain_steps=0,
-        chain_lr=0,
-        chain_train="",
-        own_steps=0,
-        own_lr=0,
-        own_train="",
-        own_blocks=0,
-        ema=0,
-        alone=False,
-    )
-    return hashlib.sha256(json.dumps(asdict(first), sort_keys=True).encode()).hexdigest()[:12]
+def converted(model: nn.Module, one: Experiment) -> tuple[nn.Module, set[Any]]:
+    """A student before any step, and its parameters that the teacher lacks."""
+    torch.manual_seed(one.seed)
+    specs = [one.kept_as if block in one.kept else one.attention for block in range(len(model.blocks))]
+    student = linvit.linearize(model, specs, one.size).eval()
+    known = {name: value.shape for name, value in model.state_dict().items()}
+    return student, {value for name, value in student.named_parameters() if known.get(name) != value.shape}
+
+
+def name_of(fields: Any) -> str:
+    """A name of what plain values describe."""
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def teacher(weights: Path, size: int) -> nn.Module:
@@ -218,18 +222,19 @@ def seen(model: nn.Module, folder: Path, size: int, results: Path) -> tuple[Seen
         images, labels = read_images(folder)
         held, train = split(len(images))
         rng = torch.Generator().manual_seed(0)
-        copies = torch.cat([train[torch.randperm(len(train), generator=rng)] for _ in range(-(-SEEN // len(train)))])
+        count = SEEN[size]
+        copies = torch.cat([train[torch.randperm(len(train), generator=rng)] for _ in range(-(-count // len(train)))])
         sets = [
-            torch.stack([augmented(images[i], size, rng) for i in copies[:SEEN]]),
+            torch.stack([augmented(images[i], size, rng) for i in copies[:count]]),
             F.interpolate(images[held].float(), (size, size), mode="bicubic", antialias=True),
         ]
         mean, std = (torch.tensor(values)[:, None, None] for values in (MEAN, STD))
         begin = time.process_time()
         made = [
             {**look(model, ((one / 255).clamp(0, 1) - mean) / std), "labels": labels[chosen], "others": len(train)}
-            for one, chosen in zip(sets, [copies[:SEEN], held], strict=True)
+            for one, chosen in zip(sets, [copies[:count], held], strict=True)
         ]
-        print(f"the teacher took {time.process_time() - begin:.0f} s for {SEEN} + {len(held)} images", flush=True)
+        print(f"the teacher took {time.process_time() - begin:.0f} s for {count} + {len(held)} images", flush=True)
         torch.save(made, part := path.with_suffix(f".{time.time_ns()}"))
         part.rename(path)
     train, held = torch.load(path, mmap=True, weights_only=True)
@@ -246,7 +251,7 @@ def look(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
         hooks.append(block.register_forward_pre_hook(lambda _, x, i=number: stream[i].append(x[0].half())))
         hooks.append(block.attn.proj.register_forward_pre_hook(lambda _, x, i=number: mixed[i].append(x[0].half())))
     hooks.append(model.norm.register_forward_pre_hook(lambda _, x: stream[-1].append(x[0].half())))
-    for batch in images.split(BATCH):
+    for batch in images.split(8):
         last.append(model.forward_features(batch.float()).half())
     for hook in hooks:
         hook.remove()
@@ -259,13 +264,13 @@ def look(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
 
 
 def batches(one: Experiment, steps: int) -> Iterator[Tensor]:
-    """Indices of images, (BATCH,) each, in an order that is drawn anew when all have been seen."""
+    """Indices of the images of each step, in an order that is drawn anew when all have been seen."""
     rng = torch.Generator().manual_seed(one.seed)
-    order = torch.empty(0, dtype=torch.long)
+    order, count = torch.empty(0, dtype=torch.long), one.batch or BATCH[one.size]
     for _ in range(steps):
-        if len(order) < BATCH:
-            order = torch.randperm(one.images, generator=rng)
-        batch, order = order[:BATCH], order[BATCH:]
+        if len(order) < count:
+            order = torch.randperm(one.images or SEEN[one.size], generator=rng)
+        batch, order = order[:count], order[count:]
         yield batch.sort().values
 
 
@@ -296,21 +301,81 @@ def relative(own: Tensor, target: Tensor) -> Tensor:
     return (own - target).square().sum() / target.square().sum()
 
 
-def transfer(block: Any, of_teacher: Any, number: int, train: Seen, one: Experiment, new: set[Any]) -> None:
-    """Trains the attention of one block to give what the teacher's gives for the same input."""
+def transfer(
+    block: Any, of_teacher: Any, number: int, train: Seen, one: Experiment, new: set[Any], results: Path
+) -> dict[float, tuple[dict[str, Tensor], float]]:
+    """Trains the attention of one block to give what the teacher's gives for the same input.
+
+    Returns the states and CPU seconds of the layer at the parts of its steps that a curve has points at. They are kept
+    in files, since blocks learn alone: a hybrid takes them from the network in which all blocks were converted.
+    """
     layer = block.attn.train()
-    widened = layer.proj.in_features != train.mixed.shape[-1]
-    projected = one.at == "projected" or widened
-    trained = [p for name, p in layer.named_parameters() if projected or not name.startswith("proj.")]
-    step = Steps(trained, new, one.lr, one.new_lr_scale, one.steps)
-    for batch in batches(one, one.steps):
-        with torch.no_grad():
-            tokens, target = block.norm1(train.stream[number, batch].float()), train.mixed[number, batch].float()
-        own = mixed(layer, tokens)
-        if projected:
-            own, target = layer.proj(own), of_teacher.attn.proj(target).detach()
-        step(relative(own, target))
+    own = ("attention", "size", "scaled", "steps", "lr", "new_lr_scale", "at", "images", "batch", "seed")
+    fields = [number, *(getattr(one, name) for name in own)]
+    path = results / f"block-{name_of(fields)}.pt"
+    if not path.exists():
+        begin, states = time.process_time(), {}
+        if one.scaled:
+            scale(block, number, train)
+        widened = layer.proj.in_features != train.mixed.shape[-1]
+        projected = one.at == "projected" or widened
+        trained = [p for name, p in layer.named_parameters() if projected or not name.startswith("proj.")]
+        step = Steps(trained, new, one.lr, one.new_lr_scale, one.steps) if one.steps else None
+        for count, batch in enumerate(batches(one, one.steps)):
+            if count in {round(part * one.steps) for part in CURVE}:
+                states[count / one.steps] = (copied(layer), time.process_time() - begin)
+            with torch.no_grad():
+                tokens, target = block.norm1(train.stream[number, batch].float()), train.mixed[number, batch].float()
+            own = mixed(layer, tokens)
+            if projected:
+                own, target = layer.proj(own), of_teacher.attn.proj(target).detach()
+            step(relative(own, target))
+        torch.save({**states, 1.0: (copied(layer), time.process_time() - begin)}, path)
+    states = torch.load(path)
+    layer.load_state_dict(states[1.0][0])
     layer.eval()
+    return states
+
+
+def copied(module: nn.Module) -> dict[str, Tensor]:
+    """The state of a module as it is now."""
+    return {name: value.detach().clone() for name, value in module.state_dict().items()}
+
+
+@torch.no_grad()
+def scale(block: Any, number: int, train: Seen) -> None:
+    """Multiplies queries and keys of each head by factors, the best of `SCALES` on the images of one step."""
+    layer, heads = block.attn, block.attn.mechanism.num_heads
+    batch = torch.arange(BATCH[112] if train.images.shape[-1] == 112 else BATCH[224])
+    tokens, target = block.norm1(train.stream[number, batch].float()), train.mixed[number, batch].float()
+    parts = [(one.weight, one.bias) for one in [layer.qkv]]
+    weight, bias = (part.detach().clone().unflatten(0, (3, heads, -1)) for part in parts[0])
+    best, chosen = torch.full((heads,), torch.inf), torch.ones(2, heads)
+    for pair in [(q, k) for q in SCALES for k in SCALES]:
+        factors = torch.tensor([*pair, 1.0])[:, None, None]
+        layer.qkv.weight.copy_((weight * factors[..., None]).flatten(0, 2))
+        layer.qkv.bias.copy_((bias * factors).flatten())
+        error = (mixed(layer, tokens) - target).square().unflatten(-1, (heads, -1)).sum((0, 1, 3))
+        better = error < best
+        best = torch.where(better, error, best)
+        chosen[:, better] = torch.tensor(pair)[:, None]
+    factors = torch.cat([chosen, torch.ones(1, heads)])[..., None]  # (3, heads, 1)
+    layer.qkv.weight.copy_((weight * factors[..., None]).flatten(0, 2))
+    layer.qkv.bias.copy_((bias * factors).flatten())
+
+
+def curve(student: nn.Module, changed: Sequence[int], passed: Sequence[Any], held: Seen) -> list[list[float]]:
+    """CPU seconds and mean cosines of class and patch tokens on some images, before and during the first stage."""
+    found = []
+    for part in sorted(passed[0]):
+        for number, states in zip(changed, passed, strict=True):
+            student.get_submodule(f"blocks.{number}.attn").load_state_dict(states[part][0])
+        with torch.no_grad():
+            last = torch.cat([student.forward_features(one.float()) for one in held.images[:ALONE].split(8)])
+        cosine = F.cosine_similarity(last, held.last[:ALONE].float(), dim=-1)
+        seconds = sum(states[part][1] for states in passed)
+        found.append([round(x, 4) for x in (part, seconds, cosine[:, 0].mean().item(), cosine[:, 1:].mean().item())])
+    return found
 
 
 def mixed(layer: Any, tokens: Tensor) -> Tensor:
@@ -322,17 +387,20 @@ def mixed(layer: Any, tokens: Tensor) -> Tensor:
     return given[0]
 
 
-def chain(student: nn.Module, converted: Sequence[int], train: Seen, one: Experiment, new: set[Any]) -> None:
+def chain(student: nn.Module, changed: Sequence[int], train: Seen, one: Experiment, new: set[Any]) -> None:
     """Trains one converted block after the other to give what the teacher's gives, on the student's own inputs."""
-    own = train.stream[0, : one.images].float()
+    own = train.stream[0, : one.images or SEEN[one.size]].float()
     for number, block in enumerate(student.blocks):
-        if number in converted:
-            part = block.attn if one.chain_train == "attention" else block
-            step = Steps([*part.parameters()], new, one.chain_lr, one.new_lr_scale, one.chain_steps)
+        if number in changed:
+            part = [p for name, p in block.attn.named_parameters() if one.chain_at == "block" or "proj." not in name]
+            step = Steps(part, new, one.chain_lr, one.new_lr_scale, one.chain_steps)
             for batch in batches(one, one.chain_steps):
-                step(relative_change(block(own[batch]), train, number, batch))
+                if one.chain_at == "block":
+                    step(relative_change(block(own[batch]), train, number, batch))
+                else:
+                    step(relative(mixed(block.attn, block.norm1(own[batch])), train.mixed[number, batch].float()))
         with torch.no_grad():
-            own = torch.cat([block(part) for part in own.split(BATCH)])
+            own = torch.cat([block(part) for part in own.split(8)])
 
 
 def relative_change(own: Tensor, train: Seen, number: int, batch: Tensor) -> Tensor:
@@ -341,9 +409,9 @@ def relative_change(own: Tensor, train: Seen, number: int, batch: Tensor) -> Ten
     return (own - target).square().sum() / (target - before).square().sum()
 
 
-def own_inputs(student: nn.Module, converted: Sequence[int], train: Seen, one: Experiment, new: set[Any]) -> nn.Module:
+def own_inputs(student: nn.Module, changed: Sequence[int], train: Seen, one: Experiment, new: set[Any]) -> nn.Module:
     """Trains the whole network on its own inputs; returns it, or the moving average of its weights."""
-    parts = [student.blocks[i].attn for i in converted] if one.own_train == "attention" else [student]
+    parts = [student.blocks[i].attn for i in changed] if one.own_train == "attention" else [student]
     outputs: dict[int, Tensor] = {}
     hooks = [
         block.register_forward_hook(lambda _, __, x, i=i: outputs.update({i: x}))
@@ -373,12 +441,13 @@ def own_inputs(student: nn.Module, converted: Sequence[int], train: Seen, one: E
 
 
 @torch.no_grad()
-def layer_errors(student: nn.Module, held: Seen, converted: Sequence[int]) -> dict[int, float]:
+def layer_errors(student: nn.Module, held: Seen, changed: Sequence[int]) -> dict[int, float]:
     """The relative error of attention in blocks, before the output projection, on the teacher's inputs."""
-    found = {}
-    for number in converted:
+    found, count = {}, ALONE if held.images.shape[-1] == SIDE else HELD_OUT
+    for number in changed:
         block: Any = student.get_submodule(f"blocks.{number}")
-        own, target = mixed(block.attn, block.norm1(held.stream[number].float())), held.mixed[number].float()
+        tokens, target = held.stream[number, :count].float(), held.mixed[number, :count].float()
+        own = mixed(block.attn, block.norm1(tokens))
         if own.shape == target.shape:  # else the mechanism widens its output
             found[number] = round(relative(own, target).item(), 4)
     return found
@@ -395,26 +464,89 @@ def measure(student: nn.Module, train: Seen, held: Seen) -> dict[str, Any]:
     found: dict[str, Any] = {"error": relative(own["last"].float(), held.last.float()).item()}
     cosine = F.cosine_similarity(own["last"].float(), held.last.float(), dim=-1)  # (n, N)
     found |= {"class": cosine[:, 0].mean().item(), "patches": cosine[:, 1:].mean().item()}
-    others = train.last[: train.others, 0].float()
-    mine, theirs = (
-        (F.normalize(one[:, 0].float()) @ F.normalize(others).T).argmax(1) for one in (own["last"], held.last)
-    )
-    right = torch.stack([train.labels[near] == held.labels for near in (mine, theirs)]).double().numpy()  # (2, n)
-    labels = held.labels
-    drawn = np.random.default_rng(0).integers(len(labels), size=(DRAWS, len(labels)))
-    differences = (right[0] - right[1])[drawn].mean(1)
+    others, labels = F.normalize(train.last[:, 0].float()), train.labels
+    places = probe(others, labels)
+    classes = [F.normalize(one[:, 0].float()) for one in (own["last"], held.last)]
+    mine, theirs = ((one @ others[: train.others].T).argmax(1) for one in classes)
+    right = [labels[near] == held.labels for near in (mine, theirs)] + [places(one) == held.labels for one in classes]
+    right = torch.stack(right).double().numpy()  # (4, n)
+    drawn = np.random.default_rng(0).integers(right.shape[1], size=(DRAWS, right.shape[1]))
     found |= {
         "1nn": right[0].mean(),
         "teacher_1nn": right[1].mean(),
         "same_neighbour": (mine == theirs).double().mean(),
+        "probe": right[2].mean(),
+        "teacher_probe": right[3].mean(),
     }
     found = {name: round(float(value), 4) for name, value in found.items()}
-    found["difference_95"] = [round(float(x), 4) for x in np.quantile(differences, [0.025, 0.975])]
+    for name, one in (("1nn_95", 0), ("probe_95", 2)):
+        differences = (right[one] - right[one + 1])[drawn].mean(1)
+        found[name] = [round(float(x), 4) for x in np.quantile(differences, [0.025, 0.975])]
     found["blocks"] = [
         round(relative(mine.float(), theirs.float()).item(), 4)
         for mine, theirs in zip(own["stream"][1:], held.stream[1:], strict=True)
     ]
     return found
+
+
+def probe(features: Tensor, labels: Tensor) -> Any:
+    """A linear classifier by ridge regression of the classes on the teacher's features, as a function."""
+    mean, targets = features.mean(0), F.one_hot(labels).float()
+    centred = features - mean
+    gram = centred.T @ centred + 0.1 * len(features) / features.shape[1] * torch.eye(features.shape[1])
+    weights = torch.linalg.solve(gram, centred.T @ (targets - targets.mean(0)))
+    return lambda others: ((others - mean) @ weights + targets.mean(0)).argmax(1)
+
+
+def sizes(networks: Sequence[Any], sides: Sequence[int], results: Path, weights: Path, photos: Path) -> None:
+    """Measures students that were trained at 224 px at other sides, beside softmax, in turns: one image after the other.
+
+    Seconds are CPU time of one thread for one image, forward; memory is what a forked process adds to its peak.
+    """
+    for side in sides:
+        model = teacher(weights, side)
+        built: dict[str, nn.Module] = {"softmax": model}
+        for one in (Experiment(**{"size": SIDE, **fields}) for fields in networks):
+            name = json.dumps(one.given)
+            built[name], _ = converted(model, one)
+            state = torch.load(results / f"student-{name_of(one.given)}.pt")
+            state["pos_embed"] = model.pos_embed  # of this size
+            built[name].load_state_dict(state)
+        images, _ = read_images(photos, side)
+        mean, std = (torch.tensor(values)[:, None, None] for values in (MEAN, STD))
+        images = ((images.float() / 255) - mean) / std
+        with torch.no_grad():
+            memory = {name: peak(network, images[:1]) for name, network in built.items()}
+            found: dict[str, list[Any]] = {name: [] for name in built}
+            for image in images[: 10 if side == SIDE else 3 if side > 600 else 6]:
+                for name, network in built.items():
+                    begin = time.process_time()
+                    last = network.forward_features(image[None])[0]
+                    seconds = time.process_time() - begin
+                    target = last if name == "softmax" else target
+                    cosine = F.cosine_similarity(last, target, dim=-1)
+                    found[name].append((seconds, cosine[0].item(), cosine[1:].mean().item()))
+        for name, rows in found.items():
+            values = np.array(rows)
+            row = {"network": name, "side": side, "seconds": float(np.median(values[:, 0])), "images": len(rows)}
+            row |= {"all_seconds": values[:, 0].round(3).tolist(), "mb": round(memory[name])}
+            row |= {"class": values[:, 1].mean().round(4), "patches": values[:, 2].mean().round(4)}
+            with (results / "sizes.jsonl").open("a") as file:
+                file.write(json.dumps(row) + "\n")
+            print(json.dumps(row), flush=True)
+
+
+def peak(network: nn.Module, images: Tensor) -> float:
+    """MB that a forward pass adds to the memory of a process."""
+    read, write = os.pipe()
+    if os.fork() == 0:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        network(images)
+        os.write(write, str((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024).encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as file:
+        return float(file.read())
 
 
 def draw(path: Path, picture: Path) -> None:
@@ -451,8 +583,8 @@ def draw(path: Path, picture: Path) -> None:
 # ---- Images and weights ----
 
 
-def read_images(folder: Path) -> tuple[Tensor, Tensor]:
-    """Images (n, 3, SIDE, SIDE), 8 bits, cropped to a square, and the number of the folder that each lies in."""
+def read_images(folder: Path, to: int = SIDE) -> tuple[Tensor, Tensor]:
+    """Images (n, 3, to, to), 8 bits, cropped to a square, and the number of the folder that each lies in."""
     paths = [path for path in sorted(folder.rglob("*")) if path.suffix.lower() in (".png", ".jpg", ".jpeg", ".webp")]
     classes = {parent: number for number, parent in enumerate(dict.fromkeys(path.parent for path in paths))}
     images = []
@@ -461,7 +593,7 @@ def read_images(folder: Path) -> tuple[Tensor, Tensor]:
             side = min(image.size)
             left, top = (image.width - side) // 2, (image.height - side) // 2
             square = image.convert("RGB").resize(
-                (SIDE, SIDE), Image.Resampling.BICUBIC, (left, top, left + side, top + side)
+                (to, to), Image.Resampling.BICUBIC, (left, top, left + side, top + side)
             )
         images.append(torch.from_numpy(np.array(square)).permute(2, 0, 1))
     return torch.stack(images), torch.tensor([classes[path.parent] for path in paths])

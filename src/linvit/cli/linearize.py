@@ -40,9 +40,8 @@ options, such as
    model.teacher.task_weight: 0}
 and --resume=auto continues the stage that was interrupted. A model of timm
 without --config is learned from images alone, of any folder; without a network,
-its weights come from a file:
-  linvit linearize --teacher FILE --model.attention=linear \\
-    --model.backbone='{name: timm, model: MODEL}' --data.source=IMAGES
+its weights come from a file, of DINOv2-S or of another --model.backbone:
+  linvit linearize --teacher FILE --model.attention=linear --data.source=IMAGES
 The run's folder gets a page, linearize.html.
 """
 OF_A_RUN = "base/linearize"
@@ -167,13 +166,16 @@ def with_teacher(teacher: str | None, options: Sequence[str]) -> "Config":
             parts = [str(config) if trusted else saved_config(run_config(folder)), OF_A_RUN, *sources]
         elif not sources:
             model = timm_model(others)
-            if model is None:
+            if model is None and not Path(teacher).is_file():
                 raise UserError(
-                    f"'{teacher}' is neither the folder of a run nor a checkpoint in one. Weights alone do not say of "
-                    f"which network they are. Add a --config of it, or name a model of timm, which learns from images "
+                    f"'{teacher}' is neither the folder of a run, nor a checkpoint in one, nor a file of weights. For "
+                    f"weights from elsewhere add a --config, or name their model of timm, which learns from images "
                     f"without labels: --model.backbone='{{name: timm, model: MODEL}}' --model.attention=linear "
                     f"--data.source=IMAGES"
                 )
+            if model is None:
+                model = read_config(ALONE)["model"]["init_args"]["backbone"]["model"]
+                own["model.backbone"] = {"name": "timm", "model": model}
             parts, own = [ALONE], own | prepared(model)
     return without_stage_options(read_options("fit", others, read_config(parts, own)), named)
 
