@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import linvit
-from linvit.experiments.plots import COLOURS, STYLE, svg
+from linvit.experiments.plots import COLOURS, STYLE, Axis, Series, line_plot, svg
 
 MODEL = "vit_small_patch14_dinov2"
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -131,13 +131,14 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="*", default=[], type=json.loads, help="experiments at 224 px, as mappings")
     parser.add_argument("--sides", nargs="*", default=[224, 518, 1036], type=int)
     parser.add_argument("--photos", type=Path, help="images for --sizes")
-    parser.add_argument("--draw", type=Path, metavar="SVG", help="draw the study of all attentions; print its table")
+    parser.add_argument("--draw", type=Path, metavar="FOLDER", help="draw the study of all attentions and the curves")
     args = parser.parse_args()
     torch.set_num_threads(1)
     args.results.mkdir(parents=True, exist_ok=True)
     chosen = [one for name in args.study for one in STUDY[name]] + [Experiment(**one) for one in args.run]
     if args.draw is not None:
-        draw(args.results / "results.jsonl", args.draw)
+        draw(args.results / "results.jsonl", args.draw / "real_teacher.svg")
+        draw_curves(args.results / "results.jsonl", args.draw / "real_teacher_time.svg")
     if args.sizes:
         sizes(args.sizes, args.sides, args.results, args.weights, args.photos)
     for experiment in chosen:
@@ -499,7 +500,7 @@ def probe(features: Tensor, labels: Tensor) -> Any:
 
 
 def sizes(networks: Sequence[Any], sides: Sequence[int], results: Path, weights: Path, photos: Path) -> None:
-    """Measures students that were trained at 224 px at other sides, beside softmax, in turns: one image after the other.
+    """Measures students that were trained at 224 px at other sides, in turns with softmax, image by image.
 
     Seconds are CPU time of one thread for one image, forward; memory is what a forked process adds to its peak.
     """
@@ -518,12 +519,14 @@ def sizes(networks: Sequence[Any], sides: Sequence[int], results: Path, weights:
         with torch.no_grad():
             memory = {name: peak(network, images[:1]) for name, network in built.items()}
             found: dict[str, list[Any]] = {name: [] for name in built}
+            target = torch.empty(0)
             for image in images[: 10 if side == SIDE else 3 if side > 600 else 6]:
                 for name, network in built.items():
                     begin = time.process_time()
                     last = network.forward_features(image[None])[0]
                     seconds = time.process_time() - begin
-                    target = last if name == "softmax" else target
+                    if name == "softmax":
+                        target = last
                     cosine = F.cosine_similarity(last, target, dim=-1)
                     found[name].append((seconds, cosine[0].item(), cosine[1:].mean().item()))
         for name, rows in found.items():
@@ -578,6 +581,24 @@ def draw(path: Path, picture: Path) -> None:
         axes.text(0.03, len(rows), "after 30 steps", color=COLOURS[0], ha="center", va="center")
         axes.text(5, len(rows), "before any step", color=COLOURS[1], ha="center", va="center")
         picture.write_text(svg(figure), encoding="utf-8")
+
+
+def draw_curves(path: Path, picture: Path) -> None:
+    """Draws how near students at 224 px come to the teacher over the CPU time of their first stage."""
+    series, longest = [], 0.0
+    for line in map(json.loads, lines(path)):
+        one = Experiment(**line["experiment"])
+        if one.size != SIDE or "curve" not in line or one.own_steps or one.chain_steps or one.kept_as:
+            continue
+        name = one.attention if isinstance(one.attention, str) else one.attention["name"]
+        name += f", softmax in {len(one.kept)} of 12 blocks" if one.kept else ""
+        points = tuple((seconds / 60, (in_class + patches) / 2) for _, seconds, in_class, patches in line["curve"])
+        series.append(Series(name, points))
+        longest = max(longest, points[-1][0])
+    series.append(Series("the softmax teacher", ((0.0, 1.0), (longest, 1.0))))
+    x = Axis("CPU minutes of one thread, all blocks together")
+    y = Axis("cosine to the teacher's features, mean of class and patch tokens")
+    picture.write_text(line_plot("", series, x, y), encoding="utf-8")
 
 
 # ---- Images and weights ----

@@ -195,7 +195,7 @@ def test_weights_of_a_file_become_linear_without_a_network(tmp_path, monkeypatch
     given = ["--model.attention=linear", "--data.source=photos", "--data.img_size=32", "--data.batch_size=2"]
     given += ["--data.num_workers=0", "--trainer.max_epochs=1", "--no_page"]
     alone = linvit("linearize", "--teacher=vit.pth", *given, cwd=tmp_path)
-    assert "is not of the backbone {'name': 'timm', 'model': 'vit_small_patch14_dinov2'}" in alone.err.replace("\n", " ")
+    assert "vit_small_patch14_dinov2" in alone.err
     assert "Set --model.backbone to that of the teacher" in alone.err.replace("\n", " ")
     download = linvit("linearize", "--teacher=timm:test_vit", *given, cwd=tmp_path)
     assert "are not on this machine" in download.err
