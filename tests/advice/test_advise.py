@@ -49,6 +49,23 @@ def test_softmax_that_costs_half_of_the_time_pays(monkeypatch, nano):
     assert "linvit.replace_attention(model, 'linear', img_size=32)" in advice.commands()
 
 
+def test_layouts_are_measured_and_jetvit_is_shown(monkeypatch):
+    """A depth that JetViT lists full blocks for, on a grid of more than one window."""
+    monkeypatch.setattr(measuring, "MOST_TURNS", measuring.TURNS)
+    deit = linvit.create_backbone({"name": "deit_nano", "depth": 12, "patch_size": 2}, img_size=32)
+    options = {"clock": Clock(monkeypatch, 1.0), "threads": 1, "all_sizes": True}
+    given = ["linear", {"layout": "first_half", "linear": "hydra"}]
+    with pytest.raises(linvit.UserError, match="layout 'jetvit' knows its full blocks"):
+        linvit.advise("deit_nano", 32, attention={"layout": "jetvit"}, **options)
+    advice = linvit.advise(deit, 32, attention=given, **options)
+    rows = {row.name: row for row in advice.sizes[0].rows}
+    assert rows["softmax in windows, 4 global blocks"].softmax_blocks == 4
+    assert rows["linear, windows and softmax, layout jetvit"].softmax_blocks == 2
+    assert rows["linear, windows and softmax, layout jetvit"].attention[1] == {"name": "window", "window_size": 8}
+    layout = rows["layout first_half {linear: hydra}"]
+    assert (layout.attention, layout.softmax_blocks) == ([None] * 6 + ["hydra"] * 6, 6)
+
+
 def test_sizes_have_equal_time_and_slow_ways_are_measured_once(monkeypatch, nano):
     clock, given = Clock(monkeypatch, 1.0), []
 
@@ -141,7 +158,7 @@ def test_blocks_of_a_network_without_softmax_are_not_called_softmax(monkeypatch)
     options = {"clock": Clock(monkeypatch, 1.0), "threads": 1, "all_sizes": True}
     advice = linvit.advise(focused, 32, attention="linear", **options)
     rows = {row.name: row.softmax_blocks for row in advice.sizes[0].rows}
-    assert rows["linear, last 2 of 5 unchanged"] is rows["the unchanged network"] is None
+    assert rows["linear, last 2 of 5 unchanged"] == rows["the unchanged network"] == 0
     assert rows["softmax, fused"] == 5
     assert "the unchanged network has FocusedAttention; counted is as if it had softmax attention" in advice.notes
 

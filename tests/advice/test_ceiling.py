@@ -8,9 +8,8 @@ from torch.nn import functional as F
 
 import linvit
 from linvit.advice.ceiling import InterceptedAttention, Values, copy_of_values, values_for_queries
-from linvit.advice.rivals import WindowedSoftmax, smaller, windowed
+from linvit.advice.rivals import smaller
 from linvit.advice.subject import CEILING
-from linvit.attention.base import Grid
 from tests.helpers import randn
 
 
@@ -69,22 +68,6 @@ def test_calls_of_sdpa_are_counted_and_their_core_taken_out():
     with InterceptedAttention(replace=False) as calls:
         assert not torch.equal(F.scaled_dot_product_attention(query=q, key=k, value=v), v)
     assert calls.calls == 1
-
-
-@pytest.mark.parametrize("prefix", [0, 2])
-def test_windows_are_softmax_among_the_prefix_and_the_patches_of_a_window(prefix):
-    grid = Grid((4, 6), num_prefix=prefix)
-    q, k, v = (randn(2, 3, prefix + 24, 4, seed=i) for i in range(3))
-    out = WindowedSoftmax(12, 3, grid, side=3)(q, k, v, grid)  # 2 x 2 windows of 2 x 3
-    row, column = torch.meshgrid(torch.arange(4), torch.arange(6), indexing="ij")
-    window = torch.cat([torch.full((prefix,), -1), (row // 2 * 2 + column // 3).flatten()])
-    seen = (window[:, None] == window) | (window == -1) | (window[:, None] == -1)
-    want = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
-    torch.testing.assert_close(out, want)
-
-
-def test_global_blocks_are_evenly_spaced():
-    assert [i for i, spec in enumerate(windowed(12)) if spec is None] == [2, 5, 8, 11]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from torch import nn
 
 import linvit
 from linvit import Attention, AttentionLayer, Grid, UserError, replace_attention
+from linvit.backbones.replace_attention import softmax_blocks
 from linvit.layers.attention_layer import AttentionLayer as Layer
 from linvit.registry import backbones
 from linvit.registry.signatures import parameters_of
@@ -168,3 +169,12 @@ def test_what_cannot_be_rebuilt_is_refused() -> None:
         replace_attention(timm.create_model("pvt_v2_b0", features_only=True), "linear")
     with pytest.raises(UserError, match="Sequential has no attention that linvit can replace"):
         replace_attention(nn.Sequential(nn.Linear(3, 3)), "linear")
+
+
+def test_softmax_blocks_are_counted() -> None:
+    specs = ["softmax", {"name": "window", "window_size": 4}, "agent", "softmax"]
+    assert softmax_blocks(linvit.create_backbone("deit_nano", specs)) == 2
+    vit = timm.create_model("vit_tiny_patch16_224", depth=4, img_size=64)
+    assert softmax_blocks(vit) == 4
+    assert softmax_blocks(replace_attention(vit, {"layout": "first_half"}, 64)) == 2
+    assert softmax_blocks(timm.create_model("resnet18")) is None

@@ -14,7 +14,7 @@ from linvit.advice.count import square_root_steps
 from linvit.advice.measure import MECHANISMS, Bench, TimeIsUpError, Way, other_attention
 from linvit.advice.report import Advice
 from linvit.advice.rivals import smaller
-from linvit.advice.subject import Subject, find_subject
+from linvit.advice.subject import Subject, cores_of, find_subject, without_cores
 from linvit.advice.verdict import BUSY, UNCHANGED, Measured, Row, decide, decide_by_score, room_of
 from linvit.errors import UserError, check_choice, check_number
 from linvit.experiments.bench.builders import spec_label
@@ -23,6 +23,7 @@ from linvit.experiments.measure import processor_share
 from linvit.image_size import image_size
 from linvit.io import machine
 from linvit.registry import Spec, attentions
+from linvit.registry.layouts import expand_layout, is_layout
 from linvit.runs.conditions import conditions, cpu_load
 
 if TYPE_CHECKING:
@@ -55,8 +56,9 @@ def advise(
     """Measures whether another attention makes a network faster on this device, from which image size, and which.
 
     First come the operations of the cores of attention, then the time without them, which no attention between the same
-    projections can beat. Where that leaves no room, the answer is no. Else mechanisms in all blocks, in all but two and
-    in half of them are measured in turns with softmax attention at its best and in windows. Quality is not measured.
+    projections can beat. Where that leaves no room, the answer is no. Else mechanisms in all blocks, in all but two, in
+    half of them and in JetViT's layout are measured in turns with softmax attention at its best and in windows. Quality
+    is not measured.
 
     Args:
         model: A name of timm or linvit, a run or file that `linvit.load` takes, or a module.
@@ -66,8 +68,9 @@ def advise(
         device: "cpu" or a CUDA device.
         dtype: Of weights and images. On a GPU float32 has bfloat16 as a rival.
         batch_size: Images per call.
-        attention: Mechanisms, names or specs; "*" takes all. None takes the six that are quickest alone, of those that
-            project q, k and v and have no parameters per token.
+        attention: Mechanisms, names or specs, and layouts of blocks, `{layout: ...}`; "*" takes all mechanisms.
+            None takes the six that are quickest alone, of those that project q, k and v and have no parameters per
+            token.
         minutes: Time limit. What is not measured until then is left out, and said.
         smaller_model: A rival, as `model`; None looks for timm's next smaller model of the family.
         compile: Measure softmax compiled too, and mechanisms as it if that is quicker.
@@ -98,7 +101,8 @@ def advise(
     told = say or (lambda text: None)
     if attention is not None and attention != "*":
         for spec in [attention] if isinstance(attention, str | dict) else attention:
-            attentions.get(attentions.parse(spec)[0])
+            if not is_layout(spec):
+                attentions.get(attentions.parse(spec)[0])
     subject = find_subject(model)
     sizes = _sizes(img_size, subject.own, subject.multiple)
     shares = [processor_share()] if cpu and clock is None else []
@@ -209,6 +213,12 @@ def _measure(
 ) -> None:
     if own := other_attention(bench.network(advice.sizes[0].img_size)):
         advice.notes.append(f"the unchanged network has {', '.join(own)}; counted is as if it had softmax attention")
+    given = [attention] if isinstance(attention, str | dict) else attention or []
+    layouts: list[Any] = [spec for spec in given if is_layout(spec)]
+    if layouts:
+        network = without_cores(advice.subject, bench.network(advice.sizes[0].img_size), advice.sizes[0].img_size)
+        for spec in layouts:  # one that does not fit ends it before anything is measured
+            expand_layout(spec, len(cores_of(network)))
     budget, last = bench.left, advice.sizes[0]
     for i, size in enumerate(advice.sizes):
         if last.room.samples:
@@ -232,11 +242,11 @@ def _measure(
     smaller_model = small or (smaller(advice.subject.timm) if advice.subject.timm else None)
     advice.smaller = smaller_model or "none found"
     named = attention is not None and attention != "*"
-    given = [attention] if isinstance(attention, str | dict) else attention
     largest = max(chosen, key=lambda size: size.tokens)
-    pool = given if named else attentions.names() if attention == "*" else bench.usual(largest)
+    mechanisms = [spec for spec in given if spec not in layouts]
+    pool = mechanisms if named else attentions.names() if attention == "*" else bench.usual(largest)
     specs = bench.quickest(pool, largest)
-    specs = specs if attention is not None else specs[:MECHANISMS]
+    specs = [*layouts, *(specs if attention is not None else specs[:MECHANISMS])]
     told(f"quickest alone at {largest.size}: {', '.join(map(spec_label, specs)) or 'none'}")
     for i, size in enumerate(chosen):  # the smallest first: each has the same time, and what it leaves goes to the next
         if bench.least(size) > bench.left:

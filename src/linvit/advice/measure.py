@@ -1,5 +1,6 @@
 """Measures rows of one size in turns: ceilings, rivals, mechanisms."""
 
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -12,20 +13,22 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from linvit.advice.ceiling import InterceptedAttention
 from linvit.advice.count import Counted, count
-from linvit.advice.rivals import windowed
 from linvit.advice.subject import Subject, cores_of, find_subject, without_cores
 from linvit.advice.verdict import JUDGED, SIEVE, UNCHANGED, Measured, Row, room_of, state_of
 from linvit.analysis.operations import make_inputs, num_parameters
 from linvit.attention.base import Attention, Grid
 from linvit.attention.softmax import SoftmaxAttention
+from linvit.backbones.replace_attention import softmax_blocks
 from linvit.errors import UserError, quote_first
 from linvit.experiments.bench.builders import spec_label
 from linvit.experiments.bench.runner import Runner, Settings
 from linvit.experiments.measure import Turns, out_of_memory, peak_memory
 from linvit.registry import Spec, attentions
+from linvit.registry.layouts import LAYOUTS, expand_layout, is_layout
 
 TURNS = 6  # that a 95 % interval by ranks needs
 MOST_TURNS = 60
+WINDOW = 14  # largest side of windows, in patches
 MECHANISMS = 6
 SLOW = 1.5  # times as slow as the quickest way: then a way to execute softmax is measured once, and at no larger size
 FIRST_ROUND = 0.1  # of the time left, at most, to order mechanisms
@@ -122,6 +125,7 @@ class Bench:
         if self.left < 0:
             raise TimeIsUpError
         self.say(f"{size[0]} x {size[1]}: {row.name}")
+        row.softmax_blocks = 0 if row.kind == "ceiling" else softmax_blocks(network)
         settings = self.settings._replace(dtype=way.dtype or self.settings.dtype)
         backends = () if way.backend is None else (partial(sdpa_kernel, way.backend),)
         try:
@@ -164,7 +168,7 @@ class Bench:
         around: Context = InterceptedAttention if intercepted else nullcontext
         network = self.network(size.img_size)
         now = Row(UNCHANGED, "now")
-        without = Row("no attention (the ceiling)", "ceiling", 0)
+        without = Row("no attention (the ceiling)", "ceiling")
         bare = without_cores(self.subject, network, size.img_size)
         for row, one, context in ((now, network, nullcontext), (without, bare, around)):
             if not self.add(turns, row, one, size.img_size, Way(), context):
@@ -315,22 +319,26 @@ class Bench:
 
         bare = without_cores(self.subject, network, img_size)
         blocks = len(cores_of(bare))
-        total = blocks if blocks and not other_attention(network) else None
-        add(Row(UNCHANGED, "now", total), self.network(img_size), how=Way())
+        softmax = softmax_blocks(network) == blocks
+        add(Row(UNCHANGED, "now"), self.network(img_size), how=Way())
         if way != Way():
-            add(Row(way.label, "softmax", total), network)
-        add(Row("no attention (the ceiling)", "ceiling", 0), bare, how=way._replace(backend=None), context=around)
+            add(Row(way.label, "softmax"), network)
+        add(Row("no attention (the ceiling)", "ceiling"), bare, how=way._replace(backend=None), context=around)
         if (
             not any(row.name.startswith("softmax, math") for row in ways)
             and blocks
             and "softmax, math" not in self.slow
         ):
-            replaced(Row("softmax, fused", "softmax", blocks), ["softmax"] * blocks)  # it makes no call of SDPA
-        if blocks:
-            grids = {core.grid for core in cores_of(bare)}
-            plain = len(grids) == 1 and all(grid.kv_size is None for grid in grids)
-            if plain and max(next(iter(grids)).size) > 14 and blocks > 4:
-                replaced(Row("softmax in windows, 4 global blocks", "windows", blocks), windowed(blocks))
+            replaced(Row("softmax, fused", "softmax"), ["softmax"] * blocks)  # it makes no call of SDPA
+        grids = {core.grid for core in cores_of(bare)}
+        plain = len(grids) == 1 and all(grid.kv_size is None for grid in grids)
+        length = max(next(iter(grids)).size) if plain else 0
+        window = math.ceil(length / math.ceil(length / WINDOW)) if length > WINDOW else None  # least to be padded
+        if window and blocks > 4:
+            replaced(
+                Row("softmax in windows, 4 global blocks", "windows"),
+                specs_of({"layout": "vitdet", "window": window}, blocks, softmax),
+            )
         call = self._calls.get(UNCHANGED, 0.0)
 
         def fits(calls: float) -> bool:
@@ -341,14 +349,16 @@ class Bench:
             return self.now() + self.pace * (turned + calls * call) < end
 
         left_out = list[str]()
-        for in_order in zip(*(placements(spec_label(spec), blocks, total) for spec in specs), strict=True):
-            for spec, (row_name, kept) in zip(specs, in_order, strict=True):  # in all blocks first
-                first = not any(row.kind == "mechanism" for row in size.rows)
-                if first or fits(2 + SIEVE):
-                    softmax = kept if total or not kept else None
-                    replaced(Row(row_name, "mechanism", softmax, sieved=True), [spec] * (blocks - kept) + [None] * kept)
-                else:
-                    left_out.append(row_name)
+        layouts = [
+            (spec_label(spec), spec_label(spec), specs_of(spec, blocks, softmax)) for spec in specs if is_layout(spec)
+        ]
+        each = [placements(spec, blocks, softmax, window) for spec in specs if not is_layout(spec)]
+        for row_name, placement, chosen in [*layouts, *(one for same in zip(*each, strict=True) for one in same)]:
+            first = not any(row.kind == "mechanism" for row in size.rows)
+            if first or fits(2 + SIEVE):
+                replaced(Row(row_name, "mechanism", placement=placement, sieved=True), chosen)
+            else:
+                left_out.append(row_name)
         step = self.subject.multiple
         height, width = (max(1, round(0.75 * side / step)) * step for side in img_size)
         less = height, width
@@ -356,7 +366,7 @@ class Bench:
         others += [(f"softmax, {small}", lambda: find_subject(small or "").build(img_size), img_size)] if small else []
         for row_name, build, at in others if less != img_size else others[1:]:
             if fits(2 + SIEVE + TURNS):
-                row = Row(row_name, "loses quality", total)
+                row = Row(row_name, "loses quality")
                 row.img_size, row.model = (at, "") if at == less else (None, small or "")
                 self.other(size, turns, row, build, at, way)
             else:
@@ -399,12 +409,26 @@ def other_attention(network: nn.Module) -> list[str]:
     return list(dict.fromkeys(type(one).__name__ for one in mechanisms if not isinstance(one, SoftmaxAttention)))
 
 
-def placements(name: str, blocks: int, softmax: int | None) -> list[tuple[str, int]]:
-    """Names of rows and numbers of blocks that stay as they are, softmax or not: none, the last two, the last half."""
-    found = [(f"{name} in all {blocks} blocks", 0)]
+def specs_of(layout: Any, blocks: int, softmax: bool) -> list[Any]:
+    """Specs of a layout for a network that has `softmax` in all blocks or not; None keeps a block's."""
+    return [None if softmax and spec == "softmax" else spec for spec in expand_layout(layout, blocks)]
+
+
+def placements(spec: Spec, blocks: int, softmax: bool, window: int | None) -> list[tuple[str, str, list[Any]]]:
+    """Row names, placements and specs of a mechanism in all blocks, in all but the last two, in the first half.
+
+    Then in JetViT's layout, if there is a window, for so many blocks. Other blocks keep their attention, `softmax` or
+    not.
+    """
+    name = spec_label(spec)
+    found: list[tuple[str, str, list[Any]]] = [(f"{name} in all {blocks} blocks", "all", [spec] * blocks)]
     for kept in dict.fromkeys([2, blocks - blocks // 2]):
         if 0 < kept < blocks:
-            found.append((f"{name}, last {kept} of {blocks} {'softmax' if softmax else 'unchanged'}", kept))
+            row_name = f"{name}, last {kept} of {blocks} {'softmax' if softmax else 'unchanged'}"
+            found.append((row_name, f"last {kept}", [spec] * (blocks - kept) + [None] * kept))
+    if window and blocks in LAYOUTS["jetvit"].full:
+        specs = specs_of({"layout": "jetvit", "linear": spec, "window": window}, blocks, softmax)
+        found.append((f"{name}, windows and softmax, layout jetvit", "jetvit", specs))
     return found
 
 

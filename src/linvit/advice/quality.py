@@ -143,7 +143,7 @@ class Quality:
     def _rows(self, size: Measured, now: Row) -> list[Row]:
         rows = [row for row in size.rows if row.kind in ("windows", "loses quality") and row.seconds]
         mechanisms = sorted((row for row in size.rows if row.kind == "mechanism"), key=lambda row: row.median)
-        placed = {tuple(spec is None for spec in row.attention or ()): row for row in reversed(mechanisms)}
+        placed = {row.placement: row for row in reversed(mechanisms)}
         if self.labelled:
             rows.append(Row(f"{UNCHANGED}, trained as long", "softmax", now.softmax_blocks, now.seconds))
             size.rows.append(rows[-1])

@@ -63,7 +63,8 @@ class Row:
     Attributes:
         kind: "now", as it is; "softmax", the same executed in another way; "windows"; "ceiling", without the cores of
             its attention; "mechanism", with another attention; "loses quality", a rival that has to be scored.
-        softmax_blocks: Blocks that keep softmax attention; None where it is not known.
+        softmax_blocks: Blocks with softmax attention; None where it is not known.
+        placement: Blocks that have the mechanism, such as "last 2"; "" for other rows.
         sieved: True if the first turns have chosen this row, so that they do not count for its intervals.
         img_size: Size of its images if it is another than that of the other rows.
         model: Name of a smaller model.
@@ -81,6 +82,7 @@ class Row:
     img_size: tuple[int, int] | None = None
     model: str = ""
     score: Score | None = None
+    placement: str = ""
 
     @property
     def median(self) -> float:

@@ -4,10 +4,13 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from linvit.attention.base import Attention
+from linvit.attention.softmax import SoftmaxAttention
 from linvit.backbones.base import Backbone
 from linvit.backbones.initialise import init_vit, tie_mechanisms
 from linvit.backbones.stage import specs_per_layer
-from linvit.backbones.timm.attention import replace_timm_attention, unwrapped
+from linvit.backbones.timm.attention import host_of, replace_timm_attention, unwrapped
+from linvit.backbones.timm.hosts import ReplacedAttention
 from linvit.backbones.timm.record import record_replacement
 from linvit.errors import UserError
 from linvit.layers.attention_layer import AttentionLayer
@@ -71,3 +74,18 @@ def replace_attention(
     tie_mechanisms(network)
     record_replacement(network, attention, img_size)
     return model
+
+
+def softmax_blocks(model: nn.Module) -> int | None:
+    """Counts blocks whose attention is softmax over all tokens that it gets, which in Swin are those of a window.
+
+    Returns:
+        Their number, or None if the model has no attention of linvit, and none that `replace_attention` takes.
+    """
+    hosts = {
+        layer: [one for one in layer.modules() if isinstance(one, Attention)]
+        for layer in model.modules()
+        if isinstance(layer, AttentionLayer | StripeAttention | ReplacedAttention) or host_of(layer)
+    }  # attention of timm has no mechanism, and is softmax
+    softmax = [all(isinstance(one, SoftmaxAttention) for one in mechanisms) for mechanisms in hosts.values()]
+    return sum(softmax) if softmax else None

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from timm.layers import trunc_normal_
@@ -16,7 +16,7 @@ from linvit.attention.base import Grid
 from linvit.attention.ops.functional import SizeOf, resize_table, resize_tokens, same_size
 from linvit.errors import UserError
 from linvit.registry import Spec
-from linvit.registry.layouts import expand_layout
+from linvit.registry.layouts import expand_layout, is_layout
 
 T = TypeVar("T", bound=Spec | None)
 
@@ -126,8 +126,8 @@ def pyramid_info(dims: Sequence[int], stride: int = 4) -> list[dict[str, str | i
 def specs_per_block(attention: Spec | Sequence[T], depths: Sequence[int]) -> list[Spec | T]:
     """Returns one attention spec per block, given one for all, one per stage, one per block, or a layout's name."""
     total = sum(depths)
-    if isinstance(attention, Mapping) and "layout" in attention:
-        layout: list[Any] = list(expand_layout(attention, total))
+    if is_layout(attention):
+        layout: list[Any] = list(expand_layout(cast("Mapping[str, Any]", attention), total))
         return layout
     if isinstance(attention, str | Mapping) or not isinstance(attention, Sequence):
         return [attention] * total

@@ -14,7 +14,8 @@ EPILOG = """examples:
   linvit advise vit_small_patch16_224 --img_size 224,512,1024
   linvit advise vit_small_patch14_dinov2 --mode train --device cuda
   linvit advise checkpoints/mine/version_3 --data photos --hours 0.5
-  linvit advise vit_tiny_patch16_224 --attention focused --attention hydra
+  linvit advise vit_tiny_patch16_224 --attention focused \
+    --attention '{layout: jetvit, linear: hedgehog}'
 
 The answer is No, Room from a size, Yes from a size, or Undecided. No is said
 when the network without attention is less than 15 % faster, or when softmax at
@@ -38,7 +39,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, ... (%(default)s)")
     parser.add_argument("--dtype", default="float32", help="of weights and images, such as bfloat16 (%(default)s)")
     parser.add_argument("--batch_size", type=int, default=1, help="images per call (%(default)s)")
-    about = "a mechanism: NAME or {name: ..., option: value}; more than once; '*' is all (the six quickest alone)"
+    about = "NAME, {name: ..., option: value} or {layout: ...}; more than once; '*': all mechanisms (the six quickest)"
     parser.add_argument("--attention", action="append", metavar="SPEC", help=about.replace("%", "%%"))
     parser.add_argument("--minutes", type=float, default=5.0, help="time limit (%(default)s)")
     parser.add_argument("--smaller", metavar="MODEL", help="a smaller model, as a rival (timm's next of the family)")

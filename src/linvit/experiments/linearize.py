@@ -12,6 +12,7 @@ from torch import nn
 
 from linvit.analysis.maps import Query
 from linvit.analysis.recorder import layer_name, observe
+from linvit.backbones.replace_attention import softmax_blocks
 from linvit.callbacks.attention.maps import Maps, attention_maps, gallery
 from linvit.callbacks.common import DARK, LIGHT
 from linvit.errors import UserError
@@ -72,7 +73,8 @@ def write_page(run: Run, command: str, folders: Sequence[Path]) -> None:
     page.code(command)
     source = teacher.source or "the weights that the backbone brings"
     page.paragraph(INTRODUCTION.format(teacher=source, student=attention))
-    add_scores(page, logged, task.score_metric)
+    blocks = {name: str(softmax_blocks(network)) for name, network in networks.items()}
+    add_scores(page, logged, task.score_metric, blocks)
     add_errors(page, errors(logged))
     add_costs(page, costs, machine["machine"] if device.type == "cpu" else machine["device"])
     if (folder / TABLE).exists():
@@ -121,12 +123,12 @@ def errors(runs: Sequence[RunFolder]) -> dict[str, dict[str, float]]:
     return found
 
 
-def add_scores(page: Page, runs: Sequence[RunFolder], metric: str) -> None:
-    """Adds the scores, and a plot of the student's over the epochs beside the teacher's."""
+def add_scores(page: Page, runs: Sequence[RunFolder], metric: str, blocks: Mapping[str, str]) -> None:
+    """Adds the scores and softmax `blocks` of teacher and student, and a plot of both scores over the epochs."""
     page.heading("Scores")
     found, tag, begun = scores(runs), runs[-1].score_tag(), runs[0].curves
-    rows = [[name, f"{score:.4f}"] for name, score in found.items()]
-    page.table(["network", metric], rows, SCORES.format(metric=metric))
+    rows = [[name, blocks[name.partition(" ")[0]], f"{score:.4f}"] for name, score in found.items()]
+    page.table(["network", "softmax blocks", metric], rows, SCORES.format(metric=metric))
     points = [(0, score) for _, score in begun.get(f"{START}score", [])] + sorted(by_epoch(runs, tag).items())
     points = [(epoch, score) for epoch, score in points if math.isfinite(score)]
     if points:

@@ -54,6 +54,11 @@ LAYOUTS = {
 """Layouts by name."""
 
 
+def is_layout(spec: Any) -> bool:
+    """True if a spec names a layout."""
+    return isinstance(spec, Mapping) and "layout" in spec
+
+
 def block_kinds(name: str, depth: int, full: Sequence[int] | None = None) -> list[str]:
     """Returns "linear", "window" or "full" for each of `depth` blocks of a layout.
 

@@ -29,6 +29,8 @@ def test_sizes_and_crossover(tmp_path, capsys):
     assert [row["note"] for row in rows] == [""] * 4
     assert all(float(row["training_step_seconds"]) > float(row["forward_seconds"]) for row in rows)
     assert rows[0]["forward_backward_seconds"] == ""
+    assert [row["softmax_blocks"] for row in rows] == ["4", "0"] * 2
+    assert "| deit_nano | 4 | 32x32 |" in (tmp_path / "costs.md").read_text(encoding="utf-8")
     info = model_info()["deit_nano"]
     assert (int(rows[0]["parameters"]), int(rows[0]["macs"])) == (info.parameters, info.macs)
 

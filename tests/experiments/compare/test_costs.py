@@ -36,6 +36,7 @@ def test_a_model_that_cannot_run_keeps_no_other_from_the_table(tmp_path):
     network = linvit.create_backbone("deit_nano", attention="softmax", num_classes=10, img_size=32)
     assert costs.numbers["parameters"] == sum(parameter.numel() for parameter in network.parameters())
     assert all(costs.numbers[name] > 0 for name in ("macs", "memory_bytes", "latency_seconds"))
+    assert costs.numbers["softmax_blocks"] == 4
     assert costs.numbers["latency_low"] <= costs.numbers["latency_seconds"] <= costs.numbers["latency_high"]
     assert (
         costs.numbers["state_bytes"] == 4 * 2 * 64 * 96 * 4

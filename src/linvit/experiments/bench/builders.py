@@ -19,6 +19,7 @@ from linvit.experiments.bench.runner import Built, Settings
 from linvit.experiments.plots import Axis, Series, line_plot
 from linvit.layers.attention_layer import AttentionLayer
 from linvit.registry import Spec, attentions, backbones
+from linvit.registry.layouts import is_layout
 from linvit.registry.model_info import model_info
 
 BASELINES: Mapping[str, Spec] = {
@@ -78,8 +79,8 @@ def spec_label(spec: Spec) -> str:
     """Returns the label of a spec in tables: the name, and options in braces."""
     if isinstance(spec, str):
         return spec.rpartition(":")[2]
-    options = ", ".join(f"{key}: {value}" for key, value in spec.items() if key != "name")
-    name = spec_label(str(spec.get("name")))
+    options = ", ".join(f"{key}: {value}" for key, value in spec.items() if key not in ("name", "layout"))
+    name = f"layout {spec['layout']}" if is_layout(spec) else spec_label(str(spec.get("name")))
     return f"{name} {{{options}}}" if options else name
 
 

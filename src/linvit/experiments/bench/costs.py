@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from linvit.analysis.operations import count_on_meta, kept_for_backward
+from linvit.backbones.replace_attention import softmax_blocks
 from linvit.errors import UserError
 from linvit.experiments.bench.runner import Build, Mode, Runner, Settings
 from linvit.experiments.measure import Timing, interleaved, out_of_memory, peak_memory
@@ -40,6 +41,7 @@ class Cost:
     parameters: int | None = None
     macs: int | None = None  # of the forward pass on one image; see `Operations`
     flops: int | None = None
+    softmax_blocks: int | None = None
     seconds: dict[str, Timing] = field(default_factory=dict)  # of each of the passes, of the whole batch
     peak: dict[str, int] = field(default_factory=dict)  # most bytes at one time, beyond inputs, weights, an optimizer's
     kept: int | None = None  # bytes for backward, without weights
@@ -120,6 +122,7 @@ def measure_costs(
                 found = count_on_meta(runner.evaluated, *runner.inputs, **runner.options)
                 cost.parameters, cost.macs = found.parameters, found.matmul // settings.batch
                 cost.flops = found.flops // settings.batch
+                cost.softmax_blocks = softmax_blocks(runner.evaluated)
             for name in cost.peak:
                 works[i, name] = partial(_timed, cost, name, getattr(runner, name))
 

@@ -82,6 +82,9 @@ class CostReport:
         self.names = list(dict.fromkeys(cost.label for cost in costs))  # the modules in each of their modes
         self.metrics = [each for each in METRICS if any(each.value(cost) is not None for cost in costs)]
         self.sizes = list(dict.fromkeys(cost.size for cost in costs))  # the smallest first
+        known = {cost.label: cost.softmax_blocks for cost in costs if cost.softmax_blocks is not None}
+        cells = {"": "softmax blocks"} | {name: str(known.get(name, "-")) for name in self.names}
+        self._blocks = {name: [cell] * bool(known) for name, cell in cells.items()}  # by row; of mechanisms no column
 
     def curve(self, name: str, metric: Metric) -> dict[float, float]:
         """A cost by tokens or pixels; infinity where memory did not suffice."""
@@ -104,7 +107,9 @@ class CostReport:
         """All tables."""
         for metric in self.metrics:
             at = {(cost.label, cost.size): _entry(cost, metric) for cost in self.costs}
-            rows = [[name, *(at.get((name, size), "-") for size in self.sizes)] for name in self.names]
+            rows = [
+                [name, *self._blocks[name], *(at.get((name, size), "-") for size in self.sizes)] for name in self.names
+            ]
             yield f"{metric.title}, {metric.unit}, over {self.axis}", "", [self._head(), *rows], f"{metric.key}.svg"
         if len(self.sizes) > 1 and self.metrics:
             amounts, titles = [cost.amount for cost in self.costs], ["", *(metric.short for metric in self.metrics)]
@@ -133,15 +138,17 @@ class CostReport:
         """The first row of a table over the sizes: numbers of tokens where these differ, else sizes."""
         amounts = [height * width for height, width in self.sizes]
         plain = self.axis == "tokens N" and len(set(amounts)) == len(amounts)
-        return ["", *([f"{amount:,}" for amount in amounts] if plain else map(format_size, self.sizes))]
+        sizes = [f"{amount:,}" for amount in amounts] if plain else map(format_size, self.sizes)
+        return ["", *self._blocks[""], *sizes]
 
     def markdown(self) -> str:
         """All tables, with the plots beside them."""
         parts = [f"# {self.title}", "\n".join(f"- {key}: {value}" for key, value in self.conditions.items()), TIMES]
-        counted = [["", "size", "parameters", "MACs", "FLOPs"]]
+        counted = [["", *self._blocks[""], "size", "parameters", "MACs", "FLOPs"]]
         for cost in (cost for cost in self.costs if cost.mode == "eager"):
             numbers = (cost.parameters, cost.macs, cost.flops)
-            counted.append([cost.name, format_size(cost.size), *("-" if n is None else f"{n:,}" for n in numbers)])
+            cells = [format_size(cost.size), *("-" if n is None else f"{n:,}" for n in numbers)]
+            counted.append([cost.name, *self._blocks[cost.label], *cells])
         operations = "operations of a forward pass on one image", OPERATIONS, counted, ""
         for title, note, rows, plot in (*self.sections(), operations):
             picture = f"![{title}]({plot})" if plot else ""
@@ -177,6 +184,7 @@ def _row(cost: Cost, batch: int) -> dict[str, Any]:
     """The columns of the CSV file; seconds and bytes."""
     row: dict[str, Any] = {"name": cost.name, "mode": cost.mode, "height": cost.size[0], "width": cost.size[1]}
     row |= {"amount": cost.amount, "batch": batch}
+    row |= {"softmax_blocks": cost.softmax_blocks}
     row |= {"parameters": cost.parameters, "macs": cost.macs, "flops": cost.flops}
     for key in PASSES:
         timing = cost.seconds.get(key)

@@ -33,7 +33,8 @@ class Costs(NamedTuple):
     """By the names that they have in files: `parameters` that are learned; `macs`, multiply-accumulates of matrix
     products and convolutions; `latency_seconds`, the median of a forward pass per image in batches of two, and its
     quartiles; `memory_bytes` that a forward and a backward pass of two images allocate at most, beyond the weights;
-    and `state_bytes` that attention keeps of all keys and values, sum over layers, where it is known (`Call.state`)."""
+    and where they are known `softmax_blocks` and `state_bytes`, which attention keeps of all keys and values, sum over
+    layers (`Call.state`)."""
     published: PublishedScores | None  # of this very model, by its authors
     crossover: Crossover | None = None  # of a student with its teacher, over the side of the image
 
@@ -99,6 +100,8 @@ def _costs(
     low, high = latency.quartiles
     numbers = {"parameters": cost.parameters, "macs": cost.macs, "latency_seconds": latency.median / BATCH}
     numbers |= {"latency_low": low / BATCH, "latency_high": high / BATCH, "memory_bytes": memory}
+    if cost.softmax_blocks is not None:
+        numbers["softmax_blocks"] = cost.softmax_blocks
     with suppress(Exception):  # no attention that linvit can look into, or too much of it
         numbers["state_bytes"] = sum(call.state() for call in observe(network.cpu(), torch.randn(1, *image)).values())
     return Costs(numbers, published)

@@ -11,6 +11,7 @@ from jsonargparse import ArgumentParser
 
 from linvit.errors import UserError, check_choice, check_number
 from linvit.registry import attentions, backbones, heads
+from linvit.registry.layouts import is_layout
 from linvit.registry.signatures import parameters_of
 
 Settings = Mapping[str, Any]
@@ -150,7 +151,7 @@ def without_convolution(spec: Any) -> Any:
     """An attention, or a list of them, without its convolution of tokens, where an option leaves that out."""
     if spec is None or isinstance(spec, list):
         return spec and [without_convolution(one) for one in spec]
-    if isinstance(spec, dict) and "layout" in spec:
+    if is_layout(spec):
         return spec | {"linear": without_convolution(spec["linear"])} if "linear" in spec else spec
     name, options = attentions.parse(spec)
     given = parameters_of(attentions.get(name)) | options

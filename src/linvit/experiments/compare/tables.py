@@ -14,6 +14,7 @@ from linvit.tasks.teacher import START
 STARTED = f"{START}score"
 UNITS = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 COSTS: dict[str, tuple[str, Callable[[Any], str]]] = {
+    "softmax blocks": ("softmax_blocks", lambda number: f"{number:.0f}"),
     "parameters": ("parameters", lambda number: count(number)),
     "MACs": ("macs", lambda number: count(number)),
     "latency (ms)": ("latency_seconds", lambda seconds: f"{seconds * 1e3:.2f}"),
