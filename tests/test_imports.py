@@ -154,22 +154,58 @@ def test_floor_0_without_torch():
     assert done.returncode == 0, done.stderr
 
 
-def test_training_brings_no_code_of_other_tasks():
-    """The modules that `linvit fit --config quickstart` imports, read off the top levels of the source."""
-    import_of = "linvit.cli.training.command_line"
-    named = ["tasks.classification", "data.classification", "callbacks.attention.measurement", "attention.focused"]
-    left, found = [import_of, "linvit.backbones.deit", *(f"linvit.{name}" for name in named)], set()
+def at_the_top(*names):
+    """linvit's modules that these import at the top levels of the source, and what is not linvit's."""
+    left, found, others = [*names], set(), set()
     while left:
         name = left.pop()
         path = ROOT.joinpath(*name.split(".")[1:])
         path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-        if name.startswith("linvit") and name not in found and path.is_file():
+        if name.partition(".")[0] != "linvit":
+            others.add(name.partition(".")[0])
+        elif name not in found and path.is_file():
             found.add(name)
             left.append(name.rpartition(".")[0])
             for node in ast.parse(path.read_bytes()).body:
                 if isinstance(node, ast.ImportFrom):
                     left += [str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)]
-    others = {"weights.layouts", "tasks.detection", "tasks.segmentation", "heads.detection"}
-    assert not {f"linvit.{name}" for name in others} & found
+                elif isinstance(node, ast.Import):
+                    left += [alias.name for alias in node.names]
+    return found, others
+
+
+def test_training_brings_no_code_of_other_tasks():
+    """The modules that `linvit fit --config quickstart` imports."""
+    named = ["tasks.classification", "data.classification", "callbacks.attention.measurement", "attention.focused"]
+    modules = (f"linvit.{name}" for name in ["cli.training.command_line", "backbones.deit", *named])
+    found, others = at_the_top(*modules)
+    left_out = {"weights.layouts", "tasks.detection", "tasks.segmentation", "heads.detection"}
+    assert not {f"linvit.{name}" for name in left_out} & found
     assert "linvit.runs.run" in found
+    assert "matplotlib" not in others  # torchmetrics imports it where it is installed
     assert len(found) <= 180
+
+
+def test_a_trained_network_is_used_without_libraries_of_data(tmp_path):
+    """`linvit.load`, predict, export and push import neither `datasets`, with pyarrow and pandas, nor the parser."""
+    code = """
+import sys
+import torch
+import linvit
+import linvit.cli.export, linvit.cli.push, linvit.cli.training.predict_files
+from linvit.inference.description import ModelDescription, write_trained
+from linvit.tasks import ClassificationTask
+
+options = {"backbone": "deit_nano", "attention": "focused", "num_classes": 2, "img_size": 32}
+whole = {"mean": [0.5] * 3, "std": [0.5] * 3, "size": [32, 32]}
+task = f"{ClassificationTask.__module__}:{ClassificationTask.__qualname__}"
+described = ModelDescription("1", task, options, "raw", whole)
+write_trained("net.safetensors", ClassificationTask(**options).network, described)
+assert linvit.load("net.safetensors")(torch.zeros(3, 40, 40, dtype=torch.uint8)).scores
+loaded = {"datasets", "pyarrow", "pandas", "jsonargparse"} & set(sys.modules)
+assert not loaded, loaded
+"""
+    done = python("-c", code, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    _, others = at_the_top("linvit.inference.model", "linvit.inference.export", "linvit.inference.hub")
+    assert "matplotlib" not in others  # torchmetrics imports it where it is installed

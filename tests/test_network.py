@@ -7,7 +7,7 @@ import sys
 import datasets
 import pytest
 
-import linvit.data
+import linvit.data.sources.splits
 from tests.cli.runs import flags, tiny
 
 WATCH = """
@@ -33,7 +33,7 @@ sys.exit(any([main(line.split("\\t")) for line in sys.stdin.read().splitlines()]
 
 
 def test_uses_are_not_counted():
-    assert linvit.data
+    assert linvit.data.sources.splits
     assert not datasets.config.HF_UPDATE_DOWNLOAD_COUNTS
 
 

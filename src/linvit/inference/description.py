@@ -17,10 +17,9 @@ from linvit.errors import UserError, quote_first
 from linvit.finite import not_finite
 from linvit.io.files import CHECKPOINTS, write_bytes
 from linvit.io.reading import check_regular
-from linvit.registry.entries import restrict_imports_to
+from linvit.registry.entries import known_class, restrict_imports_to
 from linvit.runs.checkpoint import check_same_model, checkpoint_in, read_checkpoint
 from linvit.runs.folder import RunFolder, best_checkpoints, newest
-from linvit.runs.saved_config import known_class
 from linvit.tasks.base import Task
 from linvit.tasks.execution import OF_TRAINING
 from linvit.tasks.pretrained import skip_pretrained

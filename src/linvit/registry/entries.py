@@ -13,10 +13,13 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib.metadata import Distribution, EntryPoints, entry_points
 from operator import attrgetter
-from typing import Any, cast
+from types import ModuleType
+from typing import Any, TypeVar, cast
 
 from linvit.errors import UserError
 from linvit.registry import source
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,25 @@ def texts(value: object) -> Iterator[str]:
     elif isinstance(value, Mapping | list | tuple):
         for part in value.values() if isinstance(value, Mapping) else value:
             yield from texts(part)
+
+
+def known_class(name: str, base: type[T], home: ModuleType) -> type[T] | None:
+    """Returns the class of a path if a module of linvit has it or this program has imported it; else None."""
+    dotted = name.replace(":", ".")
+    last = dotted.rpartition(".")[2]
+    for each in [*([getattr(home, last)] if last in home.__all__ else []), *subclasses(base)]:
+        paths = (f"{each.__module__}.{each.__qualname__}", f"{home.__name__}.{last}")
+        if isinstance(each, type) and issubclass(each, base) and dotted in paths and each.__name__ == last:
+            return each
+    return None
+
+
+def subclasses(base: type) -> Iterator[type]:
+    """A class and all imported classes below it."""
+    yield base
+    children: list[type] = base.__subclasses__()
+    for child in children:
+        yield from subclasses(child)
 
 
 def by_path(kind: str, path: str, known: Mapping[str, list[Entry]]) -> Entry:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from linvit.callbacks.exact_resume import WITHIN_STEP
 from linvit.callbacks.save_checkpoints import SaveCheckpoints
-from linvit.data.base import ImageData
 from linvit.errors import UserError, quote_first
 from linvit.finite import not_finite
 from linvit.io.files import CHECKPOINTS, LAST
@@ -32,13 +31,16 @@ from linvit.runs.folder import (
     run_of_config,
     versions,
 )
-from linvit.runs.parser import Config
 from linvit.tasks.base import SET_BY_DATA
 from linvit.tasks.execution import SET_BY_RUN
 from linvit.tasks.pretrained import skip_pretrained
 from linvit.tasks.safe_loading import DESCRIPTION, check_content, epochs_done, stopped_early, within_validation
 from linvit.weights import torch_file
 from linvit.weights.read import model_named
+
+if TYPE_CHECKING:  # linvit.load needs neither
+    from linvit.data.base import ImageData
+    from linvit.runs.parser import Config
 
 
 class Checkpoint:
@@ -61,7 +63,7 @@ class Checkpoint:
         self._weights: dict[str, Tensor] = content["state_dict"]
         self._optimizers: Any = content.get("optimizer_states")
 
-    def decide(self, config: Config, fits: bool = True, told: bool = True) -> Config:
+    def decide(self, config: "Config", fits: bool = True, told: bool = True) -> "Config":
         """Returns a configuration with the checkpoint's options of the model; says which differ, if `told`.
 
         How to evaluate is the configuration's, unless it trains.
@@ -93,7 +95,7 @@ class Checkpoint:
             given[name] = value
         return {**config, "model": {**model, "init_args": given}}
 
-    def facts(self, names: Sequence[str], data: ImageData, same_classes: bool, way: str) -> dict[str, Any]:
+    def facts(self, names: Sequence[str], data: "ImageData", same_classes: bool, way: str) -> dict[str, Any]:
         """The checkpoint's values of arguments that the data sets otherwise; they must agree, classes if they must.
 
         `way` is what to do about classes.
@@ -209,7 +211,7 @@ def checkpoint_in(path: str | Path, names: Sequence[str], option: str = "--ckpt_
     return found
 
 
-def run_to_resume(config: Config, root: Path) -> Path | None:
+def run_to_resume(config: "Config", root: Path) -> Path | None:
     """The run of the last configuration, or the newest of its name with this model and seed; else None."""
     if (own := run_of_config(config["config"])) is not None:
         return own
@@ -224,7 +226,7 @@ def run_to_resume(config: Config, root: Path) -> Path | None:
     return empty
 
 
-def differs(run: Path, config: Config) -> list[str]:
+def differs(run: Path, config: "Config") -> list[str]:
     """Returns options of the model, and the seed, that differ between a run and a configuration, if both have them."""
     try:
         theirs, own = _model_options(yaml_text.mapping(run / CONFIG)), _model_options(config)
@@ -236,7 +238,7 @@ def differs(run: Path, config: Config) -> list[str]:
     return _differing(theirs, own, free)
 
 
-def other_data(run: Path, config: Config) -> list[str]:
+def other_data(run: Path, config: "Config") -> list[str]:
     """Returns options of the data that differ between a run and a configuration, without those of loading speed."""
     try:
         theirs, own = (flat({"data": given["data"]["init_args"]}) for given in (RunFolder(run).config, config))
@@ -245,13 +247,13 @@ def other_data(run: Path, config: Config) -> list[str]:
     return _differing(theirs, own, {"data.batch_size", "data.num_workers", "data.predict_path"})
 
 
-def _model_options(config: Config) -> dict[str, Any]:
+def _model_options(config: "Config") -> dict[str, Any]:
     model = config["model"]
     options = {f"model.{name}": value for name, value in model["init_args"].items()}
     return {"seed_everything": config["seed_everything"], "model": model["class_path"], **options}
 
 
-def _differing(theirs: Config, own: Config, free: Set[str]) -> list[str]:
+def _differing(theirs: "Config", own: "Config", free: Set[str]) -> list[str]:
     both = [name for name in own if name in theirs and name not in free]
     return [f"{name}={theirs[name]} and not {own[name]}" for name in both if not equal_options(own[name], theirs[name])]
 
@@ -269,7 +271,7 @@ Found = tuple[Path | None, Checkpoint | None, bool]
 """The run to resume or None, its checkpoint or None, and True if the run is finished."""
 
 
-def find(config: Config, root: Path) -> Found:
+def find(config: "Config", root: Path) -> Found:
     """Finds the run that a configuration resumes, and prints which one."""
     run, trainer = run_to_resume(config, root), config["trainer"]
     if run is None:

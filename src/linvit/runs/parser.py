@@ -8,7 +8,7 @@ import pkgutil
 import re
 import warnings
 from argparse import ArgumentError
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from importlib.metadata import version
 from itertools import pairwise
@@ -24,6 +24,7 @@ from linvit.data.base import ImageData
 from linvit.errors import UserError, check_number, did_you_mean
 from linvit.io.signals import STOP
 from linvit.io.terminal import reflow
+from linvit.registry.entries import subclasses
 from linvit.registry.removed import answer
 from linvit.runs import yaml_text
 from linvit.tasks import Task
@@ -358,11 +359,3 @@ def options_of(owner: type) -> dict[str, Option]:
         parser.add_class_arguments(owner, fail_untyped=False)
     parser.format_help()
     return found
-
-
-def subclasses(base: type) -> Iterator[type]:
-    """A class and all imported classes below it."""
-    yield base
-    children: list[type] = base.__subclasses__()
-    for child in children:
-        yield from subclasses(child)

@@ -4,7 +4,7 @@ import re
 import shlex
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any
 
 from lightning.pytorch import Callback
 from lightning.pytorch.utilities import rank_zero_warn
@@ -13,17 +13,16 @@ from linvit import callbacks, data, tasks
 from linvit.data.base import ImageData
 from linvit.errors import UserError
 from linvit.registry import attention_kernels, attentions, backbones, heads
-from linvit.registry.entries import texts
+from linvit.registry.entries import known_class, texts
 from linvit.registry.removed import without_removed
 from linvit.runs import yaml_text
-from linvit.runs.parser import options_of, subclasses
+from linvit.runs.parser import options_of
 from linvit.tasks import Task
 from linvit.tasks.safe_loading import not_plain
 
 KINDS = {registry.kind: registry for registry in (attentions, attention_kernels, backbones, heads)}
 WORD = re.compile(r"[\w:-]*")  # neither the path of a class nor that of a file
 CLASS = re.compile(r"[\w.]+:[\w.]+")  # of a mechanism, kernel, backbone or head
-T = TypeVar("T")
 
 
 def saved_config(path: Path, trains: bool = True) -> dict[str, Any]:
@@ -87,15 +86,4 @@ def _names_code(given: Any, base: type, home: ModuleType) -> str | None:
                 parts.append((f"{option}.", value))
             elif not_plain(value, text=key not in ("class_names", "pretrained")) or foreign or not takes_any:
                 return f"the option {option}={value!r:.200}"
-    return None
-
-
-def known_class(name: str, base: type[T], home: ModuleType) -> type[T] | None:
-    """Returns the class of a path if a module of linvit has it or this program has imported it; else None."""
-    dotted = name.replace(":", ".")
-    last = dotted.rpartition(".")[2]
-    for each in [*([getattr(home, last)] if last in home.__all__ else []), *subclasses(base)]:
-        paths = (f"{each.__module__}.{each.__qualname__}", f"{home.__name__}.{last}")
-        if isinstance(each, type) and issubclass(each, base) and dotted in paths and each.__name__ == last:
-            return each
     return None

@@ -8,10 +8,8 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import datasets
-import pyarrow as pa
 from lightning.pytorch.utilities import rank_zero_warn
 from PIL import Image
 
@@ -19,6 +17,10 @@ from linvit.data.sources.metadata import find_table
 from linvit.data.transforms.decode import FORMATS
 from linvit.errors import UserError, quote_first
 from linvit.io.reading import read_start
+
+if TYPE_CHECKING:  # linvit predict lists files without them
+    import datasets
+    import pyarrow as pa
 
 Image.init()
 EXTENSIONS = tuple(ending for ending, kind in Image.registered_extensions().items() if kind in FORMATS)
@@ -32,12 +34,15 @@ NAMED_ROWS = 20  # of a table that are looked at
 JUNK = {".ipynb_checkpoints", "__MACOSX", "__pycache__"}  # folders that tools create, never classes
 
 
-def image_folder(path: Path, splits: Mapping[str, Path], classes: bool = True) -> dict[str, datasets.Dataset]:
+def image_folder(path: Path, splits: Mapping[str, Path], classes: bool = True) -> dict[str, "datasets.Dataset"]:
     """The images below the folder of each split as tables, with classes: the first folders below that of the split.
 
     A single class is none. Images beside the class folders are left out, with a warning; without `classes`, or without
     class folders in a split, all of its images are taken.
     """
+    import datasets
+    import pyarrow as pa
+
     trees = {split: walk(folder) for split, folder in splits.items()}
     files = {split: paths for split, tree in trees.items() if (paths := _images(tree))}
     if not files:
@@ -163,9 +168,12 @@ def ignored_files(folder: Path) -> list[str]:
 
 
 def path_table(
-    images: Mapping[str, Sequence[str]], others: Mapping[str, tuple[Any, pa.Array]] | None = None
-) -> datasets.Dataset:
+    images: Mapping[str, Sequence[str]], others: Mapping[str, tuple[Any, "pa.Array"]] | None = None
+) -> "datasets.Dataset":
     """A table of columns of images by their paths, and of others by their kind and values."""
+    import datasets
+    import pyarrow as pa
+
     kinds, values = [*zip(*others.values(), strict=True)] if others else [(), ()]
     features = datasets.Features(dict.fromkeys(images, datasets.Image()) | dict(zip(others or (), kinds, strict=True)))
     try:

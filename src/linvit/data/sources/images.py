@@ -2,18 +2,21 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import datasets
 import numpy as np
 from torch.utils.data import Dataset, default_collate
 
 from linvit.data.loading.sampler import SeededIndex
 from linvit.data.sources.read import BadImageError, BadImages, ImageReader, name_of
-from linvit.data.sources.splits import Rows
 from linvit.data.transforms.decode import BandsError
 from linvit.data.transforms.on_device import BatchDeviceOps
 from linvit.errors import UserError
+
+if TYPE_CHECKING:
+    import datasets
+
+    from linvit.data.sources.splits import Rows
 
 Sample = dict[str, Any]
 """image: (C, H, W), 8-bit, or float32 from 0 to 255 with a value range; index: in the split; id: path or index; the
@@ -43,8 +46,10 @@ class SampleReader:
     targets: Mapping[str, Target]
     images: ImageReader
 
-    def columns_of(self, rows: Rows) -> Rows:
+    def columns_of(self, rows: "Rows") -> "Rows":
         """Selects the columns that samples need; images stay undecoded, since `datasets` would not name a bad one."""
+        import datasets  # here, since linvit.load needs it not
+
         names = [self.image, *(target.column for target in self.targets.values())]
         for name in names:
             if isinstance(rows.features[name], datasets.Image):
@@ -69,7 +74,7 @@ class Images(Dataset[Sample]):
     """Rows of a table as samples: those `chosen`, int (N,), or all. `select` would write files beside the table."""
 
     def __init__(
-        self, rows: datasets.Dataset, reader: SampleReader, bad: BadImages, chosen: np.ndarray | None = None
+        self, rows: "datasets.Dataset", reader: SampleReader, bad: BadImages, chosen: np.ndarray | None = None
     ) -> None:
         self.rows = reader.columns_of(rows)
         self.reader = reader

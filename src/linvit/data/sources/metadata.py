@@ -10,13 +10,13 @@ import os
 import re
 from collections.abc import Mapping, Set
 from pathlib import Path
-from typing import Any, TextIO
-
-import datasets
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any, TextIO
 
 from linvit.errors import UserError, did_you_mean, quote_first
 from linvit.io.reading import read_start, read_text
+
+if TYPE_CHECKING:
+    import datasets
 
 NAMES = ("metadata.csv", "metadata.tsv", "metadata.jsonl")
 KEY = "file_name"
@@ -33,7 +33,7 @@ def find_table(folder: Path) -> Path | None:
     return None
 
 
-def read_tables(tables: Mapping[str, Path], images: Mapping[str, Set[str]]) -> dict[str, datasets.Dataset]:
+def read_tables(tables: Mapping[str, Path], images: Mapping[str, Set[str]]) -> dict[str, "datasets.Dataset"]:
     """Returns the images of each split with the columns of its table; columns `*_file_name` are images as well.
 
     A column of a CSV file holds whole numbers if all of its cells in all splits are some, else text; empty cells are
@@ -49,13 +49,16 @@ def read_tables(tables: Mapping[str, Path], images: Mapping[str, Set[str]]) -> d
     return {split: _table(tables[split], columns, images[split]) for split, columns in read.items()}
 
 
-def _table(path: Path, columns: Mapping[str, list[Any]], images: Set[str]) -> datasets.Dataset:
+def _table(path: Path, columns: Mapping[str, list[Any]], images: Set[str]) -> "datasets.Dataset":
+    import datasets
+    import pyarrow as pa
+
     stored: dict[str, pa.Array] = {}
     features = datasets.Features()
     for name, values in columns.items():
         if name == KEY or name.endswith(f"_{KEY}"):
             column = name.removesuffix(KEY).removesuffix("_") or "image"
-            files = _files(path, values, images)
+            files = pa.array(_files(path, values, images))
             stored[column] = pa.StructArray.from_arrays([pa.nulls(len(files), pa.binary()), files], ["bytes", "path"])
             features[column] = datasets.Image()
             continue
@@ -69,7 +72,7 @@ def _table(path: Path, columns: Mapping[str, list[Any]], images: Set[str]) -> da
     return datasets.Dataset(pa.Table.from_arrays([*stored.values()], schema=features.arrow_schema))
 
 
-def _files(table: Path, names: list[Any], known: Set[str]) -> pa.Array:
+def _files(table: Path, names: list[Any], known: Set[str]) -> list[str]:
     """Returns the paths of the images that a table names, relative to the table's folder."""
     folder = table.parent.absolute()
     if outside := [name for name in names if not isinstance(name, str) or not _within(name)]:
@@ -80,7 +83,7 @@ def _files(table: Path, names: list[Any], known: Set[str]) -> pa.Array:
             f"'{table}' names {len(missing)} of {len(names)} images that do not exist: {quote_first(missing)}. Names "
             f"are paths from the folder of the table, and have the ending of the file"
         )
-    return pa.array(paths)
+    return paths
 
 
 def _within(name: str) -> bool:

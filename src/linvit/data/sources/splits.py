@@ -23,6 +23,9 @@ from linvit.data.sources.metadata import find_table, read_tables
 from linvit.errors import UserError, did_you_mean, quote_first
 from linvit.io.reading import read_regular
 
+# `datasets` reports each use to amazonaws.com, even of local files. The hub counts its own downloads.
+datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False
+
 Rows = TypeVar("Rows", datasets.Dataset, datasets.IterableDataset)
 EMBEDDED = Path(__file__).parents[1] / "assets"
 DIGITS = "digits"  # the set that comes with linvit
