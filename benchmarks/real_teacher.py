@@ -18,7 +18,7 @@ import resource
 import time
 import zipfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ SIDE = 224  # of images as they are read
 HELD_OUT, ALONE = 128, 32  # images to measure on, and those of them for single layers and curves
 SEEN = {112: 1024, 224: 512}  # augmented copies of all other images, by size
 BATCH = {112: 16, 224: 4}  # images of a step
+CHAINED = 128  # images of the stage from block to block
 CURVE = (0.0, 0.125, 0.25, 0.5)  # parts of the first stage at which a curve has points
 SCALES = (0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 5.6, 8.0)  # of queries and of keys, among which `scaled` chooses
 DRAWS = 10_000  # of the bootstrap
@@ -130,6 +131,7 @@ def main() -> None:
     parser.add_argument("--run", nargs="*", default=[], type=json.loads, help="experiments, as mappings")
     parser.add_argument("--sizes", nargs="*", default=[], type=json.loads, help="experiments at 224 px, as mappings")
     parser.add_argument("--sides", nargs="*", default=[224, 518, 1036], type=int)
+    parser.add_argument("--hybrids", type=json.loads, help="an experiment at 224 px, as a mapping")
     parser.add_argument("--photos", type=Path, help="images for --sizes")
     parser.add_argument("--draw", type=Path, metavar="FOLDER", help="draw the study of all attentions and the curves")
     args = parser.parse_args()
@@ -141,6 +143,8 @@ def main() -> None:
         draw_curves(args.results / "results.jsonl", args.draw / "real_teacher_time.svg")
     if args.sizes:
         sizes(args.sizes, args.sides, args.results, args.weights, args.photos)
+    if args.hybrids is not None:
+        hybrids(Experiment(**args.hybrids), args.results, args.weights, args.images)
     for experiment in chosen:
         path = args.results / "results.jsonl"
         if any(json.loads(line)["experiment"] == experiment.given for line in lines(path)):
@@ -390,7 +394,8 @@ def mixed(layer: Any, tokens: Tensor) -> Tensor:
 
 def chain(student: nn.Module, changed: Sequence[int], train: Seen, one: Experiment, new: set[Any]) -> None:
     """Trains one converted block after the other to give what the teacher's gives, on the student's own inputs."""
-    own = train.stream[0, : one.images or SEEN[one.size]].float()
+    one = replace(one, images=CHAINED)
+    own = train.stream[0, :CHAINED].float()
     for number, block in enumerate(student.blocks):
         if number in changed:
             part = [p for name, p in block.attn.named_parameters() if one.chain_at == "block" or "proj." not in name]
@@ -520,7 +525,7 @@ def sizes(networks: Sequence[Any], sides: Sequence[int], results: Path, weights:
             memory = {name: peak(network, images[:1]) for name, network in built.items()}
             found: dict[str, list[Any]] = {name: [] for name in built}
             target = torch.empty(0)
-            for image in images[: 10 if side == SIDE else 3 if side > 600 else 6]:
+            for image in images[: 2 if side > 600 else 3]:
                 for name, network in built.items():
                     begin = time.process_time()
                     last = network.forward_features(image[None])[0]
@@ -537,6 +542,45 @@ def sizes(networks: Sequence[Any], sides: Sequence[int], results: Path, weights:
             with (results / "sizes.jsonl").open("a") as file:
                 file.write(json.dumps(row) + "\n")
             print(json.dumps(row), flush=True)
+
+
+@torch.no_grad()
+def hybrids(one: Experiment, results: Path, weights: Path, folder: Path) -> None:
+    """Measures hybrids of a student at 224 px whose blocks were trained alone: nothing is trained again."""
+    model = teacher(weights, one.size)
+    train, held = seen(model, folder, one.size, results)
+    student, new = converted(model, one)
+    blocks = range(len(student.blocks))
+    student(held.images[:1].float())
+    for i in blocks:
+        transfer(student.blocks[i], model.blocks[i], i, train, one, new, results)
+    window = {"name": "window", "window_size": 8}
+    windows = converted(model, Experiment(window, size=one.size))[0]
+    own = [block.attn for block in student.blocks]
+
+    def near(kept: Sequence[int], kept_as: str = "softmax", count: int = ALONE) -> float:
+        instead = model if kept_as == "softmax" else windows
+        for i in blocks:
+            student.blocks[i].attn = instead.blocks[i].attn if i in kept else own[i]
+        last = torch.cat([student.forward_features(images.float()) for images in held.images[:count].split(8)])
+        cosine = F.cosine_similarity(last, held.last[:count].float(), dim=-1)
+        row = {"attention": one.attention, "kept": [*kept], "as": kept_as, "images": count}
+        row |= {"class": round(cosine[:, 0].mean().item(), 4), "patches": round(cosine[:, 1:].mean().item(), 4)}
+        with (results / "hybrids.jsonl").open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        print(json.dumps(row), flush=True)
+        return (row["class"] + row["patches"]) / 2
+
+    each = {i: near([j for j in blocks if j != i], count=ALONE // 2) for i in blocks}
+    hard, total = sorted(blocks, key=lambda i: each[i]), len(blocks)
+    near(sorted(hard[:4]), "window")
+    for count in (4, 2, 6):
+        near(sorted(hard[:count]))
+        if count != 4:
+            continue
+        near([round((i + 1) * total / count) - 1 for i in range(count)])
+        near([*range(count)])
+        near([*range(total - count, total)])
 
 
 def peak(network: nn.Module, images: Tensor) -> float:
@@ -556,7 +600,7 @@ def draw(path: Path, picture: Path) -> None:
     """Draws the errors of all attentions before and after a few steps, means over blocks; prints their table."""
     rows = []
     for line in map(json.loads, lines(path)):
-        if line["experiment"].get("alone") and line.get("layers"):
+        if line["experiment"] in [one.given for one in STUDY["all"]] and line.get("layers"):
             before, after = ([*line[part].values()] for part in ("layers_before", "layers"))
             seconds = line["cpu_seconds"]["transfer"]
             rows.append((line["experiment"]["attention"], np.mean(before), np.mean(after), after, seconds))
@@ -680,11 +724,9 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     return {name: torch.from_numpy(np.array(value, dtype=np.float32)) for name, value in state.items()}
 
 
-FIRST = ["hedgehog", "nystrom", "focused", "linear", "mlla", "agent", "lara", "nala"]
 NAMES = [name for name in linvit.list_attentions() if name != "softmax"]
 REST = (0, 2, 3, 4, 6, 7, 8, 10, 11)  # blocks 1, 5 and 9 stand for all
 STUDY = {
-    "first": [Experiment(name, kept=REST, steps=30, alone=True) for name in FIRST],
     "all": [Experiment(name, kept=REST, steps=30, alone=True) for name in NAMES],
 }
 
