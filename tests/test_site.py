@@ -90,6 +90,26 @@ def test_indices(pages, tmp_path):
     assert found == ["https://a/0.1/index.html", "https://a/0.1/reference/attentions.html"]
 
 
+def test_prose_has_few_of_the_phrases_that_plain_english_does_without(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(DOCS)
+    import prose
+
+    assert prose.check(prose.all_paths(), prose.MOST) == []
+    (tmp_path / "page.md").write_text(
+        "Says\nwhat is there, of which one, too.\n\n```\nof which\n```\n", encoding="utf-8"
+    )
+    (tmp_path / "module.py").write_text('"""What it does."""\na = 1  # of which\n', encoding="utf-8")
+    found = prose.check([tmp_path / "page.md", tmp_path / "module.py"], dict.fromkeys(prose.MOST, 0))
+    assert [line.removeprefix(f"{tmp_path}/").partition(" (")[0] for line in found] == [
+        "page.md:2: 'what is'",
+        "module.py:1: 'What it'",
+        "page.md:2: 'of which'",
+        "module.py:2: 'of which'",
+        "page.md:2: ', too'",
+        "module.py:1: 'What '",
+    ]
+
+
 def test_versions(monkeypatch, tmp_path):
     """The newest is the highest number that is released, whatever was built last; other folders are none."""
     monkeypatch.syspath_prepend(DOCS / "_extensions")

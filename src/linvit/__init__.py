@@ -1,12 +1,12 @@
 """linvit: every linear attention, in every vision backbone, on every task, behind one contract.
 
-`import linvit` is cheap: classes that need torch are imported when they are first touched.
+`import linvit` is cheap: classes that need torch are imported on first use.
 """
 
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from linvit import registry  # its `backbones` and `heads` have the names of folders, so they get none here
+from linvit import registry  # its `backbones` and `heads` share names with subpackages, so they are not imported here
 from linvit.errors import UserError as UserError
 from linvit.registry import preset as preset
 from linvit.registry.source import deferred

@@ -1,4 +1,4 @@
-"""The error for mistakes that the user can correct. It says what was given, what is allowed, and a way out."""
+"""Error for mistakes that the user can correct, with the given value, the allowed ones, and a solution."""
 
 import difflib
 import errno
@@ -8,8 +8,8 @@ from numbers import Integral, Real
 
 from linvit.io.plain_text import printable
 
-_SPACE = "Free some space there, or choose another folder; what lay there before is as it was"
-_ELSEWHERE = "Choose another file or folder, or have its permissions changed"
+_SPACE = "Free some space there, or choose another folder; existing files are unchanged"
+_ELSEWHERE = "Choose another file or folder, or change its permissions"
 WAYS: dict[int | None, str] = {
     errno.ENOSPC: _SPACE,
     errno.EDQUOT: _SPACE,
@@ -21,28 +21,28 @@ WAYS: dict[int | None, str] = {
     errno.EISDIR: "A file is expected",
     errno.ENOTDIR: "A folder is expected",
     errno.EINVAL: "Name a regular file",
-    errno.EMFILE: "Raise the limit of open files (ulimit -n), or take fewer loader processes or smaller batches",
+    errno.EMFILE: "Raise the limit of open files (ulimit -n), or use fewer loader processes or smaller batches",
     errno.ENFILE: "The machine has too many files open",
 }
-"""What to do where the system refuses a file, by the number of its error."""
+"""Advice for errors of the system about files, by error number."""
 TOO_MANY = ("Too many open files", "items of ancdata")
 """Texts of errors of torch and Python about open files that have no number (`errno`)."""
 
 
 class UserError(Exception):
-    """A mistake in a name, an option, a path or a shape. The command line prints it without a traceback.
+    """Mistake in a name, an option, a path or a shape. The command line prints it without a traceback.
 
-    It is not a `ValueError`, because argument parsers catch those and replace the message. What it quotes from files
+    It is not a `ValueError`, because argument parsers catch those and replace the message. Text quoted from files
     is printable.
     """
 
     def __str__(self) -> str:
-        """The message."""
+        """Returns the message."""
         return printable(super().__str__())
 
 
 def find_user_error(error: BaseException | None) -> UserError | None:
-    """Returns the user's mistake behind an exception that a library may have wrapped, or what the system refused."""
+    """Returns the user's mistake behind an exception that a library may have wrapped, or the error of the system."""
     found = error
     while found is not None and not isinstance(found, UserError):
         found = found.__cause__
@@ -57,7 +57,7 @@ def find_user_error(error: BaseException | None) -> UserError | None:
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:
-    """Returns `" Did you mean 'focused'?"` for the nearest known name, or an empty string if none is near."""
+    """Returns `" Did you mean 'focused'?"` for the nearest known name, or an empty string if none is similar."""
     known = list(known)
     begun = [name for name in known if given and name.startswith(given)]  # "focusing" is the start of "focusing_factor"
     nearest = begun if len(begun) == 1 else difflib.get_close_matches(given, known, n=1)
@@ -65,7 +65,7 @@ def did_you_mean(given: str, known: Iterable[str]) -> str:
 
 
 def quote_first(names: Sequence[str], shown: int = 5) -> str:
-    """Returns the first few of many names, in quotes, and how many more there are."""
+    """Returns the first few of many names, in quotes, and the number of the others."""
     more = f" and {len(names) - shown} more" if len(names) > shown else ""
     return ", ".join(f"'{name}'" for name in names[:shown]) + more
 
@@ -89,7 +89,7 @@ def check_number(
     whole: bool = False,
     note: str = "",
 ) -> None:
-    """Raises a `UserError` unless `given` is a finite number, no bool, within bounds; `note` says what for."""
+    """Raises a `UserError` unless `given` is a finite number, not a bool, within bounds; `note` adds its purpose."""
     fits = isinstance(given, Integral if whole else Real) and not isinstance(given, bool) and math.isfinite(given)
     if fits and at_least <= given <= at_most and above < given < below:  # type: ignore[operator]
         return

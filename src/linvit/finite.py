@@ -11,12 +11,12 @@ RUNNING_STATISTICS = ("running_mean", "running_var")  # names of the buffers of 
 
 
 def is_running_statistic(name: str) -> bool:
-    """Whether a buffer of this name follows the data of training."""
+    """Returns True if a buffer of this name follows the training data."""
     return name.rpartition(".")[2] in RUNNING_STATISTICS
 
 
 def tensors(values: Any) -> Iterator[Tensor]:
-    """The tensors of floating-point numbers in nested mappings, lists and tuples."""
+    """Yields the floating-point tensors in nested mappings, lists and tuples."""
     if isinstance(values, Tensor):
         if values.is_floating_point():
             yield values
@@ -26,14 +26,14 @@ def tensors(values: Any) -> Iterator[Tensor]:
 
 
 def is_finite(values: Any) -> bool:
-    """Whether all numbers in nested containers are finite."""
+    """Returns True if all numbers in nested containers are finite."""
     return not any(_true(_not_finite(values)))
 
 
 def not_finite(model: nn.Module, checkpoint: Mapping[str, Any]) -> list[str]:
-    """The names of a checkpoint's weights (`state_dict`) of a model that are not finite, and "optimizer_states" if so.
+    """Returns the names of a checkpoint's non-finite weights (`state_dict`) of a model, and "optimizer_states" if so.
 
-    Buffers other than running statistics may be infinite, as a mask of -inf is, but not NaN.
+    Buffers other than running statistics may be infinite, such as masks of -inf, but not NaN.
     """
     masks = {name for name, _ in model.named_buffers() if not is_running_statistic(name)}
     state = checkpoint["state_dict"]
@@ -54,12 +54,12 @@ def relative_error(got: Tensor, want: Tensor) -> float:
 
 
 def sortable(error: float) -> float:
-    """Returns an error as a key for `max`, to which NaN is larger than any number."""
+    """Returns an error as a key for `max`, where NaN is larger than any number."""
     return math.inf if math.isnan(error) else error
 
 
 def worst(errors: Iterable[float]) -> float:
-    """Returns the largest error, NaN if there is one."""
+    """Returns the largest error, or NaN if there is one."""
     return max(errors, key=sortable)
 
 
@@ -68,7 +68,7 @@ def _not_finite(values: Any) -> list[Tensor]:
 
 
 def _true(flags: Sequence[Tensor]) -> list[bool]:
-    """The values of scalars, for which the host waits once per device and not once each."""
+    """Returns the values of scalars, with one synchronisation per device instead of one per scalar."""
     values = {
         device: iter(torch.stack([flag for flag in flags if flag.device == device]).tolist())
         for device in {flag.device for flag in flags}

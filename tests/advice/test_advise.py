@@ -55,7 +55,7 @@ def test_layouts_are_measured_and_jetvit_is_shown(monkeypatch):
     deit = linvit.create_backbone({"name": "deit_nano", "depth": 12, "patch_size": 2}, img_size=32)
     options = {"clock": Clock(monkeypatch, 1.0), "threads": 1, "all_sizes": True}
     given = ["linear", {"layout": "first_half", "linear": "hydra"}]
-    with pytest.raises(linvit.UserError, match="layout 'jetvit' knows its full blocks"):
+    with pytest.raises(linvit.UserError, match="layout 'jetvit' lists its full blocks"):
         linvit.advise("deit_nano", 32, attention={"layout": "jetvit"}, **options)
     advice = linvit.advise(deit, 32, attention=given, **options)
     rows = {row.name: row for row in advice.sizes[0].rows}
@@ -199,5 +199,5 @@ def test_the_command_line(tmp_path, capsys, monkeypatch):
     assert "counted, faster without attention" in out
     assert "share of the ceiling's gain" in out
     main(["advise", "deit_nano", "--img_size", "32", "--threads", "1", "--minutes", "0.001", f"--output={tmp_path}"])
-    assert "(stopped after 0.001 minutes: the table has what was measured until then)" in capsys.readouterr().out
+    assert "(stopped after 0.001 minutes: the table has the results so far)" in capsys.readouterr().out
     assert (tmp_path / "advise.html").exists()

@@ -104,7 +104,7 @@ def test_timms_own_attention_is_observed_and_its_model_left_alone(name: str) -> 
     torch.testing.assert_close(observable(model, side)(image), model(image), rtol=1e-4, atol=1e-5)
     call = next(iter(found.values()))
     if name.startswith("swin"):
-        with pytest.raises(UserError, match="windows have no known places in the image, as in timm's Swin"):
+        with pytest.raises(UserError, match="windows have no known positions in the image, as in timm's Swin"):
             query_map(call, Query())
     else:
         assert query_map(call, Query()).weights.shape == call.grid.keys_size

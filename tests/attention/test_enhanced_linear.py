@@ -292,7 +292,7 @@ def test_heads_of_a_width_of_their_own_need_not_be_the_hosts() -> None:
             for side in (4, -1, 2.5, True, "5")
         ),
         ({"head_dim": 25}, "dim 24 has room for 0 heads of 25 channels, .* set a smaller head_dim"),
-        ({"heads_ratio": 0.3}, "room for 3 heads of 8 channels, of which heads_ratio 0.3 leaves none; .* a larger"),
+        ({"heads_ratio": 0.3}, "room for 3 heads of 8 channels, and heads_ratio 0.3 leaves none; .* a larger"),
     ],
     ids=str,
 )

@@ -96,7 +96,7 @@ def test_a_checkpoint_that_cannot_be_saved_ends_the_run_and_the_one_before_is_as
         linvit.UserError, match=r"(?s)step 4, since .*\.ckpt' could not be saved: No space left"
     ) as error:
         run(tmp_path, SaveCheckpoints(monitor, "max"), max_epochs=3)
-    assert str(error.value).endswith(f"continue with\n  linvit fit --config {tmp_path}/config.yaml --resume=auto")
+    assert str(error.value).endswith(f"resume with\n  linvit fit --config {tmp_path}/config.yaml --resume=auto")
     assert disk.count == 2
     kept = tmp_path / "checkpoints"
     assert {path.name: step_of(path) for path in kept.glob("*.ckpt")}["last.ckpt"] == 2

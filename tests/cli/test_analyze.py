@@ -130,11 +130,11 @@ def test_other_mistakes_are_named(best, tmp_path):
     (tmp_path / "empty").mkdir()
     shutil.copy(best, tmp_path / "alone.ckpt")
     assert "or else a model without a run" in refused()
-    assert refused("--ckpt_path", best, tmp_path / "nowhere") == f"there is no checkpoint at '{tmp_path / 'nowhere'}'"
+    assert refused("--ckpt_path", best, tmp_path / "nowhere") == f"checkpoint '{tmp_path / 'nowhere'}' does not exist"
     assert "or else a model without a run" in refused("--backbone", "deit_nano", "--ckpt_path", best)
     assert "--attention is for --backbone" in refused("--ckpt_path", best, "--attention", "linear")
-    assert "there is no checkpoint at" in refused("--ckpt_path", best.with_name("missing.ckpt"))
-    assert "lies in no run's folder; name its configuration" in refused("--ckpt_path", tmp_path / "alone.ckpt")
+    assert "missing.ckpt' does not exist" in refused("--ckpt_path", best.with_name("missing.ckpt"))
+    assert "is not in the folder of a run; give its configuration" in refused("--ckpt_path", tmp_path / "alone.ckpt")
     assert "empty" in refused("--ckpt_path", best, "--images", tmp_path / "empty", "--output", tmp_path / "out")
     assert "--query: a fraction must be" in refused("--ckpt_path", best, "--query", "2", "0.5")
     spec = "{name: timm, model: resnet10t}"

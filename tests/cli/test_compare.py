@@ -184,7 +184,7 @@ def tuned(tmp_path, monkeypatch):
         (run,) = (tmp_path / "checkpoints").rglob("linear-lr*-seed1/version_0")
         (run / "result.json").unlink()
         told = linvit("compare", "--report", run.parents[1], "--skip_costs", cwd=tmp_path)
-        printed = told.out.partition("run what is incomplete with\n  linvit ")[2].splitlines()[0]
+        printed = told.out.partition("run the incomplete ones with\n  linvit ")[2].splitlines()[0]
         assert linvit(*shlex.split(printed), "--skip_costs", cwd=tmp_path).code == 0
         assert started[len(before) :] == [run.parent.name]  # tuning is done, and its values are those of before
         return done.out, before
@@ -238,7 +238,7 @@ def test_a_report_prints_how_its_experiment_continues_where_it_lies(tmp_path, mo
     for told, cwd in (done, tmp_path), (other, elsewhere):
         assert told.code == 1, told.err
         assert f"tensorboard --logdir {in_shell(there)}" in told.log or cwd == elsewhere
-        printed = told.out.partition("run what is incomplete with\n  linvit ")[2]
+        printed = told.out.partition("run the incomplete ones with\n  linvit ")[2]
         again = linvit(*shlex.split(printed.splitlines()[0]), "--skip_costs", cwd=cwd)
         assert again.code == 1, again.err
         assert "2 runs in" in again.log

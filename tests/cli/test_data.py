@@ -306,7 +306,7 @@ def test_the_limit_of_pixels(tmp_path, capsys):
     [
         (["nowhere"], "there is no data at 'nowhere'"),
         (["digits", "--workers", "-1"], "--workers must be a whole number at least 0; got -1"),
-        (["digits", "--output", "nowhere/bad.csv"], "cannot write 'nowhere/bad.csv': there is no folder"),
+        (["digits", "--output", "nowhere/bad.csv"], "cannot write 'nowhere/bad.csv': the folder"),
         (["digits", "--image_column", "imgae"], "Did you mean 'image'?"),
     ],
 )

@@ -143,7 +143,7 @@ def test_what_timm_resizes_otherwise_is_told(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--sets", "c"], "'--sets c' names no images: write c=FOLDER"),
+        (["--sets", "c"], "'--sets c' has no path: write c=FOLDER"),
         (["--sets", "c=mine"], "'mine' has no corruption of c: expected folders such as 'mine/gaussian_noise/1'"),
         (["--sets", "a=mine"], "2 of the 2 classes of 'mine' are not among those of the network: 'ant', 'bee'"),
         (["--sets", "real=real.json"], "'real.json' has labels of 1 images, but the clean set has 360"),
@@ -181,7 +181,7 @@ def test_a_stream_is_read_as_a_table_if_asked(run, tmp_path):
     ("name", "message"),
     [
         ("timm:no_such_model", "timm has no trained 'no_such_model'"),
-        ("other.pt2", "'other.pt2' is no file of linvit export"),
+        ("other.pt2", "'other.pt2' was not written by linvit export"),
     ],
 )
 def test_what_is_no_model(tmp_path, name, message):

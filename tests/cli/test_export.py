@@ -66,7 +66,7 @@ def test_a_run_that_is_not_finished_is_refused(run, tmp_path):
     [
         ("model.pb", "a network is exported as FILE.onnx or FILE.pt2 (torch.export); got 'model.pb'"),
         ("there.onnx", "'there.onnx' exists: name another file, or remove it first"),
-        ("nowhere/model.onnx", "there is no folder 'nowhere' to write 'model.onnx' to. Make it first"),
+        ("nowhere/model.onnx", "cannot write 'model.onnx': the folder 'nowhere' does not exist. Create it first"),
     ],
 )
 def test_a_path_that_cannot_be_written_is_refused(file, message, run, tmp_path):
@@ -168,7 +168,7 @@ def wrong(export, images, pixels):
 
 
 def test_a_detector_in_half_precision_is_refused():
-    with pytest.raises(UserError, match="a detector is exported in float32"):
+    with pytest.raises(UserError, match="detectors can only be exported in float32"):
         detector_export(small_detector("retinanet"), dtype="float16")
 
 

@@ -122,7 +122,7 @@ def test_what_others_print_of_a_run_that_is_not_finished(run, tmp_path):
 
 def test_a_run_without_a_checkpoint_is_not_said_to_continue(run, tmp_path):
     folder = copy_of(run, tmp_path)
-    assert how_to_resume(folder).startswith("continue with")
+    assert how_to_resume(folder).startswith("resume with")
     assert how_to_resume(folder, "linvit linearize x").endswith(" with\n  linvit linearize x")
     shutil.rmtree(folder / "checkpoints")
     assert how_to_resume(folder).startswith("no checkpoint was saved; start again with")

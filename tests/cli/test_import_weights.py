@@ -131,11 +131,11 @@ def test_averaged_weights(folder, flag, taken):
             ["-o", "there.safetensors"],
             "'there.safetensors' exists: name another file, or remove it first",
         ),
-        (["-o", "nowhere/out.safetensors"], "there is no folder 'nowhere' to write 'out.safetensors' to"),
+        (["-o", "nowhere/out.safetensors"], "cannot write 'out.safetensors': the folder 'nowhere' does not exist"),
         (["-o", "out.safetensors", *deit(dept=3)], "takes no option 'dept'. Did you mean 'depth'?"),
         (["-o", "out.safetensors", *deit(depth=12)], "less than min_fraction = 90%"),
         (["-o", "out.safetensors", "--ema"], "holds no averaged weights"),
-        (["-o", "out.safetensors", "--min_fraction", "2"], "min_fraction must lie between 0 and 1; got 2.0"),
+        (["-o", "out.safetensors", "--min_fraction", "2"], "min_fraction must be between 0 and 1; got 2.0"),
     ],
     ids=str,
 )
@@ -206,7 +206,7 @@ class TestPretrained:
     @pytest.mark.parametrize(
         ("given", "message"),
         [
-            ("frist.pth", "there is no file of weights at 'frist.pth'. In '.' there are: first.pth"),
+            ("frist.pth", "'frist.pth' is not a file of weights. In '.' there are: first.pth"),
             ("{source: first.pth, minfraction: 1}", "Did you mean 'min_fraction'?"),
             ("broken.pth", "'broken.pth' is incomplete or not a checkpoint (3 bytes)"),
         ],

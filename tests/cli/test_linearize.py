@@ -151,7 +151,7 @@ def test_stages_are_runs_that_start_from_the_one_before_and_resume(folder, monke
     assert "is not of the backbone" in refused.err
     assert not (root / "late").exists()
     refused = linvit("linearize", *given[:-1], f"--ckpt_path={second}", cwd=root)
-    assert "--ckpt_path names one run, and stages are several" in refused.err
+    assert "--ckpt_path is for one run, but stages are several" in refused.err
 
 
 def test_a_student_is_scored_without_its_teacher(folder):
@@ -257,4 +257,4 @@ def test_a_teacher_is_needed(tmp_path):
     assert (nothing.code, "--teacher RUN, or a --config" in nothing.err) == (2, True)
     done = linvit("linearize", "--config=quickstart", cwd=tmp_path)
     assert done.code == 2
-    assert "name the trained network that becomes linear" in done.err
+    assert "give the trained network to linearize" in done.err

@@ -85,7 +85,7 @@ def test_a_wildcard(wide, capsys):
     assert main(["--filter", "*nano*"]) == 0
     found = sections(capsys.readouterr().out)
     assert [line.split()[0] for line in found["backbones"]] == ["deit_nano"]
-    assert found["attentions"] == [f"  none of {len(linvit.list_attentions())} is like '*nano*'"]
+    assert found["attentions"] == [f"  no name of {len(linvit.list_attentions())} matches '*nano*'"]
 
 
 def test_one_attention_in_full(capsys):
@@ -106,7 +106,7 @@ def test_every_option_is_described_by_its_class_or_a_parent(capsys):
             known = descriptions(constructor := registry.get(name))
             assert not parameters_of(constructor).keys() - known.keys() - set(registry.supplied), name
     assert main(["heads", "mask_rcnn"]) == 0
-    assert "max_detections = 100\n      The most detections of an image." in capsys.readouterr().out
+    assert "max_detections = 100\n      Maximum number of detections per image." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -70,10 +70,10 @@ def test_a_copy_works_by_itself(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["configs", "quikstart"], "no configuration is called 'quikstart'"),
+        (["configs", "quikstart"], "configuration 'quikstart' is neither a name nor an existing file"),
         (["configs", "--output", "x.yaml"], "--output is for one configuration"),
         (["configs", "quickstart", "-o", "there.yaml"], "'there.yaml' exists"),
-        (["configs", "quickstart", "-o", "no/x.yaml"], "there is no folder 'no'"),
+        (["configs", "quickstart", "-o", "no/x.yaml"], "the folder 'no' does not exist"),
     ],
 )
 def test_mistakes_are_user_errors(arguments, message, tmp_path, monkeypatch):

@@ -190,4 +190,4 @@ def test_a_verb_that_meets_a_broken_package_says_how_to_find_it(tmp_path):
     (tmp_path / "torch.py").write_text("raise ImportError('broken')", encoding="utf-8")
     done = python("-m", "linvit", "fit", "--config", "quickstart", path=tmp_path, cwd=tmp_path)
     assert done.returncode == 1
-    assert "pip check names packages that do not fit" in done.stderr
+    assert "pip check lists incompatible packages" in done.stderr

@@ -21,11 +21,11 @@ class Terminal(io.StringIO):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--model", "nowhere.ckpt", "a.png"], "there is no checkpoint at 'nowhere.ckpt'"),
+        (["--model", "nowhere.ckpt", "a.png"], "checkpoint 'nowhere.ckpt' does not exist"),
         (["--model", "RUN"], "the following arguments are required: IMAGE"),
         (["--model", "RUN", "a.png", "--output", "text.png/x"], "Choose another one with --output"),
         (["--model", "RUN", "text.png"], "text.png' cannot be predicted: not an image of the formats"),
-        (["--model", "RUN", "text.png", "--on_error=skip"], "none of the images in 'text.png' can be predicted"),
+        (["--model", "RUN", "text.png", "--on_error=skip"], "no image in 'text.png' can be predicted"),
         (["--model", "RUN", "a.png", "--data.sizes=3"], "an option of preprocessing must be one of"),
         (["--model", "RUN", "a.png", "--model.window=3"], "cannot be used: TypeError"),
         (["--model", "RUN", "a.png", "--model.compile=true"], "the task has no option 'compile'"),

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from linvit import UserError, load
 from linvit.cli import main
 from linvit.tasks.model_ema import WeightAveraging
-from linvit.tasks.safe_loading import guard
+from linvit.tasks.safe_loading import force_safe_loading
 from tests.cli.forked import Ranks
 from tests.cli.runs import QUICKSTART, linvit, tiny
 from tests.training import TINY, KeepFirst, batches, fit, tiny_task, trainer
@@ -118,7 +118,7 @@ def test_an_address_is_not_one_path_on_all_machines():
     """Lightning has all ranks read the path of rank 0, which would be that of its own temporary folder."""
     task, strategy = tiny_task(), FSDPStrategy()
     strategy._lightning_module = task
-    guard(strategy, task)
+    force_safe_loading(strategy, task)
     with pytest.raises(UserError, match=r"from one path on all ranks: get 's3://runs/last.ckpt' first"):
         strategy.load_checkpoint("s3://runs/last.ckpt")
 

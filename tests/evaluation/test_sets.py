@@ -70,7 +70,7 @@ def test_real_labels_are_in_the_order_of_file_names(tmp_path):
     ("mapping", "message"),
     [
         (None, "2 of the 2 classes of 'FOLDER' are not among those of the network: 'ant', 'bee'"),
-        ({"cat": 1}, "names none of the classes of 'FOLDER', such as 'ant'"),
+        ({"cat": 1}, "contains no class of 'FOLDER', such as 'ant'"),
         ({"ant": "n09"}, "1 of the 1 classes of 'MAP' are not among those of the network: 'n09'. Did you mean 'n04'?"),
         ([1], "'MAP' must hold a JSON object"),
     ],

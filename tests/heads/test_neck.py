@@ -87,7 +87,7 @@ def test_a_head_has_its_own_pyramid_beside_it_if_asked_for() -> None:
 
 def test_without_the_neck_a_network_is_refused() -> None:
     model = segmentor(narrow("semantic_fpn"))
-    with pytest.raises(UserError, match=r"but DeiT gives it .* Make both by linvit\.create_segmentor"):
+    with pytest.raises(UserError, match=r"but DeiT gives it .* Create both by linvit\.create_segmentor"):
         Segmentor(model.backbone, model.head)
 
 

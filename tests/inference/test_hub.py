@@ -228,7 +228,7 @@ def test_bad_input(run, tmp_path):
         ([run.folder, "a/b", "--to", "new", licence], "name either a repository"),
         ([run.folder, "digits", licence], "a repository of the hub is called owner/name; got 'digits'"),
         ([run.folder, "--to", "full", licence], "'full' exists and is not an empty folder"),
-        ([half, "--to", "new", licence], r"is not finished: .* epoch 2 of 3.* Continue it with\n  linvit fit"),
+        ([half, "--to", "new", licence], r"is not finished: .* epoch 2 of 3.* Resume it with\n  linvit fit"),
         (["full", "--to", "new", licence], "'full' is not the folder of a run"),
     ]:
         done = command("push", *arguments, cwd=tmp_path)

@@ -126,7 +126,7 @@ def test_what_is_no_image_is_named_and_skipped_if_asked(model, digits, tmp_path)
         (tmp_path / "text.jpg", r"text.jpg' cannot be predicted: not an image of the formats"),
         (tmp_path / "thin.png", r"thin.png' cannot be predicted: 60000 x 1 pixels: one side is more than 200 times"),
         (tmp_path / "none.png", r"none.png' cannot be predicted: No such file"),
-        (torch.full((3, 8, 8), 2.0), r"'image 1' cannot be predicted: its values, of floats, lie between 2 and 2"),
+        (torch.full((3, 8, 8), 2.0), r"'image 1' cannot be predicted: its float values are between 2 and 2"),
         (np.zeros((8, 8, 5), np.uint8), r"'image 1' cannot be predicted: it has 5 bands of uint8, and without bands"),
         (np.zeros((8, 8, 3), np.uint16), r"Set value_range=.*linvit.load\(RUN, preprocessing={NAME: VALUE}\)"),
         (5, "and must be a path"),
@@ -161,7 +161,7 @@ def test_without_preprocessing_there_is_the_network_alone(run, model, digits):
     torch.save(content, digits.parent / "bare.ckpt")
     bare = linvit.load(digits.parent / "bare.ckpt")
     assert bare.network(torch.zeros(1, 3, *model.preprocessing.size)).shape == (1, 10)
-    with pytest.raises(UserError, match="does not say how images are prepared"):
+    with pytest.raises(UserError, match="has no description of its preprocessing"):
         bare(digits / "00.png")
     said = linvit.load(digits.parent / "bare.ckpt", preprocessing=model.description.preprocessing)
     assert said(digits / "00.png").scores == model(digits / "00.png").scores

@@ -81,5 +81,5 @@ def test_a_model_that_is_not_timms_is_not_told_to_leave_attention_out():
             super().__init__()
             self.attention = nn.MultiheadAttention(8, 2)
 
-    with pytest.raises(linvit.UserError, match=r"MultiheadAttention\. In place of this model take one of timm's"):
+    with pytest.raises(linvit.UserError, match=r"MultiheadAttention\. Instead of this model use one of timm's"):
         linvit.replace_attention(Vision(), "linear")

@@ -47,7 +47,7 @@ def test_a_metric_of_unknown_direction_is_left_alone(recwarn):
 @pytest.mark.parametrize(
     ("monitor", "options", "words"),
     [
-        ("val/score", {"trainer__limit_val_batches": 0}, "limit_val_batches=0 leaves validation out"),
+        ("val/score", {"trainer__limit_val_batches": 0}, "limit_val_batches=0 disables validation"),
         ("val/scor", {}, "`val/scor` which is not available"),
     ],
 )

@@ -60,7 +60,7 @@ def test_a_truncated_one(tmp_path, share):
     path.write_bytes(path.read_bytes()[:size])
     text = error_of(path)
     assert f"is incomplete or not a checkpoint ({size} bytes)" in text
-    assert f"others may lie in {tmp_path}" in text
+    assert f"look for other checkpoints in {tmp_path}" in text
 
 
 @pytest.mark.parametrize("content", [b"no checkpoint at all\n", b"PK\x03\x04 no archive"], ids=["text", "zip"])
@@ -208,7 +208,7 @@ def test_a_damaged_one_leads_to_the_others(run, tmp_path):
     path.write_bytes(content)
     text = error_of(path)
     assert f"'{path}' is damaged" in text
-    assert f"others may lie in {tmp_path}\nTo start from" in text
+    assert f"look for other checkpoints in {tmp_path}\nTo start from" in text
 
 
 @pytest.mark.parametrize(

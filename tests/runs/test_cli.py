@@ -436,7 +436,7 @@ model:
         for options, words in (
             (
                 {},
-                "the data does not say how many classes there are. To train, score or probe, give each class a folder",
+                "the data does not define the number of classes. To train, score or probe, give each class a folder",
             ),
             ({"data__num_classes": 3}, "data source 'mine' has no labels, so it can only be predicted"),
         ):
@@ -462,7 +462,7 @@ class TestCheckpointMistakes:
     def test_a_missing_one(self, run, tmp_path):
         path = run.checkpoint("best").with_name("bset.ckpt")
         text, left = self.error(tmp_path, f"--config={run.config}", f"--ckpt_path={path}")
-        assert f"there is no checkpoint at '{path}'" in text
+        assert f"checkpoint '{path}' does not exist" in text
         assert not left
 
     @pytest.mark.parametrize("verb", ["validate", "predict"])

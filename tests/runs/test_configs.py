@@ -42,8 +42,8 @@ def test_an_unknown_name(given, name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError) as error:
         config_file(given)
-    assert str(error.value).startswith(f"no configuration is called '{given}', and there is no such file. Did you mean")
-    assert f"{name}'? linvit list configs names" in str(error.value)
+    assert str(error.value).startswith(f"configuration '{given}' is neither a name nor an existing file. Did you mean")
+    assert f"{name}'? Run linvit list configs" in str(error.value)
 
 
 def test_the_fields_of_a_heading():

@@ -28,5 +28,5 @@ def test_a_checkpoint_that_is_not_finite_is_refused_before_the_start(run, tmp_pa
     done = linvit("fit", f"--config={run.config}", f"--ckpt_path={tmp_path / 'bad.ckpt'}", cwd=tmp_path)
     assert done.code == 2
     assert (
-        f"bad.ckpt' is not finite: 'network.head.weight'. Use an earlier one; others may lie in {tmp_path}" in done.err
+        f"bad.ckpt' has non-finite weights: 'network.head.weight'. Use an earlier one; look in {tmp_path}" in done.err
     )

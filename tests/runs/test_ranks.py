@@ -58,7 +58,7 @@ def said(text):
     """The one line that says why the run has ended, and no traceback; the command that continues is below."""
     assert "Traceback" not in text
     (line,) = re.findall(r"^linvit: error: (.*)$", text, re.MULTILINE)
-    assert "continue with\n  linvit fit --config checkpoints/quickstart/version_0/config.yaml --resume=auto\n" in text
+    assert "resume with\n  linvit fit --config checkpoints/quickstart/version_0/config.yaml --resume=auto\n" in text
     return line
 
 
@@ -85,7 +85,7 @@ def test_a_rank_says_why_it_ends_unless_its_launcher_ends_it_first(monkeypatch, 
 
     monkeypatch.setattr(endings.time, "sleep", sleep)
     found.explain(RuntimeError(error), "RuntimeError: why")
-    other = "another rank has ended, was stopped or does not answer: " * (error != "oh")
+    other = "another rank has ended, was stopped or does not respond: " * (error != "oh")
     line = f"rank {rank} (host {os.uname().nodename}, pid {os.getpid()}): {other}RuntimeError: why"
     assert lines == [line] * said
 

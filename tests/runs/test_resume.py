@@ -63,7 +63,7 @@ def test_it_starts_goes_on_and_is_finished(tmp_path, monkeypatch):
     options = {"trainer__default_root_dir": "out"}
     done = fit(tmp_path, AUTO, **options, trainer__max_epochs=1)
     assert done.code == 0, done.err
-    assert "there is no such run of 'quickstart' in out yet, one starts" in done.log
+    assert "there is no matching run of 'quickstart' in out; starting one" in done.log
     done = fit(tmp_path, AUTO, **options, trainer__max_epochs=2)
     assert done.code == 0, done.err
     assert "out/quickstart/version_0 continues from last.ckpt, step 2" in done.log
@@ -143,14 +143,14 @@ def test_a_run_that_has_no_checkpoint_yet_starts_anew_in_its_folder(tmp_path):
 
 def test_a_damaged_file_is_passed_over_with_the_reason(folder):
     damage(folder / "checkpoints" / "last.ckpt")
-    with pytest.warns(UserWarning, match=r"passes over .*last.ckpt: .* is damaged"):
+    with pytest.warns(UserWarning, match=r"skips .*last.ckpt: .* is damaged"):
         found = next(whole_checkpoints(folder), None)
     best = folder / "checkpoints" / "best.ckpt"
     assert found.step == step_of(best)
     damage(best)
-    with pytest.warns(UserWarning, match=r"passes over .*best.ckpt: .* is damaged"):
+    with pytest.warns(UserWarning, match=r"skips .*best.ckpt: .* is damaged"):
         assert next(whole_checkpoints(folder), None) is None
-    with pytest.warns(UserWarning, match="none of its checkpoints can be used, so a new run starts"):
+    with pytest.warns(UserWarning, match="all of its checkpoints are damaged, so a new run starts"):
         assert find(settings(["quickstart"]), folder.parents[1]) == (None, None, False)
 
 
@@ -210,7 +210,7 @@ def test_early_stopping_has_finished_a_run_as_long_as_it_is_asked_for(folder, ca
     caplog.set_level("INFO", logger="lightning.pytorch.utilities.rank_zero")
     configs, early = [str(folder / "config.yaml")], [{"class_path": "EarlyStopping"}]
     assert find(settings(configs, 100, callbacks=early), folder.parents[1])[2]
-    assert "To train it for longer, leave EarlyStopping out of --trainer.callbacks" in caplog.text
+    assert "To train it for longer, remove EarlyStopping from --trainer.callbacks" in caplog.text
     assert not find(settings(configs, 100), folder.parents[1])[2]
 
 

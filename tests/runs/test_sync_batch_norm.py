@@ -23,4 +23,4 @@ def test_on_cpus_it_is_refused_before_anything_starts(tmp_path):
     options = ["--trainer.sync_batchnorm=true", "--trainer.devices=2", "--trainer.strategy=ddp"]
     done = linvit("fit", f"--config={QUICKSTART}", *tiny(), *options, cwd=tmp_path)
     assert done.code == 2
-    assert "on GPUs only: leave out --trainer.sync_batchnorm" in done.err
+    assert "on GPUs only: remove --trainer.sync_batchnorm" in done.err

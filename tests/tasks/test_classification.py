@@ -172,7 +172,7 @@ def test_predictions_are_the_most_probable_class(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"label_smoothing": 1.0}, "label_smoothing must lie in [0, 1); got 1.0"),
+        ({"label_smoothing": 1.0}, "label_smoothing must be in [0, 1); got 1.0"),
         ({"mixup_alpha": -1.0}, "got -1.0, 0.0"),
         ({"cutmix_alpha": -2.0}, "got 0.0, -2.0"),
     ],

@@ -184,7 +184,7 @@ def test_new_parameters_have_a_learning_rate_of_their_own(teacher, tmp_path):
     [
         ({"attention": None}, r"needs another attention than its teacher's: set --model\.attention"),
         ({"teacher": {"source": None}}, r"has no trained weights: .*--model\.teacher\.source=FILE"),
-        ({"teacher": {"source": "missing.ckpt"}}, r"there is no checkpoint at 'missing\.ckpt'"),
+        ({"teacher": {"source": "missing.ckpt"}}, r"checkpoint 'missing\.ckpt' does not exist"),
         (
             {"backbone": {**TINY, "depth": 2}},
             r"is not of the backbone .*blocks\.1\.attn\.proj\.weight \(not in the file",

@@ -46,7 +46,7 @@ def test_a_crash_in_the_constructor_is_a_failure() -> None:
     [
         (
             "TakesOnlyDim",
-            "its constructor takes no num_heads (heads), grid (where the tokens lie). linvit.Attention has all "
+            "its constructor takes no num_heads (heads), grid (positions of the tokens). linvit.Attention has all "
             "members to inherit",
         ),
         ("NeedsAnOption", "no host supplies width: give it a default"),

@@ -74,7 +74,7 @@ def test_callables() -> None:
         ("tests.testing.wrong_backbones:Missing", None, 32, "backbone class 'tests.testing.wrong_backbones:Missing' "),
         ("deit_nano", "focussed", 32, "no attention is called 'focussed'. Did you mean 'focused'?"),
         ("deit_nano", ["linear"] * 3, 32, "attention lists 3 specs"),
-        ("tests.testing.wrong_backbones:HundredClasses", "linear", 32, "takes no attention, it has its own"),
+        ("tests.testing.wrong_backbones:HundredClasses", "linear", 32, "has no option attention"),
         ("deit_nano", None, 50, "image size 50x50 is not divisible by patch size 4"),
         ("deit_nano", None, 0, "img_size must be a positive side"),
     ],

@@ -22,7 +22,7 @@ WRONG = {  # class -> clauses that it breaks, and words of the first
     "ReturnsFloat32": ({"shape and dtype"}, "float64 in, float32 out"),
     "SquareOnly": ({"grids", "another size"}, "(at 7x9); it works at 14x14, so take the size from grid"),
     "FixedLength": ({"another size", "resizes its tables"}, "(at 7x9); take all sizes from the grid of the call"),
-    "RefusesWithoutASize": ({"another size"}, "7x9 is refused in words that do not name it: not this grid"),
+    "RefusesWithoutASize": ({"another size"}, "7x9 is rejected by a message that does not contain it: not this grid"),
     "RemembersTheLargestGrid": ({"another size"}, "earlier calls change the output by 7e-01"),
     "KeepsItsTable": ({"resizes its tables"}, "gain of 18x18 is (1, 324, 1) for 16x17 and should be (1, 272, 1)"),
     "IgnoresPrefix": ({"prefix tokens"}, "the effect of prefix token 0 on patches is 0e+00"),

@@ -63,7 +63,7 @@ def test_all_that_lacks_is_listed_at_once() -> None:
         "its constructor takes no drop_path_rate (stochastic depth); it has no num_features (channels of the last "
         "feature), head_hidden_size (channels of the pooled feature), feature_info (module, channels and reduction of "
         "each feature), forward_head (the last feature to logits), forward_intermediates (features of chosen levels), "
-        "prune_intermediate_layers (drops what chosen features do not need), get_classifier (the classifier), "
+        "prune_intermediate_layers (drops modules that chosen features do not need), get_classifier (the classifier), "
         "reset_classifier (replaces the classifier), set_grad_checkpointing (recomputes activations in the backward "
         "pass), group_matcher (layer groups for layer-wise learning rates). linvit.Backbone has all members to inherit"
     )

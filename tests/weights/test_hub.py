@@ -40,7 +40,7 @@ def test_a_named_file_and_a_revision(calls):
 
 def test_a_folder_that_is_here_is_no_repository(calls, tmp_path):
     (tmp_path / "owner").mkdir()
-    with pytest.raises(linvit.UserError, match="no file of weights at 'owner/name'"):
+    with pytest.raises(linvit.UserError, match="'owner/name' is not a file of weights"):
         read("owner/name")
     assert calls[0] == []
 

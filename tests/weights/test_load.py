@@ -238,7 +238,7 @@ class TestRefusal:
     def test_weights_that_are_not_finite(self, value):
         state = FAKES["deit"].state()
         state["blocks.1.mlp.fc1.weight"][0, 0] = value
-        assert "not finite; nothing was changed: 'blocks.1.mlp.fc1.weight'" in self.refused(
+        assert "has non-finite weights; nothing was changed: 'blocks.1.mlp.fc1.weight'" in self.refused(
             create(FAKES["deit"].spec), state
         )
 

@@ -202,8 +202,8 @@ def test_import_weights_of_a_whole_network(tmp_path: Any, capsys: Any) -> None:
     assert all(torch.equal(own, expected("swin")[name]) for name, own in model.state_dict().items())
     out.unlink()
     assert main(["import-weights", source, *backbone]) == 0
-    assert "The source has a head, too: name it by --head" in capsys.readouterr().out
+    assert "The source also has a head: add --head NAME" in capsys.readouterr().out
     out.unlink()
     torch.save(FAKES["swin"].state(), tmp_path / "y.pth")
     assert main(["import-weights", str(tmp_path / "y.pth"), "--head=upernet", *backbone]) == 2
-    assert "holds no head; leave --head out" in capsys.readouterr().err
+    assert "has no head; remove --head" in capsys.readouterr().err

@@ -166,9 +166,9 @@ def test_a_missing_file_and_the_nearest(tmp_path, monkeypatch):
         (tmp_path / name).touch()
     with pytest.raises(linvit.UserError) as error:
         read("deit_tinny.pth")
-    assert "there is no file of weights at 'deit_tinny.pth'. In '.' there are: deit_tiny.pth" in str(error.value)
+    assert "'deit_tinny.pth' is not a file of weights. In '.' there are: deit_tiny.pth" in str(error.value)
     assert "readme" not in str(error.value)
     with pytest.raises(linvit.UserError, match=r"In '.*' there are: deit_tiny.pth, deit_small.pth"):
         read(tmp_path)
-    with pytest.raises(linvit.UserError, match=r"there is no file of weights at 'nowhere/x.pth'\. A source is a file"):
+    with pytest.raises(linvit.UserError, match=r"'nowhere/x.pth' is not a file of weights\. A source is a file"):
         read("nowhere/x.pth")

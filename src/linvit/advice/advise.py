@@ -71,22 +71,22 @@ def advise(
         attention: Mechanisms, names or specs, and layouts of blocks, `{layout: ...}`; "*" takes all mechanisms.
             None takes the six that are quickest alone, of those that project q, k and v and have no parameters per
             token.
-        minutes: Time limit. What is not measured until then is left out, and said.
+        minutes: Time limit. Rows that are not measured by then are left out and listed.
         smaller_model: A rival, as `model`; None looks for timm's next smaller model of the family.
-        compile: Measure softmax compiled too, and mechanisms as it if that is quicker.
+        compile: Also measure softmax compiled, and mechanisms likewise if that is faster.
         all_sizes: Measure mechanisms also at sizes without room.
-        threads: Of torch on a CPU. None takes torch's, or one and its processor time if the machine is busy.
+        threads: torch's threads on a CPU. None means torch's default, or one and its CPU time if the machine is busy.
         data: Images, as `--data.source`. Then mechanisms and rivals of one size learn for equal times from the network,
             which must have trained weights, and the answer is that of score over time on images that were held out.
-        hours: For all of this training.
+        hours: Time limit of all of this training.
         say: Called with each line of the result as it comes.
         clock: Seconds, for tests.
 
     Returns:
-        The verdict with all rows; `str` of it is what `linvit advise` prints. Ctrl-C returns what is known by then.
+        The verdict with all rows; `str` of it is the output of `linvit advise`. Ctrl-C returns the results so far.
 
     Raises:
-        UserError: There is no such model, it cannot take a size, or it has no attention that can be taken out.
+        UserError: If there is no such model, it does not accept a size, or its attention cannot be removed.
 
     Example:
         >>> linvit.advise("vit_tiny_patch16_224", img_size=(224, 448)).verdict.answer
@@ -248,7 +248,7 @@ def _measure(
     specs = bench.quickest(pool, largest)
     specs = [*layouts, *(specs if attention is not None else specs[:MECHANISMS])]
     told(f"quickest alone at {largest.size}: {', '.join(map(spec_label, specs)) or 'none'}")
-    for i, size in enumerate(chosen):  # the smallest first: each has the same time, and what it leaves goes to the next
+    for i, size in enumerate(chosen):  # from the smallest: equal shares of the time; unused time is passed on
         if bench.least(size) > bench.left:
             size.notes.append(f"{size.size}: rivals and mechanisms left out, since they take more than the time left")
             continue

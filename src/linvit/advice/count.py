@@ -31,7 +31,7 @@ class Counted(NamedTuple):
     def bound(self) -> float:
         """`1 + cores / others`: how many times as fast the network is without them if time goes with FLOPs.
 
-        `1 + N / (6 C)` for the blocks of a plain ViT with MLPs of ratio 4. It has no noise and is no bound of time:
+        `1 + N / (6 C)` for the blocks of a plain ViT with MLPs of ratio 4. It has no noise and does not bound the time:
         where softmax is written out, memory decides.
         """
         return 1 + self.cores / self.others

@@ -26,7 +26,7 @@ from linvit.experiments.measure import Turns, out_of_memory, peak_memory
 from linvit.registry import Spec, attentions
 from linvit.registry.layouts import LAYOUTS, expand_layout, is_layout
 
-TURNS = 6  # that a 95 % interval by ranks needs
+TURNS = 6  # needed for a 95 % interval by ranks
 MOST_TURNS = 60
 WINDOW = 14  # largest side of windows, in patches
 MECHANISMS = 6
@@ -51,7 +51,7 @@ class Way(NamedTuple):
 
 
 class TimeIsUpError(Exception):
-    """The time limit is reached; what is measured until then is kept."""
+    """Raised when the time limit is reached; the measurements so far are kept."""
 
 
 class Bench:
@@ -63,7 +63,7 @@ class Bench:
         limit: Seconds after which no turn begins.
         clock: Seconds for samples.
         now: Seconds for the limit.
-        say: Is told what is going on.
+        say: Called with texts on the progress.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Bench:
         self.subject, self.settings, self.clock, self.now, self.say = subject, settings, clock, now, say
         self.limit, self.end = limit, now() + limit
         self.pace = 1.0  # seconds of the limit that pass per second of the clock
-        self.slow = dict[str, str]()  # ways to execute softmax that are not measured again, and why
+        self.slow = dict[str, str]()  # ways to execute softmax that are not measured again, with the reason
         self._calls = dict[str, float]()  # seconds of a call by row
         self._built: dict[tuple[tuple[int, int], torch.dtype], nn.Module] = {}
 
@@ -89,12 +89,12 @@ class Bench:
         return self.end - self.now()
 
     def count(self, size: tuple[int, int]) -> Counted:
-        """Counts a size; a `UserError` says if the network cannot take it, or if it has no core that can be taken out.
+        """Counts a size; raises a `UserError` if the network does not accept it, or has no core that can be removed.
 
         A core is found in attention that linvit can replace, and in calls of `F.scaled_dot_product_attention`.
         """
         subject = self.subject
-        for device in ("meta", "cpu"):  # detectors read what they find, which meta tensors do not have
+        for device in ("meta", "cpu"):  # the operators of detectors depend on values, which meta tensors do not have
             try:
                 found = count(without_cores(subject, subject.build(size), size), size, subject.in_chans, device)
                 break
@@ -113,7 +113,7 @@ class Bench:
         return found
 
     def network(self, size: tuple[int, int], dtype: torch.dtype | None = None) -> nn.Module:
-        """The network as it is, on the device; networks of one size and precision share its weights."""
+        """Returns the network as it is, on the device; networks of one size and precision share its weights."""
         key = size, dtype or self.settings.weights
         if key not in self._built:
             self._built = {known: one for known, one in self._built.items() if known[0] == size}
@@ -198,9 +198,9 @@ class Bench:
         return found
 
     def best_way(self, size: Measured, compiled: bool) -> tuple[Way, list[Row]]:
-        """The quickest way to execute softmax in two turns, and rows of the others, which keep these turns.
+        """Returns the quickest way to execute softmax in two turns, and rows of the others, which keep these turns.
 
-        What is `SLOW` in its first call has that one alone, and is not measured again.
+        A way that is `SLOW` in its first call is not called again, and not measured at larger sizes.
         """
         turns, rows = Turns[str](self.settings.device, self.clock), list[Row]()
         ways = {UNCHANGED: Way(), **{way.label: way for way in self.ways(size, compiled)}}
@@ -265,7 +265,7 @@ class Bench:
         return [built[i] for i in sorted(built, key=lambda i: sum(turns.times[i]))]
 
     def mechanism(self, spec: Spec, core: Attention, grid: Grid) -> Attention:
-        """A mechanism for the layer of a core."""
+        """Returns a mechanism for the layer of a core."""
         narrow = {} if core.key_dim == core.head_dim else {"key_dim": core.key_dim}
         made: Attention = attentions.create(spec, dim=core.dim, num_heads=core.num_heads, grid=grid, **narrow)
         return made
@@ -342,7 +342,7 @@ class Bench:
         call = self._calls.get(UNCHANGED, 0.0)
 
         def fits(calls: float) -> bool:
-            """Whether these rows with their turns, and so many calls of the unchanged network, fit the time."""
+            """Returns True if these rows with their turns, and `calls` of the unchanged network, fit the time."""
             costs = [self._calls[row.name] for row in size.rows if row.kind != "mechanism"]
             own = sorted(self._calls[row.name] for row in size.rows if row.kind == "mechanism")
             turned = (SIEVE + TURNS) * sum(costs) + SIEVE * sum(own) + TURNS * sum(own[:JUDGED])

@@ -1,4 +1,4 @@
-"""Scores of students and rivals that learned for the same time from a trained network, on images that it held out."""
+"""Scores of students and rivals trained for equal times from a trained network, on its held-out images."""
 
 import copy
 import math
@@ -121,11 +121,11 @@ class Quality:
             self._score(now, teacher, teacher)
         told(_line(now, self.about))
         rows = self._rows(size, now)
-        for row in list(rows):  # what fails must fail before hours of training
+        for row in list(rows):  # rows that fail must fail before hours of training
             self.bench.say(f"{size.size}: a first step of {row.name}")
             try:
                 self._train(row, teacher, 0.0)
-            except Exception as error:  # of anybody's network
+            except Exception as error:  # of third-party networks
                 size.notes.append(
                     f"{size.size}: {row.name} was not trained: {str(error).strip().partition(chr(10))[0]}"
                 )

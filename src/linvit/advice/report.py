@@ -59,10 +59,10 @@ class Advice:
     notes: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        """The sentence, then the table."""
+        """Returns the sentence, then the table."""
         parts = [reflow(self.verdict.sentence)]
         if self.stopped:
-            parts.append(f"({self.stopped}: the table has what was measured until then)")
+            parts.append(f"({self.stopped}: the table has the results so far)")
         last = -1 if self.quality else -2
         rows = [(*row[:2], row[3].replace(" ms", ""), row[last], "") for row in self.rows()]
         parts += ["", *table([("size", "row", "ms", HEAD[last], ""), *rows])]
@@ -138,7 +138,7 @@ class Advice:
         }
 
     def paper_row(self) -> str:
-        """A row of a Markdown table, with all conditions."""
+        """Returns a row of a Markdown table, with all conditions."""
         said = "; ".join(f"{name} {value}" for name, value in self.conditions.items())
         return f"| {self.subject.name} | {self.verdict.sentence} | {said} |"
 
@@ -167,7 +167,7 @@ class Advice:
         return f"{self.conditions.get('machine', '')}; {self.conditions.get('settings', '')}"
 
     def page(self) -> Page:
-        """The page: sentence, picture, table, conditions, commands."""
+        """Returns the page: sentence, picture, table, conditions, commands."""
         page = Page(f"Does another attention pay for {self.subject.name}?")
         page.paragraph(self.verdict.sentence)
         if self.stopped:

@@ -27,15 +27,15 @@ class Subject:
     """A network.
 
     Attributes:
-        name: As it stands in sentences.
-        own: Image size (H, W) that it is made for.
-        build: Makes it for a size (H, W).
-        code: Python that makes it for the side `{size}`.
-        timm: Its name there, or "".
+        name: Name for sentences.
+        own: Image size (H, W) for which it is made.
+        build: Builds it for a size (H, W).
+        code: Python that builds it for the side `{size}`.
+        timm: Its name in timm, or "".
         multiple: Sides of images are multiples of this: the stride of its last features.
-        images: How it takes its images, as options of data modules.
+        images: Preparation of its images, as options of data modules.
         class_names: Of its classes; None if they are not known.
-        weights: Makes it with trained weights; None if `build` does.
+        weights: Builds it with trained weights; None if `build` does.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Subject:
     weights: Callable[[tuple[int, int]], nn.Module] | None = None
 
     def trained(self, size: tuple[int, int]) -> nn.Module:
-        """Makes the network for a size with its trained weights; a `UserError` says if there are none."""
+        """Builds the network for a size with its trained weights; raises a `UserError` if there are none."""
         return (self.weights or self.build)(size)
 
     def with_attention(self, network: nn.Module, attention: Spec | Sequence[Any], size: tuple[int, int]) -> nn.Module:
@@ -62,7 +62,7 @@ class Subject:
 
 
 def backbone_of(network: nn.Module) -> Any:
-    """The backbone within the network of a dense task; else the network."""
+    """Returns the backbone within the network of a dense task; else the network."""
     return next((module.backbone for module in network.modules() if hasattr(module, "backbone")), network)
 
 
@@ -70,7 +70,7 @@ def find_subject(model: str | Path | nn.Module) -> Subject:
     """Returns the network of a name of timm or linvit, a run or file that `linvit.load` takes, or a module.
 
     Raises:
-        UserError: There is no such name, or the file is of another kind.
+        UserError: If the name does not exist, or the file is of another kind.
     """
     if isinstance(model, nn.Module):
         subject = _of_module(model, type(model).__name__, "model  # yours")
@@ -112,7 +112,7 @@ def _of_name(name: str) -> Subject:
         build = lambda size: create_backbone(name, img_size=list(size))  # noqa: E731
         return Subject(name, (own[0], own[1]), build, code, weights=untrained)
     if not timm.is_model(architecture) and ("/" in name or "." in name):
-        raise UserError(f"'{name}' is no file or folder here, and no model of timm or linvit")
+        raise UserError(f"'{name}' is neither a file or folder nor a model of timm or linvit")
 
     def make(size: tuple[int, int], pretrained: bool = False) -> nn.Module:
         return timm_backbone(name, img_size=list(size), pretrained=pretrained)
@@ -130,7 +130,7 @@ def _of_name(name: str) -> Subject:
 
 
 def _images(config: Mapping[str, Any]) -> dict[str, Any]:
-    """How a configuration, timm's or that of a run, says that images are prepared, as options of data modules."""
+    """Returns the preparation of images in a configuration of timm or of a run, as options of data modules."""
     names = ("mean", "std", "crop_pct", "crop_mode", "bands", "value_range", "exif_orientation")
     return {name: config[name] for name in names if config.get(name) is not None}
 
@@ -151,7 +151,7 @@ def _of_module(network: nn.Module, name: str, code: str) -> Subject:
 
 
 def without_cores(subject: Subject, network: nn.Module, size: tuple[int, int], project: str = "qkv") -> nn.Module:
-    """A copy of a network whose attention is replaced by `Values`; as it is where linvit cannot replace it."""
+    """Returns a copy of a network whose attention is replaced by `Values`; as it is where linvit cannot replace it."""
     try:
         return subject.with_attention(network, {"name": CEILING, "project": project}, size)
     except UserError:
@@ -159,5 +159,5 @@ def without_cores(subject: Subject, network: nn.Module, size: tuple[int, int], p
 
 
 def cores_of(network: nn.Module) -> list[Values]:
-    """The `Values` in a network."""
+    """Returns the `Values` in a network."""
     return [module for module in network.modules() if isinstance(module, Values)]

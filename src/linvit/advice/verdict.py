@@ -204,11 +204,11 @@ def state_of(size: Measured) -> Literal["closed", "pays", "loses", "open", "uncl
 
 
 def decide(name: str, sizes: Sequence[Measured], busy: float = 1.0) -> Verdict:
-    """Returns the verdict on a network from what was measured of it.
+    """Returns the verdict on a network from its measurements.
 
     Args:
-        name: Of the network.
-        sizes: What was measured at each size, in any order; sizes without a ceiling do not count.
+        name: Name of the network.
+        sizes: Measurements at each size, in any order; sizes without a ceiling do not count.
         busy: Clock over processor time, about 1 on an idle machine.
     """
     known = sorted((one for one in sizes if one.room.samples), key=lambda one: math.prod(one.img_size))

@@ -1,4 +1,4 @@
-"""Looking at attention from outside: a mechanism's matrix, rank, entropy and operations, and what a model gave it."""
+"""Analysis of attention from outside a model: matrix, rank, entropy, operations and inputs of each mechanism."""
 
 from linvit.analysis.attention_matrix import attention_matrix, channel_matrix
 from linvit.analysis.attention_statistics import attention_rank, attention_statistics

@@ -14,7 +14,7 @@ from linvit.errors import UserError
 Channel = int | Literal["mean"]
 PROBE_ELEMENTS = 2**22  # values per forward pass, 32 MiB in float64
 CHANNELS = "channels"
-"""What tables and curves call a channel matrix, beside the parts of matrices over tokens."""
+"""Name of channel matrices in tables and curves, beside the names of parts of token matrices."""
 
 
 @torch.no_grad()
@@ -29,11 +29,11 @@ def attention_matrix(
     x: Tensor | None = None,
     channel: Channel | None = None,
 ) -> Tensor:
-    """The matrix that a mechanism applies to its values, in float64, on the mechanism's device.
+    """Returns the matrix that a mechanism applies to its values, in float64, on the mechanism's device.
 
     Almost every mechanism is linear in v once q and k are given, so one-hot values read the matrix off `forward`
-    itself, for any mechanism, a third party's included. A float64 copy in evaluation mode is probed: a rank must never
-    be read from a product formed in lower precision. The mechanism itself is not touched, and its hooks do not fire.
+    itself, for any mechanism, including third-party ones. A float64 copy in evaluation mode is probed, because a rank
+    must not be computed from a product formed in lower precision. The mechanism is not modified; its hooks do not run.
 
     Args:
         mechanism: The mechanism.
@@ -42,16 +42,16 @@ def attention_matrix(
         grid: Their grid.
         v: Values (B, h, M, d); needed only by a mechanism whose matrix depends on them (`linear_in_values = False`).
         bias: Position bias (B or 1, h, N, M); left out where the mechanism takes none.
-        x: The layer's input (B, N, C); likewise.
-        channel: Of a `channelwise` mechanism the index of one channel, or "mean" for the mean over them; the others
-            take no memory. None is all of them.
+        x: The layer's input (B, N, C); left out where the mechanism takes none.
+        channel: For a `channelwise` mechanism, the index of one channel, or "mean" for the mean over them; the others
+            then take no memory. None means all channels.
 
     Returns:
         (B, h, N, M), or (B, h, d, N, M) if the mechanism is `channelwise` and no channel is chosen. The additive bias
         is not part of it.
 
     Raises:
-        UserError: If the mechanism can neither be probed nor has a matrix of its own, or mixes channels and no tokens.
+        UserError: If the mechanism cannot be probed and does not define its matrix, or mixes channels, not tokens.
     """
     name = type(mechanism).__name__
     if mechanism.channel_matrix(q, k, grid) is not None:
@@ -98,7 +98,7 @@ def attention_matrix(
 
 
 def of_channel(values: Tensor, channel: Channel | None, dim: int) -> Tensor:
-    """One channel of `values` along `dim`, or the mean over them; None leaves all."""
+    """Returns one channel of `values` along `dim`, or the mean over them; None returns all."""
     if channel is None:
         return values
     return values.mean(dim) if channel == "mean" else values.select(dim, channel)
@@ -114,7 +114,7 @@ def attention_factors(
     bias: Tensor | None = None,
     channel: Channel | None = None,
 ) -> tuple[Tensor, Tensor] | None:
-    """Thin factors of `attention_matrix` in float64, or None if the mechanism has none or a bias adds to its logits.
+    """Returns thin factors of `attention_matrix` in float64; None if there are none or a bias is added to the logits.
 
     They are (B, h, N, r) and (B, h, M, r), or (B, h, d, N, r) and (B, h, d, M, r) if the mechanism is `channelwise` and
     no `channel` is chosen. Those of the mean over d channels have d r columns.
@@ -144,7 +144,7 @@ def attention_factors(
 
 @torch.no_grad()
 def matrix_parts(mechanism: Attention) -> dict[str, Attention]:
-    """The parts of a mechanism's matrix by name, those of a float64 copy in evaluation mode; {} if it is one piece."""
+    """Returns the parts of a mechanism's matrix by name, from a float64 copy in evaluation mode; {} without parts."""
     return copy_without_hooks(mechanism).double().eval().matrix_parts()
 
 
@@ -159,9 +159,9 @@ def formed_matrix(
     channel: Channel | None = None,
     **given: Tensor | None,
 ) -> Tensor:
-    """The same as `attention_matrix`, by the sum of its parts where the mechanism declares some; it takes the same.
+    """Returns `attention_matrix`, as the sum of its parts where the mechanism declares some; same arguments.
 
-    Thin factors of a part are multiplied, and a depthwise convolution is written down; only what is left is probed. For
+    Thin factors of a part are multiplied, and a depthwise convolution is written out; only the rest is probed. For
     focused attention at N = 197, d = 64 this takes milliseconds, where probing its convolution takes 15 seconds.
     """
     found = []
@@ -178,20 +178,20 @@ def formed_matrix(
 
 @torch.no_grad()
 def channel_matrix(mechanism: Attention, q: Tensor, k: Tensor, grid: Grid) -> Tensor | None:
-    """The matrix A of `o = v A^T` in float64, (B, h, d, d), as of XCiT's attention; None for one that mixes tokens."""
+    """Returns the matrix A of `o = v A^T` in float64, (B, h, d, d), as in XCiT; None if the mechanism mixes tokens."""
     if type(mechanism).channel_matrix is Attention.channel_matrix:
-        return None  # without a copy
+        return None  # before a copy is made
     return copy_without_hooks(mechanism).double().eval().channel_matrix(q.double(), k.double(), grid)
 
 
 def copy_without_hooks(mechanism: Attention) -> Attention:
-    """A deep copy without hooks: they must not fire, and what they are bound to must not be copied along."""
+    """Returns a deep copy without hooks: they must not run, and objects that they are bound to must not be copied."""
     hooks = [value for module in mechanism.modules() for name, value in vars(module).items() if name.endswith("_hooks")]
     return copy.deepcopy(mechanism, {id(value): OrderedDict() for value in hooks})
 
 
 def _probes(mechanism: Attention, k: Tensor) -> Tensor:
-    """One-hot values (P, h, M, d): all channels at one key, or one key per channel where channels have one matrix."""
+    """Returns one-hot values (P, h, M, d): all channels at one key, or one key per channel with one matrix for all."""
     heads, keys, channels = mechanism.num_heads, k.shape[2], mechanism.head_dim
     if mechanism.facts.channelwise:
         return torch.eye(keys, dtype=k.dtype, device=k.device)[:, None, :, None].expand(keys, heads, keys, channels)
@@ -202,7 +202,7 @@ def _probes(mechanism: Attention, k: Tensor) -> Tensor:
 
 
 def _outputs(copied: Attention, q: Tensor, k: Tensor, probes: Tensor, grid: Grid, extra: dict[str, Tensor]) -> Tensor:
-    """Outputs (P, B, h, N, d) for the same queries and keys under each of the probes (P, h, M, d)."""
+    """Returns outputs (P, B, h, N, d) for the same queries and keys under each of the probes (P, h, M, d)."""
     count, batch = len(probes), len(q)
 
     def repeated(tensor: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Numbers of a mechanism's equivalent matrix, computed in the cheapest way that it offers, and those of a layer."""
+"""Statistics of a mechanism's equivalent matrix, computed in the cheapest way available, and those of a layer."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -30,12 +30,12 @@ from linvit.attention.base import Attention, Grid
 
 SPECTRAL = ("rank", "effective_rank", "stable_rank", "spectral_norm")
 STATISTICS = (*SPECTRAL, *ROW_STATISTICS)
-"""What `layer_statistics` gives, in the order of tables."""
+"""Names of the results of `layer_statistics`, in the order of tables."""
 ROWS = 256
 
 
 def attention_rank(mechanism: Attention, q: Tensor, k: Tensor, grid: Grid, **given: Any) -> Tensor:
-    """`rank` of `attention_statistics`, which takes the same: singular values above `rtol` times the largest.
+    """Returns `rank` of `attention_statistics` (same arguments): singular values above `rtol` times the largest.
 
     Thin factors take O((N + M) r^2), milliseconds at thousands of tokens; the matrix of a mechanism without any takes
     O(N M min(N, M)), seconds per head at 3,136 tokens.
@@ -61,8 +61,8 @@ def attention_statistics(
 ) -> dict[str, Tensor]:
     """Ranks of the matrix that a mechanism applies to its values, and how its rows are spread over the keys.
 
-    The singular values are those of its thin factors where it has any, in O((N + M) r^2); of the matrix, in
-    O(N M min(N, M)), where not (`formed_matrix`). The rows are formed from the factors, or are those of the matrix.
+    The singular values are computed from the thin factors if there are any, in O((N + M) r^2), or else from the matrix,
+    in O(N M min(N, M)) (`formed_matrix`). The rows are formed from the factors or taken from the matrix.
 
     Args:
         mechanism: The mechanism; it and all up to `channel` are as in `attention_matrix`.
@@ -72,12 +72,12 @@ def attention_statistics(
         v: Values.
         bias: Position bias.
         x: The layer's input.
-        channel: Of a `channelwise` mechanism.
-        rtol: Fraction of the largest singular value up to which another is 0; None is `rank_tolerance(N, M)`.
-        top: k of the share of the k largest weights.
-        max_rows: Rows, evenly spread over all, that stand for the others where there are more.
-        max_tokens: With more queries or keys than this no matrix is formed: where there are no factors either, nothing
-            is returned.
+        channel: Channel of a `channelwise` mechanism.
+        rtol: Fraction of the largest singular value below which another counts as 0; None is `rank_tolerance(N, M)`.
+        top: Number k of the largest weights whose share is returned.
+        max_rows: Maximum number of rows to evaluate, evenly spaced.
+        max_tokens: With more queries or keys than this no matrix is formed, and without factors nothing is
+            returned.
 
     Returns:
         (B, h) each, in float64, or (B, h, d) if the mechanism is `channelwise` and no channel is chosen; NaN for a
@@ -112,7 +112,7 @@ def spectral_statistics(spectrum: Tensor, rtol: float) -> dict[str, Tensor]:
 
 
 def channel_statistics(matrix: Tensor, rtol: float | None = None) -> dict[str, Tensor]:
-    """Those of `attention_statistics`, (B, h) each, of channel matrices (B, h, d, d); there are no distances."""
+    """Returns values of `attention_statistics`, (B, h) each, for channel matrices (B, h, d, d), without distances."""
     channels = matrix.shape[-1]
     rtol = rank_tolerance(channels, channels) if rtol is None else rtol
     rows = row_statistics(matrix, torch.arange(channels, device=matrix.device), Grid((1, channels)))
@@ -126,8 +126,8 @@ def layer_statistics(
 ) -> dict[str, dict[str, Tensor]]:
     """Statistics of the whole matrix under the name "", and of each part; see `attention_statistics`.
 
-    Of a mechanism that mixes channels and no tokens they are those of its channel matrix, under the name `CHANNELS`.
-    Of each call the first window is measured. Returns (images, h[, d]) by part and name, on the CPU.
+    For a mechanism that mixes channels and not tokens, they are those of its channel matrix, under the name `CHANNELS`.
+    The first window of each call is measured. Returns (images, h[, d]) by part and name, on the CPU.
     """
     found: dict[str, dict[str, list[Tensor]]] = {}
     for call in (call.first() for call in calls):
@@ -146,6 +146,6 @@ def layer_statistics(
 
 
 def per_head(numbers: dict[str, Tensor]) -> list[list[float]]:
-    """The numbers of each head in the order of `STATISTICS`, means over images and channels."""
+    """Returns the numbers of each head in the order of `STATISTICS`, means over images and channels."""
     heads = [numbers[name].movedim(1, 0).flatten(1).nanmean(1).tolist() for name in STATISTICS]
     return [list(values) for values in zip(*heads, strict=True)]

@@ -1,4 +1,4 @@
-"""Where a token looks: its row of the equivalent matrix over the image, its focus, and attention rollout."""
+"""Maps of one query token: its row of the equivalent matrix over the image, its focus, and attention rollout."""
 
 import math
 from collections.abc import Mapping
@@ -13,33 +13,33 @@ from linvit.errors import UserError
 
 
 class Query(NamedTuple):
-    """A token that looks: the class token, or the patch at a place of the image."""
+    """Query token: the class token, or the patch at a position in the image."""
 
     row: float | None = None  # fraction of the image's height; None is the class token, or the centre without one
     column: float | None = None  # fraction of its width
 
     def patch(self, size: tuple[int, int]) -> tuple[int, int]:
-        """Row and column of the patch on a grid."""
+        """Returns row and column of the patch on a grid."""
         places = (0.5 if place is None else place for place in self)
         row, column = (min(int(place * side), side - 1) for place, side in zip(places, size, strict=True))
         return row, column
 
 
 class QueryMap(NamedTuple):
-    """What a query token sees."""
+    """Attention map of a query token."""
 
     weights: Tensor  # its row of the equivalent matrix, mean over heads (and channels), (H, W) of the keys
-    focus: Tensor | None  # the share of each key in the query's output, (H, W), where that is defined
-    is_class: bool  # whether the query is a class token
+    focus: Tensor | None  # the share of each key in the query's output, (H, W), where defined
+    is_class: bool  # True if the query is a class token
 
 
 def query_map(call: Call, query: Query) -> QueryMap:
-    """The map of one query token of the first image; 0 where its window does not reach.
+    """Returns the map of one query token of the first image; 0 where its window does not reach.
 
     `focus` is defined for all mechanisms as for Hydra attention. The output of query i is a sum over the keys,
     `o_i = sum_t g_t` with `g_t = M[i, t] v_t` in each channel, and `focus_t = <g_t, o_i> / <o_i, o_i>` over all heads
-    and channels. It sums to 1 over all tokens, and may be negative. Bolya et al. 2022 show such maps; the formula is
-    ours.
+    and channels. It sums to 1 over all tokens and may be negative. Bolya et al. 2022 show such maps; the formula is
+    linvit's.
     """
     window, index, is_class = _place(call, query)
     rows = _rows(call, window, index)  # (h, M, d)
@@ -55,13 +55,13 @@ def query_map(call: Call, query: Query) -> QueryMap:
 
 
 def rollout(calls: Mapping[str, Call], query: Query) -> Tensor:
-    """Attention rollout (Abnar & Zuidema 2020): how the input's patches reach a token of the last layer, (H, W).
+    """Computes attention rollout (Abnar & Zuidema 2020), how patches reach a token of the last layer, (H, W).
 
-    The product over the layers of `(A + I) / 2`, with A the mean matrix of the heads and channels, whose rows are
-    brought to a sum of 1 by their magnitudes, since those of linear attention may be negative.
+    It is the product over the layers of `(A + I) / 2`, with A the mean matrix of heads and channels, whose rows are
+    normalised to a sum of 1 by their magnitudes, since rows of linear attention may be negative.
 
     Raises:
-        UserError: If it is not defined: a layer has windows, fewer keys than queries, or another number of tokens.
+        UserError: If a layer has windows, fewer keys than queries, or another number of tokens.
     """
     first = next(iter(calls.values()))
     product = torch.eye(first.grid.num_queries, dtype=torch.double, device=first.q.device)
@@ -84,10 +84,10 @@ def rollout(calls: Mapping[str, Call], query: Query) -> Tensor:
 
 
 def _place(call: Call, query: Query) -> tuple[int, int, bool]:
-    """The window of a query, its place in the window, and whether it is a class token."""
+    """Returns the window of a query, its place in the window, and whether it is a class token."""
     if call.layout is None and len(call.q) > 1:
         raise UserError(
-            f"its {len(call.q)} windows have no known places in the image, as in timm's Swin; take a backbone of "
+            f"its {len(call.q)} windows have no known positions in the image, as in timm's Swin; use a backbone of "
             f"linvit, such as swin_tiny"
         )
     if query.row is None and call.grid.num_prefix:
@@ -103,7 +103,7 @@ def _place(call: Call, query: Query) -> tuple[int, int, bool]:
 
 @torch.enable_grad()
 def _rows(call: Call, window: int, index: int) -> Tensor:
-    """The query's rows of all matrices, (h, M, d), or (h', M, 1): gradients of its output, linear in values."""
+    """Returns the query's rows of all matrices, (h, M, d), or (h', M, 1): output gradients if linear in the values."""
     q, k, v = (x[window : window + 1].double() for x in (call.q, call.k, call.v))
     given = {"bias": call.bias, "x": call.x}
     extra = {
@@ -120,7 +120,7 @@ def _rows(call: Call, window: int, index: int) -> Tensor:
 
 
 def _on_image(call: Call, window: int, weights: Tensor) -> Tensor:
-    """Weights (M,) of a window's keys as a map of the image, without the prefix tokens."""
+    """Returns weights (M,) of a window's keys as a map of the image, without the prefix tokens."""
     weights = weights[call.grid.num_prefix :]
     if call.layout is None:
         return weights.view(call.grid.keys_size)

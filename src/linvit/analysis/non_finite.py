@@ -1,4 +1,4 @@
-"""Which layer of a network is the first to compute something that is not finite."""
+"""Finds the first layer of a network whose output or gradient is not finite."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -11,10 +11,10 @@ from linvit.finite import is_finite, tensors
 
 
 class NonFinite(NamedTuple):
-    """Where a number that is not finite comes from."""
+    """Origin of a non-finite value."""
 
-    where: str  # in words, with the name of the layer
-    samples: list[int]  # numbers of those of the batch that it concerns; empty if that cannot be told
+    where: str  # description with the name of the layer
+    samples: list[int]  # affected samples of the batch; empty if unknown
 
 
 class _FoundError(Exception):
@@ -27,10 +27,10 @@ class _FoundError(Exception):
 def find_non_finite(network: nn.Module, loss: Callable[[], Tensor], batch_size: int) -> NonFinite | None:
     """Computes a loss (a scalar) and its gradient; finds the first layer whose output or gradient is not finite.
 
-    A layer's gradient, with respect to its input and weights, counts if the one that the layer received is finite.
-    Hooks do not reach into a compiled network: call this under `torch.compiler.set_stance("force_eager")`.
+    A layer's gradient, with respect to its input and weights, counts if the gradient that the layer received is finite.
+    Hooks are not called in compiled networks: call this under `torch.compiler.set_stance("force_eager")`.
     """
-    owners: dict[Node, str] = {}  # operations of the backward pass, and the layer that each belongs to
+    owners: dict[Node, str] = {}  # operations of the backward pass and their layers
 
     def hook(name: str) -> Callable[[nn.Module, Any, Any], None]:
         def look(layer: nn.Module, args: Any, output: Any) -> None:
@@ -57,7 +57,7 @@ def find_non_finite(network: nn.Module, loss: Callable[[], Tensor], batch_size: 
 
 
 def bad_samples(tensor: Tensor, batch_size: int) -> list[int]:
-    """Numbers of the samples in which a tensor (B, ...) or (B * parts, ...) is not finite; empty for other shapes."""
+    """Returns the samples in which a tensor (B, ...) or (B * parts, ...) is not finite; empty for other shapes."""
     if not tensor.ndim or not len(tensor) or len(tensor) % batch_size:
         return []
     found: list[int] = (~tensor.detach().reshape(batch_size, -1).isfinite()).any(1).nonzero().flatten().tolist()
@@ -65,7 +65,7 @@ def bad_samples(tensor: Tensor, batch_size: int) -> list[int]:
 
 
 def _own(owners: dict[Node, str], last: Node | None, called: str) -> None:
-    """Gives a layer all operations that led to its output and belong to no layer within it."""
+    """Assigns to a layer all operations that led to its output and belong to no layer within it."""
     nodes = [last]
     while nodes:
         node = nodes.pop()
@@ -78,7 +78,7 @@ def _backward(owners: Mapping[Node, str], loss: Tensor, weights: list[Tensor]) -
     found: list[NonFinite] = []
 
     def hook(node: Node, called: str) -> Callable[[Any, Any], None]:
-        def look(inputs: Any, outputs: Any) -> None:  # gradients with respect to them, of the forward pass
+        def look(inputs: Any, outputs: Any) -> None:  # gradients with respect to both, of the forward pass
             if not found and is_finite(outputs) and not is_finite(inputs):
                 found.append(NonFinite(f"the gradient of {called}, in {node.name()}", []))
 
@@ -86,5 +86,5 @@ def _backward(owners: Mapping[Node, str], loss: Tensor, weights: list[Tensor]) -
 
     for node, called in owners.items():
         node.register_hook(hook(node, called))
-    torch.autograd.grad(loss, weights, allow_unused=True)  # leaves `grad` alone
+    torch.autograd.grad(loss, weights, allow_unused=True)  # does not set `grad`
     return found[0] if found else None

@@ -1,10 +1,10 @@
-"""Operations of one forward pass, counted while it runs, and what it keeps: of any module, and of any mechanism.
+"""Counts the operations and the stored bytes of one forward pass, of any module and of any mechanism.
 
-torch's `FlopCounterMode` counts matrix products, convolutions and fused attention. Beside them stands one rule: an
+torch's `FlopCounterMode` counts matrix products, convolutions and fused attention. One rule covers the rest: an
 operator that computes counts one operation per element of its largest tensor, a Fourier transform of n numbers log2 n
 (rounded up) per number. Inverses and singular values count the multiply-accumulates of the usual algorithms (Golub &
-Van Loan, "Matrix Computations", 4th edition: Chapter 3 and Section 8.6), those of singular values an estimate, since
-they are found by iteration.
+Van Loan, "Matrix Computations", 4th edition: Chapter 3 and Section 8.6); those of singular values are an estimate,
+because they are found by iteration.
 """
 
 import copy
@@ -37,7 +37,7 @@ FREE = frozenset(
         *("triu", "unsafe_split", "upsample_nearest1d", "upsample_nearest2d", "zero_", "zeros_like"),
     ]
 )
-"""Operators that move, cast or choose elements; as views do, they count nothing."""
+"""Operators that move, cast or select elements; like views, they count nothing."""
 
 COUNTED_BY_TORCH = frozenset(["addmm", "baddbmm", "bmm", "convolution", "mm"])
 
@@ -54,7 +54,7 @@ class Operations(NamedTuple):
 
     Attributes:
         matmul: Multiply-accumulates (MACs) in matrix products, convolutions, matrix factorisations and Euclidean
-            distances; FLOPs are twice that. But for the last two it is half of what torch's `FlopCounterMode` counts.
+            distances; FLOPs are twice that. Except for the last two, half of what torch's `FlopCounterMode` counts.
         elementwise: Results of every other operator that computes, such as sums, exponentials and norms, one per
             element of its largest tensor. A softmax counts as much as a sum.
         parameters: Learnable parameters of the module.
@@ -84,12 +84,12 @@ def count_operations(module: nn.Module, *inputs: Any, **options: Any) -> Operati
 
     Args:
         module: Any module: a mechanism, a layer, a model.
-        inputs: What it is called with. The operations of the whole batch are counted.
+        inputs: Its arguments. The operations of the whole batch are counted.
         options: Keyword arguments of the call.
     """
     training = [part for part in module.modules() if part.training]
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    module.eval().requires_grad_(False)  # torch's counter trips over modules that are called with views of parameters
+    module.eval().requires_grad_(False)  # torch's counter fails for modules that are called with views of parameters
     try:
         products, others = flop_counter(), _Counter()
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), products, others:
@@ -107,17 +107,17 @@ def attention_cost(attention: Spec, grid: Grid, *, dim: int, num_heads: int, key
     """Counts the operations of a mechanism on one image, all heads, without the host's projections.
 
     The mechanism is counted on the meta device, without arithmetic, or on the CPU if it cannot run there. To count a
-    mechanism that is built already, hand it to `count_operations` with its inputs.
+    mechanism that is already built, pass it to `count_operations` with its inputs.
 
     Args:
         attention: A name, or a mapping with `name` and options.
-        grid: Where the tokens lie; also the nominal grid of the mechanism.
+        grid: Positions of the tokens; also the nominal grid of the mechanism.
         dim: Channels C over all heads.
         num_heads: Heads h.
         key_dim: Channels of q and k per head; None means C / h.
 
     Raises:
-        UserError: If there is no such mechanism, or it refuses its options or the grid.
+        UserError: If there is no such mechanism, or it rejects its options or the grid.
 
     Example:
         >>> from linvit import Grid
@@ -133,7 +133,7 @@ def attention_cost(attention: Spec, grid: Grid, *, dim: int, num_heads: int, key
 def make_inputs(
     mechanism: Attention, grid: Grid, make: Callable[..., Tensor]
 ) -> tuple[tuple[Any, ...], dict[str, Tensor]]:
-    """Returns q, k, v and the grid, and by name what else a mechanism takes; `make` adds the dimension of the batch."""
+    """Returns q, k, v and the grid, and the mechanism's other inputs by name; `make` adds the batch dimension."""
     q = make(mechanism.key_heads, grid.num_queries, mechanism.key_dim)
     k = q if mechanism.host.project == "qv" else make(mechanism.key_heads, grid.num_keys, mechanism.key_dim)
     v = make(mechanism.num_heads, grid.num_keys, mechanism.head_dim)
@@ -141,25 +141,25 @@ def make_inputs(
 
 
 def count_on_meta(module: nn.Module, *inputs: Any, **options: Any) -> Operations:
-    """As `count_operations`, but on the meta device, without arithmetic, if the module can run there."""
+    """Like `count_operations`, but on the meta device, without arithmetic, if the module can run there."""
 
     def moved(tree: Any) -> Any:
         return tree_map_only(Tensor, lambda x: x.detach().to("meta"), tree)
 
     try:
         return count_operations(copy.deepcopy(module).to("meta"), *moved(inputs), **moved(options))
-    except (NotImplementedError, RuntimeError):  # such as a test of a number's value
+    except (NotImplementedError, RuntimeError):  # for example a branch on a number's value
         return count_operations(module, *inputs, **options)
 
 
 def kept_for_backward(work: Callable[[], Any], *modules: nn.Module) -> int:
-    """Bytes that autograd keeps from a forward pass, `work`, until its backward pass, but for the modules' own."""
+    """Returns the bytes that autograd stores for the backward pass of `work`, without those of the modules."""
     own = {
         tensor.untyped_storage().data_ptr()
         for module in modules
         for tensor in (*module.parameters(), *module.buffers())
     }
-    saved: WeakSet[_Saved] = WeakSet()  # what a forward pass drops again is not kept
+    saved: WeakSet[_Saved] = WeakSet()  # tensors that a forward pass drops again do not count
 
     def pack(tensor: Tensor) -> _Saved:
         held = _Saved(tensor)
@@ -175,18 +175,18 @@ def kept_for_backward(work: Callable[[], Any], *modules: nn.Module) -> int:
 
 
 class _Saved:
-    """A tensor that autograd keeps as long as its graph lives."""
+    """Tensor that autograd stores as long as its graph exists."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
 
 
 def macs(model: nn.Module, img_size: int | Sequence[int] = 224, in_chans: int = 3) -> int:
-    """Multiply-accumulates of one image's forward pass in evaluation mode, as papers on backbones state them.
+    """Counts the multiply-accumulates of one image's forward pass in evaluation mode, as papers report them.
 
-    Counted are convolutions, linear layers and matrix products, the two of softmax attention included, 1 per multiplied
-    pair; not norms, activations, softmax, pooling, interpolation and products entry by entry (which are all there is to
-    Hydra). `count_operations` counts these, too.
+    Counted are convolutions, linear layers and matrix products, including both of softmax attention, 1 per multiplied
+    pair; not norms, activations, softmax, pooling, interpolation and element-wise products (Hydra has only these).
+    `count_operations` also counts these.
 
     A model on the meta device is counted there, without arithmetic.
 
@@ -205,7 +205,7 @@ def num_parameters(module: nn.Module) -> int:
 
 
 def flop_counter() -> FlopCounterMode:
-    """Returns torch's counter, which in torch 2.11 stops at products with an `out_dtype`."""
+    """Returns torch's counter, which in torch 2.11 fails at products with an `out_dtype`."""
     return FlopCounterMode(display=False, custom_mapping={torch.ops.aten.bmm: _flops_of_products})
 
 
@@ -214,7 +214,7 @@ def _flops_of_products(a: torch.Size, b: torch.Size, *_: Any, **__: Any) -> int:
 
 
 class _Counter(TorchDispatchMode):
-    """Adds up what torch's counter leaves out, of every operator that is called."""
+    """Adds up the operations of all operators that torch's counter leaves out."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

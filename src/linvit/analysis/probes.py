@@ -1,4 +1,4 @@
-"""What frozen features of a network tell of the classes: nearest neighbours, and linear classifiers."""
+"""Probes of frozen features: classification by nearest neighbours and by linear classifiers."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -11,12 +11,12 @@ from linvit.backbones.base import feature_indices
 from linvit.errors import UserError, check_number
 from linvit.registry.signatures import takes
 
-SIMILARITIES = 2**26  # that nearest neighbours hold at a time
-TEMPERATURE = 0.07  # of the votes: the smaller, the more the nearest count
+SIMILARITIES = 2**26  # maximum number that nearest neighbours store at a time
+TEMPERATURE = 0.07  # of the votes: smaller values give near neighbours more weight
 STRENGTHS = tuple(10.0**power for power in range(-3, 4))
-FOLDS, MANY = 5, 50_000  # parts of cross-validation; images from which one part is enough
-LOGITS = 2**24  # that logistic regression holds at a time
-STEPS, TOLERANCE = 1000, 1e-5  # of L-BFGS: most steps, and the gradient at which it ends
+FOLDS, MANY = 5, 50_000  # parts of cross-validation; number of images above which one part is enough
+LOGITS = 2**24  # maximum number that logistic regression stores at a time
+STEPS, TOLERANCE = 1000, 1e-5  # of L-BFGS: maximum number of steps, and the gradient at which it stops
 
 
 def pooled_features(
@@ -24,20 +24,20 @@ def pooled_features(
 ) -> dict[tuple[int, str, str], Tensor]:
     """Pools the features of images (B, C, H, W) at each level of a backbone: blocks or stages, negative from the end.
 
-    They have the norms that belong to them, in a plain transformer the final norm, as in DINO's evaluation. Returns
-    (B, C) by position, name of the level, and what it is: the "mean" of patches, or the "class token".
+    Features have their norms, in a plain transformer the final norm, as in DINO's evaluation. Returns (B, C) by
+    position, name of the level, and kind: "mean" of the patches, or "class token".
     """
     network = getattr(network, "backbone", network)
     names = [str(level["module"]) for level in getattr(network, "feature_info", [])]
     if not names or not hasattr(network, "forward_intermediates"):
-        raise UserError(f"{type(network).__name__} tells no features of its layers (forward_intermediates)")
+        raise UserError(f"{type(network).__name__} does not return features of its layers (forward_intermediates)")
     chosen = sorted(set(feature_indices(len(names), levels)))
     options: dict[str, Any] = {"indices": chosen, "intermediates_only": True, "stop_early": True}
     if takes(network.forward_intermediates, "return_prefix_tokens"):
         options["return_prefix_tokens"] = True
     try:
         found = network.forward_intermediates(images, norm=True, **options)
-    except AssertionError:  # some of timm's have no norm of features, and refuse to apply it
+    except AssertionError:  # some of timm's models have no norm of features, and refuse to apply it
         found = network.forward_intermediates(images, **options)
     pooled = {}
     for level, feature in zip(chosen, found, strict=True):
@@ -49,7 +49,7 @@ def pooled_features(
 
 
 def nearest_neighbours(features: Tensor, labels: Tensor, queries: Tensor, counts: Sequence[int]) -> Tensor:
-    """Classes (len(counts), Q) by a vote of the nearest features, weighted by exp(cosine similarity / 0.07).
+    """Returns classes (len(counts), Q) by a vote of the nearest features, weighted by exp(cosine similarity / 0.07).
 
     Wu et al. 2018, "Unsupervised feature learning via non-parametric instance discrimination", Section 3.4, as DINO
     evaluates (k 10 and 20, this temperature). Features (N, C) with labels (N,) vote on queries (Q, C).
@@ -61,7 +61,7 @@ def nearest_neighbours(features: Tensor, labels: Tensor, queries: Tensor, counts
     found = []
     for part in queries.split(max(1, SIMILARITIES // len(features))):
         similarity, nearest = (part @ features.T).topk(max(counts))  # (q, k)
-        weight = ((similarity - 1) / TEMPERATURE).exp()  # at most 1; a factor of all votes changes nothing
+        weight = ((similarity - 1) / TEMPERATURE).exp()  # at most 1; a common factor of all votes has no effect
         votes = [
             weight.new_zeros(len(part), classes).scatter_add_(1, labels[nearest[:, :count]], weight[:, :count])
             for count in counts
@@ -71,19 +71,19 @@ def nearest_neighbours(features: Tensor, labels: Tensor, queries: Tensor, counts
 
 
 class LinearProbe(NamedTuple):
-    """A linear classifier of features."""
+    """Linear classifier of features."""
 
     weight: Tensor  # (C, K)
     bias: Tensor  # (K,)
     strength: float
-    """`C` of the regularisation."""
+    """Strength `C` of the regularisation."""
 
     def logits(self, features: Tensor) -> Tensor:
-        """Logits (N, K) of features (N, C)."""
+        """Returns logits (N, K) of features (N, C)."""
         return torch.addmm(self.bias, features, self.weight)
 
     def correct(self, features: Tensor, labels: Tensor) -> int:
-        """Number of features (N, C) that get their label (N,)."""
+        """Returns the number of features (N, C) that are classified as their label (N,)."""
         parts = zip(features.split(4096), labels.split(4096), strict=True)
         return sum(int((self.logits(part).argmax(-1) == own).sum()) for part, own in parts)
 
@@ -91,11 +91,11 @@ class LinearProbe(NamedTuple):
 def linear_probe(
     features: Tensor, labels: Tensor, num_classes: int, strengths: Sequence[float] = STRENGTHS
 ) -> LinearProbe:
-    """Fits logistic regression to features (N, C) until it has converged; cross-validation chooses the regularisation.
+    """Fits logistic regression to features (N, C) to convergence; cross-validation chooses the regularisation.
 
-    Five folds with equal shares of each class, of more than 50,000 images one of them, are held out. Of the strengths
-    `C` (scikit-learn's: the weight of the loss beside the penalty) that with the most held-out images right is taken,
-    of equal ones the strongest penalty, and all features are fitted with it.
+    Five folds with equal shares of each class are held out in turn; with more than 50,000 images, only one of them. Of
+    the strengths `C` (scikit-learn's: the weight of the loss relative to the penalty), the one with the highest
+    held-out accuracy is used, or the strongest penalty of equal ones, and all features are fitted with it.
     """
     right = dict.fromkeys(sorted(strengths), 0)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0)).to(labels.device)
@@ -114,10 +114,10 @@ def linear_probe(
 def _logistic_regressions(
     features: Tensor, labels: Tensor, num_classes: int, strengths: Sequence[float]
 ) -> Iterator[LinearProbe]:
-    """Fits one classifier after the other, each from the weights of the one before, by L-BFGS.
+    """Yields classifiers fitted by L-BFGS, each starting from the weights of the previous one.
 
-    Minimises the mean cross entropy plus |weight|^2 / (2 C N), of standardised features; biases have no penalty. The
-    logits are computed in parts, so that those of many images and classes fit the memory.
+    Minimises the mean cross entropy plus |weight|^2 / (2 C N), on standardised features; biases have no penalty. The
+    logits are computed in parts, so that those of many images and classes fit into memory.
     """
     std, mean = torch.std_mean(features, 0, correction=0)
     std = (std.square() + 1e-6).sqrt()
@@ -126,7 +126,7 @@ def _logistic_regressions(
     for strength in strengths:
 
         def loss(penalty: float = 1 / (strength * count)) -> Tensor:
-            """The objective, whose gradient it writes into that of `joint`."""
+            """Returns the objective and writes its gradient into that of `joint`."""
             weight = joint[:-1]
             value, joint.grad = penalty / 2 * weight.square().sum(), torch.cat([penalty * weight, 0 * joint[-1:]])
             for part, own in zip(features.split(size), labels.split(size), strict=True):
@@ -142,5 +142,5 @@ def _logistic_regressions(
             [joint], max_iter=STEPS, tolerance_grad=TOLERANCE, tolerance_change=1e-9, line_search_fn="strong_wolfe"
         )
         solver.step(loss)
-        weight = joint[:-1] / std[:, None]  # of features as they are
+        weight = joint[:-1] / std[:, None]  # of the original features
         yield LinearProbe(weight, joint[-1] - mean @ weight, strength)

@@ -1,8 +1,8 @@
-"""Ranks of matrices, and how their rows are spread over the keys: how evenly, over how many, how far from the query.
+"""Ranks of matrices, and statistics of their rows: evenness, concentration, distance from the query.
 
-A row is taken as the weights of a distribution over the keys: the magnitudes of its entries over their sum. So a matrix
-with negative entries, as of a polynomial or with a convolution of the values, has weights, too, and `negative_share`
-says how much of them is negative. A row of zeros counts as 0 everywhere.
+A row is treated as a distribution over the keys: the magnitudes of its entries divided by their sum. So a matrix
+with negative entries, as of a polynomial or with a convolution of the values, also has weights, and `negative_share`
+is the share of them that is negative. A row of zeros counts as 0 everywhere.
 """
 
 import torch
@@ -11,14 +11,14 @@ from torch import Tensor
 from linvit.attention.base import Grid
 
 TOP = 5
-"""Keys whose share of the weights `top_share` is."""
+"""Number of keys whose share of the weights is `top_share`."""
 ROW_STATISTICS = ("entropy", "top_share", "attention_distance", "negative_share")
 
 
 def singular_values(matrix: Tensor) -> Tensor:
-    """Singular values (..., min(N, M)) in descending order; NaN for a matrix with a non-finite entry.
+    """Returns singular values (..., min(N, M)) in descending order; NaN for a matrix with a non-finite entry.
 
-    Half precision is a `TypeError`: the rank of a rounded product is not the rank of the product.
+    Raises a `TypeError` in half precision: the rank of a rounded product is not the rank of the product.
     """
     if matrix.dtype in (torch.float16, torch.bfloat16):
         raise TypeError(
@@ -33,11 +33,11 @@ def singular_values(matrix: Tensor) -> Tensor:
 
 
 def singular_values_of_product(left: Tensor, right: Tensor) -> Tensor:
-    """Singular values (..., min(N, M, r)) of `left @ right.mT`, in descending order, in float64; the others are 0.
+    """Returns singular values (..., min(N, M, r)) of `left @ right.mT`, descending, in float64; the others are 0.
 
     The factors are (..., N, r) and (..., M, r); the values are those of the product of the triangles of both QR
-    decompositions, in O((N + M) r^2) and without the product. Each pair of columns is first brought to one length, so
-    that rounding is relative to their product and not to the longer of the two. NaN where an entry is not finite.
+    decompositions, in O((N + M) r^2) and without the product. Each pair of columns is first scaled to equal length, so
+    that rounding is relative to their product, not to the longer column. NaN where an entry is not finite.
     """
     factors = [left.double(), right.double()]
     peaks = [x.abs().amax(-2, keepdim=True) for x in factors]  # (..., 1, r); NaN or infinity where a column has some
@@ -56,20 +56,20 @@ def singular_values_of_product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _nonzero(x: Tensor) -> Tensor:
-    """1 where there is 0, for divisors."""
+    """Replaces 0 by 1, for divisors."""
     return x.masked_fill(x == 0, 1)
 
 
 def rank_tolerance(rows: int, columns: int, dtype: torch.dtype = torch.float64) -> float:
-    """Relative tolerance below which a singular value is rounding: max(N, M) times epsilon of the matrix's dtype."""
+    """Returns the relative tolerance below which a singular value is rounding: max(N, M) times epsilon of the dtype."""
     return max(rows, columns) * torch.finfo(dtype).eps
 
 
 def rank(matrix: Tensor, rtol: float | None = None) -> Tensor:
-    """Number of singular values above `rtol` times the largest, (...,) float64; NaN for a non-finite matrix.
+    """Returns the number of singular values above `rtol` times the largest, (...,) float64; NaN if not finite.
 
-    Hand over the matrix (..., N, M) in the precision in which it was *formed*: a float32 product cast to float64 has
-    full rank by its rounding errors. Without `rtol` it is `rank_tolerance(N, M, dtype)`.
+    Pass the matrix (..., N, M) in the precision in which it was *formed*: a float32 product cast to float64 has
+    full rank by its rounding errors. The default `rtol` is `rank_tolerance(N, M, dtype)`.
     """
     if rtol is None:
         rtol = rank_tolerance(matrix.shape[-2], matrix.shape[-1], matrix.dtype)
@@ -77,20 +77,20 @@ def rank(matrix: Tensor, rtol: float | None = None) -> Tensor:
 
 
 def rank_of(values: Tensor, rtol: float) -> Tensor:
-    """Rank from singular values (..., r)."""
+    """Returns the rank from singular values (..., r)."""
     count = (values > rtol * values.amax(-1, keepdim=True)).sum(-1).double()
     return torch.where(values.isnan().any(-1), torch.nan, count)
 
 
 def effective_rank_of(values: Tensor) -> Tensor:
-    """Effective rank from singular values (..., r); 0 for the zero matrix."""
+    """Returns the effective rank from singular values (..., r); 0 for the zero matrix."""
     total = values.sum(-1, keepdim=True)
     fractions = values / total.clamp_min(torch.finfo(values.dtype).tiny)
     return torch.where(total.squeeze(-1) == 0, 0.0, torch.special.entr(fractions).sum(-1).exp())
 
 
 def stable_rank_of(values: Tensor) -> Tensor:
-    """Stable rank `||A||_F^2 / ||A||_2^2` from singular values (..., r); 0 for the zero matrix.
+    """Returns the stable rank `||A||_F^2 / ||A||_2^2` from singular values (..., r); 0 for the zero matrix.
 
     It is at most the rank, and small changes of the matrix change it little (Rudelson & Vershynin 2007).
     """
@@ -99,13 +99,13 @@ def stable_rank_of(values: Tensor) -> Tensor:
 
 
 def row_statistics(rows: Tensor, queries: Tensor, grid: Grid, top: int = TOP) -> dict[str, Tensor]:
-    """Means (...,) over rows (..., R, M) of matrices, of `queries` (R,) of a grid; NaN where an entry is not finite.
+    """Returns means (...,) over rows (..., R, M) of matrices, of `queries` (R,) of a grid; NaN where not finite.
 
     - `entropy`: in nats; 0 for a row with one weight, log M for equal ones;
     - `top_share`: of the `top` largest weights, between top / M and 1;
     - `attention_distance`: mean distance from a query's patch to the keys, by their weights (Dosovitskiy et al. 2021,
-      Fig. 7), in patches of the queries' grid, among patches alone; NaN where there is no row of a patch;
-    - `negative_share`: of the entries' magnitudes, how much belongs to negative ones.
+      Fig. 7), in patches of the queries' grid, among patches only; NaN without a row of a patch;
+    - `negative_share`: share of the entries' magnitudes that belongs to negative entries.
     """
     finite = rows.isfinite().all(-1).all(-1)
     rows = torch.where(finite[..., None, None], rows, torch.zeros_like(rows)).double()
@@ -132,7 +132,7 @@ def _distance(weights: Tensor, queries: Tensor, grid: Grid) -> Tensor:
 
 
 def positions(size: tuple[int, int], unit: tuple[int, int], like: Tensor) -> Tensor:
-    """Centres (H W, 2) of the patches of a grid, rows and columns, in patches of the grid `unit` of the same image."""
+    """Returns the centres (H W, 2) of a grid's patches, rows and columns, in patches of the image's grid `unit`."""
     axes = [
         (torch.arange(side, device=like.device, dtype=like.dtype) + 0.5) * whole / side
         for side, whole in zip(size, unit, strict=True)

@@ -1,4 +1,4 @@
-"""What each mechanism of a model received in a forward pass, for its matrix and rank afterwards."""
+"""Records the inputs of each mechanism of a model in a forward pass, to compute its matrix and rank afterwards."""
 
 import copy
 from collections import OrderedDict
@@ -18,7 +18,7 @@ from linvit.layers.windows import WindowAttention
 
 
 class Call(NamedTuple):
-    """One forward call of a mechanism, for the first image alone, or its first window, unless all samples are kept.
+    """One forward call of a mechanism, for the first image only, or its first window, unless all samples are kept.
 
     Attributes:
         mechanism: The mechanism that was called.
@@ -28,8 +28,8 @@ class Call(NamedTuple):
         grid: Their grid.
         bias: Position bias, if the mechanism takes one.
         x: The layer's input (1, N, C), if the mechanism takes it.
-        layout: Where the layer cuts the image into windows or stripes: the size (H, W) of the whole map, and which of
-            its patches is at each place of each window, (n, N), -1 for padding.
+        layout: Division of the image into windows or stripes: the size (H, W) of the whole map, and the patch
+            at each position of each window, (n, N), -1 for padding.
     """
 
     mechanism: Attention
@@ -42,25 +42,25 @@ class Call(NamedTuple):
     layout: tuple[tuple[int, int], Tensor] | None = None
 
     def first(self) -> "Call":
-        """The call of the first sample alone."""
+        """Returns the call of the first sample only."""
         return self._replace(**{name: _kept(value, 1) for name, value in self._asdict().items()})
 
     def matrix(self) -> Tensor:
-        """The equivalent matrix in float64, (h, N, M), or (h, d, N, M) if the mechanism is channelwise."""
+        """Returns the equivalent matrix in float64, (h, N, M), or (h, d, N, M) if the mechanism is channelwise."""
         values = None if self.mechanism.facts.linear_in_values else self.v
         return attention_matrix(self.mechanism, self.q, self.k, self.grid, v=values, bias=self.bias, x=self.x)[0]
 
     def factors(self) -> tuple[Tensor, Tensor] | None:
-        """Thin factors of the matrix in float64, (h[, d], N, r) and (h[, d], M, r), if the mechanism has them."""
+        """Returns thin factors of the matrix in float64, (h[, d], N, r) and (h[, d], M, r), if there are any."""
         found = attention_factors(self.mechanism, self.q, self.k, self.grid, bias=self.bias)
         return None if found is None else (found[0][0], found[1][0])
 
     def state(self) -> int:
-        """Bytes in float32 of what is kept of all keys and values, whatever the queries, in all windows.
+        """Bytes in float32 of the state that summarises all keys and values, for any queries, in all windows.
 
-        It is what the mechanism declares (`state_size`). Else with thin factors of r columns it is
+        It is the size that the mechanism declares (`state_size`). Else with thin factors of r columns it is
         `sum_j right_j v_j^T` and `sum_j right_j`, r (d + 1) numbers per head; without, or where they are fewer, the
-        keys and values. A convolution keeps nothing of its own.
+        keys and values. A convolution has no additional state.
         """
         if self.mechanism.facts.state_size is not None:
             return 4 * self.mechanism.facts.state_size * len(self.k)
@@ -75,21 +75,21 @@ class Call(NamedTuple):
 
 
 class Recorder:
-    """Records what every mechanism of a model receives, from its creation to `close()` or the end of a `with` block.
+    """Records the inputs of every mechanism of a model, from its creation to `close()` or the end of a `with` block.
 
-    Hooks sit on mechanisms, never on layers, and only while a recorder is open, so a model that is not recorded is as
-    fast as ever. `torch.compile` drops hooks: record the model before it is compiled, or under
+    Hooks are on mechanisms, not on layers, and only while a recorder is open, so they do not slow down a model that is
+    not recorded. `torch.compile` drops hooks: record the model before it is compiled, or under
     `torch.compiler.set_stance("force_eager")`.
 
     Args:
         model: Any module that contains mechanisms of linvit.
-        samples: How many samples of the batch to keep, windows counted each; None is all.
+        samples: Number of samples of the batch to keep, each window counted; None keeps all.
 
     Attributes:
         calls: The latest call of each mechanism, by the module path of its layer.
 
     Raises:
-        UserError: If the model contains none, as a timm model with its own attention.
+        UserError: If the model contains no mechanism of linvit, as a timm model with its own attention.
 
     Example:
         >>> model = linvit.create_backbone("deit_nano", attention="focused")
@@ -128,7 +128,7 @@ class Recorder:
         self.close()
 
     def close(self) -> None:
-        """Removes the hooks; the calls stay."""
+        """Removes the hooks; the recorded calls are kept."""
         for hook in self._hooks:
             hook.remove()
 
@@ -149,7 +149,7 @@ class Recorder:
 
 
 def mechanisms(model: nn.Module) -> dict[str, Attention]:
-    """All mechanisms of a model by the module path of their layer, such as "blocks.0.attn"."""
+    """Returns all mechanisms of a model by the module path of their layer, such as "blocks.0.attn"."""
     return {
         name.removesuffix(".mechanism"): module
         for name, module in model.named_modules()
@@ -158,15 +158,15 @@ def mechanisms(model: nn.Module) -> dict[str, Attention]:
 
 
 def observable(network: nn.Module, img_size: int | Sequence[int]) -> nn.Module:
-    """A copy to record from: in evaluation mode, not compiled, without hooks of others, with the network's own weights.
+    """Returns a copy to record from: in evaluation mode, not compiled, without other hooks, with the network's weights.
 
-    Where the network has no mechanism of linvit, the attention of its timm model is replaced by linvit's softmax, which
-    computes the same from the same projections; a `UserError` names what mixes the tokens where there is none.
+    If the network has no mechanism of linvit, the attention of its timm model is replaced by linvit's softmax, which
+    computes the same from the same projections. Raises a `UserError` that names the token mixer if it has no attention.
     """
     memo: dict[int, object] = {id(tensor): tensor for tensor in chain(network.parameters(), network.buffers())}
     for module in network.modules():
         for name, hooks in vars(module).items():
-            if name.endswith("_hooks"):  # the model's own, which tell a timm model its grid, are copied with it
+            if name.endswith("_hooks"):  # the model's own hooks, which tell a timm model its grid, are copied with it
                 own = {key: hook for key, hook in hooks.items() if type(hook).__module__.startswith("linvit.backbones")}
                 memo[id(hooks)] = OrderedDict(copy.deepcopy(own, memo))
     copied = copy.deepcopy(network, memo).eval()
@@ -179,7 +179,7 @@ def observable(network: nn.Module, img_size: int | Sequence[int]) -> nn.Module:
 
 @torch.no_grad()
 def observe(network: nn.Module, image: Tensor) -> dict[str, Call]:
-    """What each attention layer receives for one image (1, 3, H, W), by the layer's name; see `observable`."""
+    """Returns the input of each attention layer for one image (1, 3, H, W), by the layer's name; see `observable`."""
     copied = observable(network, tuple(image.shape[-2:]))
     with Recorder(copied, samples=None) as recorder:
         copied(image)
@@ -187,10 +187,10 @@ def observe(network: nn.Module, image: Tensor) -> dict[str, Call]:
 
 
 def layer_name(layer: str) -> str:
-    """The name of a layer in curves and tables, the same within a network and for the backbone alone."""
+    """Returns the name of a layer in curves and tables, the same within a network and for the backbone alone."""
     return layer.removeprefix("network.").removeprefix("backbone.")
 
 
 def _kept(value: Any, samples: int | None) -> Any:
-    """A copy of a tensor's part that belongs to the first samples; anything else as it is."""
+    """Returns a copy of the first samples of a tensor; other values unchanged."""
     return value[:samples].detach().clone() if isinstance(value, Tensor) else value

@@ -7,7 +7,7 @@ Paper: Shaker et al. 2023, "SwiftFormer: Efficient Additive Attention for Transf
 Applications".
 Cost: `N C^2 + 2 N C` MACs. Rank: 1 per channel, before P.
 
-The paper's query is our v and its key our q: there are no other values. It has no heads.
+The paper's query is v here and its key is q: there are no other values. It has no heads.
 """
 
 import torch
@@ -53,11 +53,11 @@ class AdditiveAttention(Attention):
         return split_heads(out, self.num_heads)
 
     def weights(self, v: Tensor) -> Tensor:
-        """The weights a (B, N, 1), of length 1, of values (B, N, C)."""
+        """Returns the weights a (B, N, 1), of length 1, of values (B, N, C)."""
         return normalize(v @ self.w_g.to(v.dtype) * self.dim**-0.5, SMALLEST, dims=(1,))
 
     def attention_matrix(self, q: Tensor, k: Tensor, v: Tensor | None, grid: Grid) -> Tensor:
-        """`q_c a^T` for every channel c, (B, h, d, N, N): how the values of length 1 are mixed, before P and `+ v`."""
+        """Returns `q_c a^T` per channel c, (B, h, d, N, N), which mixes the normalised values, before P and `+ v`."""
         if v is None:
             raise UserError("the matrix of additive depends on the values; pass v=")
         q, v = of_both(lambda x: normalize(x, SMALLEST), join_heads(q), join_heads(v))

@@ -20,7 +20,7 @@ class AFTSimpleAttention(Attention):
     """The attention-free transformer's simple variant, O(N d).
 
     Args:
-        query_act: What gates the output with the queries: "sigmoid" (the paper's default), "tanh", "relu" or
+        query_act: Function of the queries that gates the output: "sigmoid" (the paper's default), "tanh", "relu" or
             "identity".
     """
 
@@ -47,9 +47,9 @@ class AFTSimpleAttention(Attention):
         return channelwise_attention(*self.features(q, k), v)
 
     def features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """The gate (B, h, N, d) and the weights of the keys (B, h, M, d)."""
+        """Returns the gate (B, h, N, d) and the weights of the keys (B, h, M, d)."""
         return ACTIVATIONS[self.query_act](q), k.softmax(-2)
 
     def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
-        """The gate and the weights of the keys, one column per channel."""
+        """Returns the gate and the weights of the keys, one column per channel."""
         return channelwise_factors(*self.features(q, k))

@@ -7,10 +7,10 @@ Paper: Han et al. 2024, "Agent Attention: On the Integration of Softmax and Line
 Cost: `n (N + M) (h dk + C) + (s + 1) h n (P + Q) + k^2 P C` MACs with n agents, tables of side s (biases are made once
 for all images) and a kernel of side k, linear in N as n is fixed. Rank: N per channel (n without the convolution).
 
-Each bias is the sum of a table of places, `bias_size` x `bias_size`, interpolated (bilinear) to the grid, and of one
-number per row and per column. These the reference interpolates (linear) when it loads weights of another size; here
-they follow the grid of every call. Its class token is a query and a key but no part of an agent, and so are all prefix
-tokens here, which share one bias. In CSWin LePE, the host's, takes the place of the convolution: `dwc_kernel=0`.
+Each bias is the sum of a table of positions, `bias_size` x `bias_size`, interpolated (bilinear) to the grid, and of one
+number per row and per column. The reference interpolates these (linear) when it loads weights of another size; here
+they follow the grid of every call. Its class token is a query and a key but not part of an agent, and so are all prefix
+tokens here, which share one bias. In CSWin the host's LePE replaces the convolution: `dwc_kernel=0`.
 """
 
 import math
@@ -27,22 +27,22 @@ from linvit.attention.ops.value_conv import ConvolvedAttention, value_conv
 from linvit.errors import UserError, check_number
 
 KEY_TABLES = ("an_bias", "ah_bias", "aw_bias", "ac_bias")
-"""The biases that make up B1: per place, row and column of the keys, and of prefix tokens."""
+"""Biases that are added to B1: per position, row and column of the keys, and of prefix tokens."""
 QUERY_TABLES = ("na_bias", "ha_bias", "wa_bias", "ca_bias")
-"""Those that make up B2."""
+"""Biases that are added to B2."""
 
 
 class AgentAttention(ConvolvedAttention):
     """Two softmax attentions, of the agents over the keys and of the queries over the agents, O(N n d).
 
     Args:
-        grid: Nominal grid; fixes the lengths of the biases of rows and columns, which are resized (linear) for another.
+        grid: Nominal grid; sets the lengths of the biases of rows and columns, which are resized (linear) for others.
         agents: Agents n, a square such as 9, 16 or 49.
         position_bias: The learnable biases B1 and B2.
-        bias_size: Side of their tables of places.
+        bias_size: Side of the biases' tables of positions.
         pool_size: Side of the grid that the queries are pooled to, if not `sqrt(agents)`: the authors' detectors and
             segmentors have more agents than the biases, which are interpolated (bilinear) over the agents.
-        dwc_kernel: Side of the convolution's kernels, one for each of the C channels; 0 is no convolution.
+        dwc_kernel: Side of the convolution's kernels, one for each of the C channels; 0 disables the convolution.
 
     Raises:
         UserError: If `agents` is not a square.
@@ -91,17 +91,17 @@ class AgentAttention(ConvolvedAttention):
         self.declare(channelwise=self.dwc is not None, max_rank=self.side**2)
 
     def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
-        """The two attentions, the agents' first."""
+        """Returns the two attentions, the agents' first."""
         left, right = self._maps(q, k, grid)
         values = right @ v.to(right.dtype, memory_format=torch.contiguous_format)  # (B, h, n, d)
         if v.dtype != torch.bfloat16:
             return left @ values
-        # Rows of the left sum to 1: what all values have in common is not rounded twice, and needs no gradient.
+        # Rows of the left factor sum to 1: the common part of all values is not rounded twice, and needs no gradient.
         mean = values.detach().mean(-2, keepdim=True)
         return left @ (values - mean).to(v.dtype) + mean.to(v.dtype)
 
     def _maps(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
-        """The weights of the agents for each query (B, h, N, n) and of the keys for each agent (B, h, n, M)."""
+        """Returns the weights of the agents for each query (B, h, N, n) and of the keys for each agent (B, h, n, M)."""
         agents = split_heads(
             pooled(grid.plane(join_heads(q)), self.side).flatten(2).mT, self.num_heads
         )  # (B, h, n, dk)
@@ -113,11 +113,11 @@ class AgentAttention(ConvolvedAttention):
         return to_agents.softmax(-1), to_keys.softmax(-1)
 
     def _bias(self, names: tuple[str, ...], size: tuple[int, int], num_prefix: int, dtype: torch.dtype) -> Tensor:
-        """The bias (h, n, tokens) between the agents and the tokens of a grid; see `KEY_TABLES`."""
+        """Returns the bias (h, n, tokens) between the agents and the tokens of a grid; see `KEY_TABLES`."""
         places, rows, columns = (self.tables[name].to(dtype) for name in names[:3])
         side = places.shape[2]
         across = resized(places, (side, size[1])) + resized(columns, (1, size[1]))  # (h, n, side, W)
-        # Down the rows by a product, since compiled code would interpolate once more for every entry of the logits.
+        # By a product along the rows, since compiled code would interpolate again for every entry of the logits.
         eye = torch.eye(side, dtype=dtype, device=places.device)[None, None]
         down = resized(eye, (size[0], side))  # (1, 1, H, side)
         left = torch.cat([down.expand(*places.shape[:2], -1, -1), resized(rows, (size[0], 1))], dim=3)
@@ -133,7 +133,7 @@ class AgentAttention(ConvolvedAttention):
         return resized(agents, (self.side, self.side)).flatten(2).mT @ patches
 
     def resize_tables(self, state: dict[str, Tensor], size_of: SizeOf) -> dict[str, Tensor]:
-        """The biases of a checkpoint for the nominal grid (bilinear, which is linear for rows and for columns)."""
+        """Returns the biases of a checkpoint for the nominal grid (bilinear; linear for rows and for columns)."""
         for name, own in self.tables.items():
             given = state.get(f"tables.{name}")
             if given is not None and given.ndim == own.ndim == 4 and given.shape[:2] == own.shape[:2]:
@@ -141,7 +141,7 @@ class AgentAttention(ConvolvedAttention):
         return state
 
     def core_factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
-        """The weights of both attentions."""
+        """Returns the weights of both attentions."""
         left, right = self._maps(q, k, grid)
         return left, right.mT
 

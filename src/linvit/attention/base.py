@@ -1,4 +1,4 @@
-"""The contract that every attention mechanism meets."""
+"""Base class of all attention mechanisms."""
 
 import functools
 import math
@@ -19,11 +19,11 @@ from linvit.registry.signatures import parameters_of
 
 
 class Grid(NamedTuple):
-    """Where the tokens lie in the image. Spatial size is passed down, never recovered from a token count.
+    """Positions of the tokens in the image. The spatial size is passed down, never inferred from a token count.
 
     Tokens are row-major: the prefix (class and register tokens) first, then patch `row * W + column`.
 
-    A forward pass makes another with `Grid(...)`: where torch 2.11 compiles `_replace`, the fields are lost.
+    A forward pass creates another one with `Grid(...)`: torch 2.11 loses the fields where it compiles `_replace`.
 
     Attributes:
         size: Patch grid of the queries, (H, W).
@@ -59,7 +59,7 @@ class Grid(NamedTuple):
         check_number("the grid's num_prefix", self.num_prefix, at_least=0, whole=True)
 
     def plane(self, x: Tensor) -> Tensor:
-        """The patch tokens of (B, N, C) as a plane (B, C, H, W); a view."""
+        """Returns the patch tokens of (B, N, C) as a plane (B, C, H, W); a view."""
         plane: Tensor = x[:, self.num_prefix :].mT.unflatten(2, self.size)
         return plane
 
@@ -73,8 +73,8 @@ class Attention(nn.Module):
     """Mixes tokens that are already projected and split into heads.
 
     A subclass supplies the formula, `core(q, k, v, grid)`; options are keyword arguments of its constructor with
-    defaults. `forward` calls it, and is overridden where something is added outside, such as a convolution. A subclass
-    of few lines may override `forward` alone, which then runs as it is written.
+    defaults. `forward` calls it, and is overridden to add operations outside, such as a convolution. A small subclass
+    may override only `forward`, which then runs as it is written.
 
     Args:
         dim: Channels C of the values over all heads.
@@ -87,14 +87,14 @@ class Attention(nn.Module):
         facts: Properties that hosts, analysis and `linvit check` rely on.
         precision: Precision of `core`. "float32": at least float32 with autocast off (`linvit.full_precision`);
             "mixed": the same, but on a GPU bfloat16 stays bfloat16 (`mixed_precision`); "inherit": that of its inputs.
-        recompute: True if `core` runs once more in backward, so that training keeps its inputs alone
-            (`linvit.recomputed`). False where it draws random numbers or keeps little else. It may be set to False at
-            any time: a layer is then 10 to 35 % faster in training and keeps two to six times as much.
+        recompute: True if `core` runs again in the backward pass, so that training stores only its inputs
+            (`linvit.recomputed`). False where it draws random numbers or stores little else. It may be set to False at
+            any time: a layer is then 10 to 35 % faster in training and stores two to six times as much.
         attention_kernel: Implementation of a `core` that has a `formula`: "torch", a kernel such as "triton", or
             "auto"; see `linvit.attention.kernels`.
-        dim: Channels of the values over all heads, which a mechanism may widen; `input_dim` are the layer's.
-        key_heads: Heads of q and k, in a number that divides h; as many as of v unless heads share them.
-        out_dim: Channels of the output over all heads, whose number is `out_heads`: h, or h and some of its own.
+        dim: Channels of the values over all heads, which a mechanism may widen; `input_dim` is the layer's number.
+        key_heads: Number of heads of q and k, a divisor of h; equal to that of v unless heads share them.
+        out_dim: Channels of the output over all heads. Their number is `out_heads`: h, or more.
     """
 
     host: Host = Host()
@@ -138,8 +138,8 @@ class Attention(nn.Module):
     def set_key_dim(self, width: int, *, option: str, key_dim: int | None) -> None:
         """Sets the width of q and k per head by another option than `key_dim`, in a constructor.
 
-        `option` is that option with its value, for messages, such as "key_ratio=0.5". A `UserError` says that `key_dim`
-        was given, too, or that no channel is left.
+        `option` is that option with its value, for messages, such as "key_ratio=0.5". Raises a `UserError` if `key_dim`
+        is also given, or if no channel is left.
         """
         if key_dim is not None:
             raise UserError(f"key_dim={key_dim} and {option} both set the width of the keys; leave one of them out")
@@ -158,7 +158,7 @@ class Attention(nn.Module):
 
     @property
     def takes_mask(self) -> bool:
-        """True if a call may leave out keys by `mask`."""
+        """True if a call may exclude keys by `mask`."""
         return self.host.accepts_bias or self.facts.mask_value is not None or self.takes("mask")
 
     def takes(self, argument: str) -> bool:
@@ -169,19 +169,19 @@ class Attention(nn.Module):
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, *, mask: Tensor | None = None, **extra: Any
     ) -> Tensor:
-        """Runs `forward` after a check of the numbers of tokens.
+        """Runs `forward` after checking the numbers of tokens.
 
         Args:
             q: Queries (B, h, N, dk), or of fewer heads (`key_heads`).
             k: Keys (B, h, M, dk), as the queries.
             v: Values (B, h, M, d).
-            grid: Where the tokens lie.
+            grid: Positions of the tokens.
             mask: True for the keys and values that take part, (B, M), for example in a batch of images of several
-                sizes; at least one of each image. None means all. A mechanism with an argument `mask` gets it as it is.
+                sizes; at least one of each image. None means all. A mechanism with an argument `mask` receives it.
             extra: Further arguments of `forward`.
 
         Raises:
-            UserError: If the numbers of tokens are not those of the grid, if the keys are of another grid than the
+            UserError: If the numbers of tokens differ from the grid's, if the keys have another grid than the
                 queries under `same_grid`, or if the mechanism cannot mask keys.
         """
         tokens = q.shape[2], k.shape[2], v.shape[2]
@@ -223,20 +223,20 @@ class Attention(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} has no core(self, q, k, v, grid)")
 
     def resize_tables(self, state: dict[str, Tensor], size_of: SizeOf) -> dict[str, Tensor]:
-        """The mechanism's entries of a checkpoint, brought from the grid of the checkpoint to the nominal grid.
+        """Returns the mechanism's entries of a checkpoint, resized from the checkpoint's grid to the nominal grid.
 
         A mechanism with a parameter or buffer whose shape depends on the grid overrides it, so that its weights can be
-        loaded at another image size. What is resized must compute what the parameters would compute themselves on
+        loaded at another image size. Resized entries must compute the same as the parameters would on
         that grid. The default changes nothing.
 
         Args:
             state: A new dict of the entries that the checkpoint has, under the mechanism's own names. Their shapes are
                 not checked.
-            size_of: The patch grid (H, W) that so many patches have in the checkpoint, or None if they have none. The
-                checkpoint's images are square unless it says otherwise.
+            size_of: Returns the patch grid (H, W) of a number of patches in the checkpoint, or None if unknown. The
+                checkpoint's images are square unless it specifies another size.
 
         Returns:
-            The entries. One that cannot be resized stays as it is, and is reported as not fitting.
+            The entries. An entry that cannot be resized is returned unchanged, and is reported as not fitting.
 
         Example:
             >>> def resize_tables(self, state, size_of):
@@ -247,7 +247,7 @@ class Attention(nn.Module):
         return state
 
     def rank_bound(self, grid: Grid) -> int:
-        """An upper bound of the rank of the equivalent matrix: the tokens, or `max_rank` if that is smaller."""
+        """Returns an upper bound of the rank of the equivalent matrix: the tokens, or `max_rank` if that is smaller."""
         tokens = min(grid.num_queries, grid.num_keys)
         return tokens if self.facts.max_rank is None else min(tokens, self.facts.max_rank)
 
@@ -255,7 +255,7 @@ class Attention(nn.Module):
         """Thin factors with equivalent matrix `left @ right.mT`, or None if there are none.
 
         (B, h, N, r) and (B, h, M, r), or (B, h, d, N, r) and (B, h, d, M, r) if the mechanism is `channelwise`. With
-        factors the rank at thousands of tokens is a matter of milliseconds.
+        factors, the rank at thousands of tokens takes milliseconds.
         """
         return None
 
@@ -264,17 +264,17 @@ class Attention(nn.Module):
         return None
 
     def channel_matrix(self, q: Tensor, k: Tensor, grid: Grid) -> Tensor | None:
-        """The matrix A (B, h, d, d) of a mechanism that mixes channels and not tokens, `o = v A^T`; None for others.
+        """Returns the matrix A (B, h, d, d), `o = v A^T`, of a mechanism that mixes channels, not tokens; else None.
 
         Such a mechanism declares `linear_in_values=False` and has no `attention_matrix`.
         """
         return None
 
     def matrix_parts(self) -> dict[str, "Attention"]:
-        """Mechanisms whose equivalent matrices add up to this one's, by name; {} if it is all of one piece.
+        """Returns mechanisms whose equivalent matrices add up to this one's, by name; {} without such parts.
 
-        For a kernel beside a convolution of the values `linvit.attention.ops.value_conv` makes them. They may share
-        parameters with this mechanism; nothing trains through them.
+        For a kernel beside a convolution of the values, `linvit.attention.ops.value_conv` creates them. They may share
+        parameters with this mechanism; they are not trained.
         """
         return {}
 
@@ -284,9 +284,9 @@ class Attention(nn.Module):
 
 
 def as_declared(core: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Makes a `core` run as a kernel, or in the declared `precision` and once more in backward with `recompute`.
+    """Makes a `core` run as a kernel, or in the declared `precision` and again in the backward pass with `recompute`.
 
-    Kernels compute `core` of q, k, v and the grid alone, so calls with further arguments use torch's operators.
+    Kernels compute `core` of q, k, v and the grid only, so calls with further arguments use torch's operators.
     """
     cores = {name: in_precision(core) for name, in_precision in PRECISIONS.items()}
 
@@ -305,17 +305,17 @@ def as_declared(core: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def create_attention(spec: Spec, *, dim: int, num_heads: int, grid: Grid, **options: Any) -> Attention:
-    """Builds the attention that a spec describes.
+    """Builds the attention of a spec.
 
     Args:
         spec: A name, or a mapping with `name` and options of the mechanism.
         dim: Channels of the values over all heads.
         num_heads: Heads, which must divide `dim`.
-        grid: Where the tokens lie; of the queries, and of keys and values if they have another.
+        grid: Positions of the tokens: of the queries, and of keys and values if theirs differ.
         options: Further options of the mechanism, such as `key_dim`.
 
     Raises:
-        UserError: If there is no such name, or it does not take an option.
+        UserError: If the name does not exist, or the mechanism does not accept an option.
 
     Example:
         >>> linvit.create_attention("linear", dim=192, num_heads=3, grid=Grid((14, 14)))

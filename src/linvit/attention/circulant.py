@@ -1,6 +1,6 @@
 """Circulant attention: `o_c[n] = sum_t p_c[t] v_c[n + t]`, `p_c = softmax_t(N^-1/2 sum_n q_c[n] k_c[n + t])`.
 
-Each channel c is a head. Tokens n lie on a torus of H x W patches, t is a shift on it, and all sums are products of
+Each channel c is a head. Tokens n are on a torus of H x W patches, t is a shift on it, and all sums are products of
 two-dimensional Fourier transforms. Every query has the same weights, shifted to its place: a convolution with a kernel
 as large as the map, which follows from the image. The left edge sees the right one.
 

@@ -26,7 +26,7 @@ class CosFormerAttention(Attention):
     """Linear attention with relu features that are weighted by the distance of tokens in their order, O(N d^2).
 
     Args:
-        eps: Least denominator.
+        eps: Minimum denominator.
     """
 
     facts = Facts(complexity="O(N)", mask_value=-math.inf)

@@ -1,4 +1,4 @@
-"""Declarations of an attention mechanism: what the layer around it does (`Host`), what others may rely on (`Facts`)."""
+"""Declarations of an attention mechanism: tasks of the layer around it (`Host`) and properties (`Facts`)."""
 
 import warnings
 from collections.abc import Mapping
@@ -77,10 +77,10 @@ class Facts:
             `attention_matrix(q, k, v, grid)`.
         matrix_is_exact: True if that method's matrix times v is the output. False where the values are changed before,
             or their mixture after (a norm, a linear layer).
-        no_matrix: Reason why there is no such matrix at all, for a mechanism whose weights depend on the values.
+        no_matrix: Reason why no such matrix exists, for a mechanism whose weights depend on the values.
         max_rank: Upper bound of the matrix's rank (of each channel's, if channelwise) on any grid; None if there is
             none. Of a mechanism that adds a convolution of the values, it is that of `core` alone.
-        state_size: Numbers per image that all keys and values are reduced to, where no `factors` show it.
+        state_size: Numbers per image that summarise all keys and values, if `factors` do not determine it.
     """
 
     complexity: Complexity | None = None

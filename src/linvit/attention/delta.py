@@ -71,11 +71,11 @@ class DeltaAttention(Attention):
         return beta, torch.zeros_like(beta)
 
     def directed(self, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log: Tensor, grid: Grid) -> Tensor:
-        """The formula, with beta and log a, (B, h, N)."""
+        """Returns the formula, with beta and log a, (B, h, N)."""
         return self.mixed(unit(q), unit(k), v, beta.to(v.dtype), log.to(v.dtype), grid)
 
     def mixed(self, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log: Tensor, grid: Grid) -> Tensor:
-        """The sum over all directions, linear in v."""
+        """Returns the sum over all directions, linear in v."""
         given = q * self.key_dim**-0.5, k, v, beta.unsqueeze(-1), log.unsqueeze(-1)
         out = both_directions(delta_rule, *given)
         if self.directions == 4:
@@ -108,12 +108,12 @@ class GatedDeltaAttention(DeltaAttention):
         return beta, log if mask is None else log * mask[:, None]
 
     def directed(self, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log: Tensor, grid: Grid) -> Tensor:
-        """The formula, with beta and log a, (B, h, N)."""
+        """Returns the formula, with beta and log a, (B, h, N)."""
         out = super().directed(F.silu(q), F.silu(k), F.silu(v), beta, log, grid)
         return F.rms_norm(out, (self.head_dim,), self.norm.to(out.dtype), NORM_EPS)
 
     def attention_matrix(self, q: Tensor, k: Tensor, v: Tensor | None, grid: Grid, x: Tensor) -> Tensor:
-        """The matrix (B, h, N, N) that acts on SiLU(v), before the norm."""
+        """Returns the matrix (B, h, N, N) that acts on SiLU(v), before the norm."""
         one_hot = torch.eye(q.shape[2], dtype=q.dtype, device=q.device).expand(*q.shape[:2], -1, -1)
         return self.mixed(unit(F.silu(q)), unit(F.silu(k)), one_hot, *self.gates(x), grid)
 
@@ -124,7 +124,7 @@ def unit(x: Tensor) -> Tensor:
 
 
 def delta_rule(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log: Tensor) -> Tensor:
-    """The recurrence from the first token to the last, in chunks, (B, h, N, d).
+    """Returns the recurrence from the first token to the last, in chunks, (B, h, N, d).
 
     In a chunk the written values u solve a triangular system: `u_t = beta_t (v_t - e^{G_t} S^T k_t - sum_{j<t}
     e^{G_t - G_j} (k_t k_j) u_j)` with the state S before the chunk and the sums G of `log` since then (Yang et al.

@@ -59,7 +59,7 @@ class EfficientAttention(Attention):
         return Formula("softmax") if self.normalization == "softmax" else None
 
     def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
-        """The normalised queries and keys."""
+        """Returns the normalised queries and keys."""
         if self.normalization == "softmax":
             return q.softmax(-1), k.softmax(-2)
         root = math.sqrt(k.shape[-2])

@@ -73,7 +73,7 @@ class EnhancedLinearAttention(Attention):
         eps: float = 1e-15,
         proj_norm: Literal["none", "bn2d"] = "none",
     ) -> None:
-        # Heads of a width of their own need not divide C.
+        # Heads with their own width need not divide C.
         super().__init__(dim, num_heads if head_dim is None else 1, grid, key_dim=key_dim)
         if not isinstance(scales, list | tuple):
             raise UserError(f"scales must be a list such as [5] or [3, 5], or [] for none; got {scales!r}")
@@ -95,7 +95,7 @@ class EnhancedLinearAttention(Attention):
         self.v_aggregations = aggregations(self.head_dim)
 
     def _choose_heads(self, dim: int, head_dim: int | None, heads_ratio: float, key_dim: int | None) -> None:
-        """Sets the heads and all that follows from them."""
+        """Sets the heads and the values that depend on them."""
         check_number("heads_ratio", heads_ratio, above=0)
         if head_dim is not None:
             check_number("head_dim", head_dim, at_least=1, whole=True)
@@ -104,7 +104,7 @@ class EnhancedLinearAttention(Attention):
         room, self.num_heads = self.num_heads, int(self.num_heads * heads_ratio)
         if not self.num_heads:
             raise UserError(
-                f"dim {dim} has room for {room} heads of {self.head_dim} channels, of which heads_ratio "
+                f"dim {dim} has room for {room} heads of {self.head_dim} channels, and heads_ratio "
                 f"{heads_ratio:g} leaves none; set a smaller head_dim or a larger heads_ratio"
             )
         self.key_heads = self.out_heads = self.num_heads
@@ -117,23 +117,23 @@ class EnhancedLinearAttention(Attention):
 
     @full_precision
     def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """The linear attention of one scale."""
+        """Returns the linear attention of one scale."""
         return linear_attention(F.relu(q), F.relu(k), v, self.eps)
 
     def queries(self, q: Tensor, grid: Grid) -> list[Tensor]:
-        """The queries at every scale, (B, h, N, dk) each."""
+        """Returns the queries at every scale, (B, h, N, dk) each."""
         return self._at_scales(q, self.q_aggregations, grid.size, q[:, :, : grid.num_prefix])
 
     def keys(self, k: Tensor, grid: Grid) -> list[Tensor]:
-        """The keys at every scale, (B, h, M, dk) each."""
+        """Returns the keys at every scale, (B, h, M, dk) each."""
         return self._at_scales(k, self.k_aggregations, grid.keys_size, torch.zeros_like(k[:, :, : grid.num_prefix]))
 
     def values(self, v: Tensor, grid: Grid) -> list[Tensor]:
-        """The values v_s at every scale, (B, h, M, d) each."""
+        """Returns the values v_s at every scale, (B, h, M, d) each."""
         return self._at_scales(v, self.v_aggregations, grid.keys_size, torch.zeros_like(v[:, :, : grid.num_prefix]))
 
     def _at_scales(self, x: Tensor, aggregations: nn.ModuleList, size: tuple[int, int], prefix: Tensor) -> list[Tensor]:
-        """Tokens (B, h, N, d) as they are and aggregated, there with `prefix` (B, h, P, d) before the patches."""
+        """Returns tokens (B, h, N, d) unchanged and aggregated, there with `prefix` (B, h, P, d) before the patches."""
         plane = join_heads(x)[:, prefix.shape[2] :].mT.unflatten(2, size)  # (B, h*d, H, W), channels last in memory
         patches = [_aggregated(plane, aggregation, x.shape[1]) for aggregation in aggregations]
         if prefix.shape[2]:
@@ -152,7 +152,7 @@ class EnhancedLinearAttention(Attention):
 
 
 def _aggregation(num_heads: int, head_dim: int, scale: int, bias: bool) -> nn.Sequential:
-    """A depthwise convolution of each channel, then a 1x1 convolution of each head's channels."""
+    """Returns a depthwise convolution of each channel, then a 1x1 convolution of each head's channels."""
     width = num_heads * head_dim
     return nn.Sequential(
         nn.Conv2d(width, width, scale, padding=scale // 2, groups=width, bias=bias),
@@ -161,7 +161,7 @@ def _aggregation(num_heads: int, head_dim: int, scale: int, bias: bool) -> nn.Se
 
 
 def _aggregated(plane: Tensor, aggregation: nn.Module, heads: int) -> Tensor:
-    """A plane (B, h*d, H, W) aggregated, (B, h, H*W, d)."""
+    """Returns a plane (B, h*d, H, W) aggregated, (B, h, H*W, d)."""
     depthwise, pointwise = cast("Iterable[nn.Conv2d]", aggregation)
     local = split_heads(depthwise(plane).flatten(2).mT, heads)
     # The 1x1 convolution as a product per head: torch convolves image by image and head by head, with copies.

@@ -113,14 +113,14 @@ class FocusedAttention(ConvolvedAttention):
         return self.core(q, k, v, grid) + local  # token by token, like the first
 
     def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
-        """The linear attention on focused features."""
+        """Returns the linear attention on focused features."""
         q, k = self.features(q, k, grid, v.dtype)
         return linear_attention(q, k, v, self.eps, mean=self.denominator == "mean")
 
     def features(self, q: Tensor, k: Tensor, grid: Grid, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
         """Focused features of q (B, h, N, dk) and k (B, h, M, dk), in the same shapes, computed in at least float32.
 
-        `dtype` is what they are rounded to.
+        They are rounded to `dtype`.
         """
         wide = torch.promote_types(q.dtype, torch.float32)
         dtype, table = dtype or wide, self.positional_encoding
@@ -134,12 +134,12 @@ class FocusedAttention(ConvolvedAttention):
         return of_both(partial(self._phi, wide, dtype), queries, keys)
 
     def _encoding(self, table: Tensor, grid: Grid) -> Tensor:
-        """The position encoding for a grid, (1, M, h dk)."""
+        """Returns the position encoding for a grid, (1, M, h dk)."""
         encoding = resize_tokens(table, self.table_size, grid.kv_size or grid.size)
         return F.pad(encoding, (0, 0, grid.num_prefix, 0)) if grid.num_prefix else encoding  # which have no position
 
     def formula(self, q: Tensor, k: Tensor, grid: Grid) -> Formula | None:
-        """The kernel, with the stable order of operations."""
+        """Returns the kernel, with the stable order of operations."""
         if not self.stable_power:
             return None
         return Formula(
@@ -153,7 +153,7 @@ class FocusedAttention(ConvolvedAttention):
         )
 
     def resize_tables(self, state: dict[str, Tensor], size_of: SizeOf) -> dict[str, Tensor]:
-        """The position encoding of a checkpoint for the nominal grid (bicubic)."""
+        """Returns the position encoding of a checkpoint for the nominal grid (bicubic)."""
         name, own = "positional_encoding", self.positional_encoding
         if own is not None and name in state:
             state[name] = resize_table(state[name], own, self.table_size, size_of)
@@ -162,7 +162,7 @@ class FocusedAttention(ConvolvedAttention):
     def _focused(
         self, q: Tensor, k: Tensor, encoding: Tensor | None, wide: torch.dtype, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
-        """The feature map f_p; on a GPU q and k, if they have one shape, take one pass."""
+        """Returns the feature map f_p; on a GPU q and k, if they have one shape, take one pass."""
         shape = self.num_heads, self.key_dim
         scale = None if self.scale is None else self.scale.to(wide).view(shape)
         factor = q.new_ones(shape, dtype=wide) if scale is None else F.softplus(scale).reciprocal()
@@ -195,7 +195,7 @@ class FocusedAttention(ConvolvedAttention):
         return x.reshape(*tokens, self.num_heads, self.key_dim).transpose(-3, -2).to(dtype)
 
     def convolved(self, v: Tensor, grid: Grid) -> Tensor:
-        """The depthwise convolution of the patch values, (B, h, M, d) -> (B, h, N, d); 0 for prefix tokens."""
+        """Returns the depthwise convolution of the patch values, (B, h, M, d) -> (B, h, N, d); 0 for prefix tokens."""
         patches = v[:, :, grid.num_prefix :].flatten(0, 1).mT  # (B*h, d, patches)
         if grid.kv_size not in (None, grid.size):
             if self.sr_interp == "linear1d":

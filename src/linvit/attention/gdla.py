@@ -58,7 +58,7 @@ class GDLAttention(Attention):
         return self.mixed(q, k, v, split_heads(linear_as_given(self.gate_proj, x), self.num_heads), mask)
 
     def mixed(self, q: Tensor, k: Tensor, v: Tensor, gate: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The formula, with the gate (B, h, N, d) before its sigmoid."""
+        """Returns the formula, with the gate (B, h, N, d) before its sigmoid."""
         first, second = (linear_attention(*half, v, EPS) for half in self._halves(q, k, mask))
         y = first - self.lambda_scale.to(v.dtype)[:, None] * second
         return F.rms_norm(y, (self.head_dim,), self.norm.to(v.dtype), NORM_EPS) * gate.to(v.dtype).sigmoid()
@@ -69,6 +69,6 @@ class GDLAttention(Attention):
         return list(zip(elu_plus_one(q).chunk(2, -1), keys.chunk(2, -1), strict=True))
 
     def attention_matrix(self, q: Tensor, k: Tensor, v: Tensor | None, grid: Grid, x: Tensor) -> Tensor:
-        """The matrices (B, h, d, N, N) of the channels, before norm and gate."""
+        """Returns the matrices (B, h, d, N, N) of the channels, before norm and gate."""
         first, second = (left @ right.mT for left, right in (linear_factors(*half, EPS) for half in self._halves(q, k)))
         return first[:, :, None] - self.lambda_scale[:, :, None, None] * second[:, :, None]

@@ -25,7 +25,7 @@ from linvit.attention.ops.linear import linear_attention, linear_factors
 from linvit.errors import UserError, check_number
 
 EPS = 1e-12
-"""Least feature, and what is added to the denominator."""
+"""Minimum of a feature, also added to the denominator."""
 
 
 class HedgehogAttention(Attention):
@@ -39,7 +39,7 @@ class HedgehogAttention(Attention):
         tied: One map for q and k.
         joint: One linear layer with a bias for all heads, and one softmax over `[2 y, -2 y]`, of the activation
             "softmax_dim" (flash-linear-attention); not a special case of the other.
-        init: "identity": y is x at first, with `skip`, too; "kaiming": uniform numbers, as the published conversions.
+        init: "identity": y is x at first, also with `skip`; "kaiming": uniform numbers, as the published conversions.
     """
 
     facts = Facts(complexity="O(N)", equivariant=True)

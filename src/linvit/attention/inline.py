@@ -41,7 +41,7 @@ class InLineAttention(ConvolvedAttention):
 
     Args:
         feature_map: Applied to q and k, entry by entry: "identity", "relu", "leaky_relu" (0.01) or "exp", exp(0.2 x).
-        residual_kernel: Side k of the convolution's kernels, odd; 0 is no convolution.
+        residual_kernel: Side k of the convolution's kernels, odd; 0 disables the convolution.
     """
 
     facts = Facts(complexity="O(N)")
@@ -88,7 +88,7 @@ class InLineAttention(ConvolvedAttention):
         return out + self.convolved(v, grid, x)
 
     def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
-        """The linear attention."""
+        """Returns the linear attention."""
         q, k, mean = self._features(q, k)
         context = k.mT @ v / k.shape[-2]
         return q @ context + (1 - q @ mean.mT) * v.mean(-2, keepdim=True)
@@ -106,7 +106,7 @@ class InLineAttention(ConvolvedAttention):
         return left, torch.cat([k, torch.ones_like(k[..., :1])], dim=-1)
 
     def convolved(self, v: Tensor, grid: Grid, x: Tensor) -> Tensor:  # type: ignore[override]
-        """The convolution of the patch values, (B, h, M, d) -> (B, h, N, d); 0 for prefix tokens."""
+        """Returns the convolution of the patch values, (B, h, M, d) -> (B, h, N, d); 0 for prefix tokens."""
         kernels = cast("nn.Module", self.residual)(x.mean(1).unsqueeze(2))  # (B, C k k, 1)
         kernels = kernels.view(x.shape[0], self.dim, self.side, self.side)  # (B, C, k, k)
         return convolve_values(lambda plane: convolve_each(plane, kernels.to(plane.dtype)), v, grid)

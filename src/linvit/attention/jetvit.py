@@ -5,7 +5,7 @@ of the values over the patches by `B SiLU(A mean + a) + b`; at first B and b are
 pure linear attention. Class and register tokens take part in the linear attention alone.
 
 Paper: Zou et al. 2026, "JetViT: Efficient High-Resolution Vision Transformer with Post-Training Attention Search" (CVPR
-Findings). Follows the public implementation in vit-pytorch, since there is no code of the authors yet; it begins with
+Findings). Follows the public implementation in vit-pytorch, since the authors have not published code; it begins with
 torch's initial values instead of zeros (`zero_init: false`). The convolution of Jet-Nemotron's JetBlock, with kernels
 of each token, is causal in a sequence; it has no counterpart here.
 Cost: `2 N C dk + N h dk + k^2 P C + C (C / r) + k^2 C (C / r)` MACs with a hidden layer of C / r channels. Rank: N per
@@ -83,7 +83,7 @@ class JetViTAttention(Attention):
         return made.unflatten(-1, (self.dim, side, side))  # type: ignore[no-any-return]
 
     def attention_matrix(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
-        """The matrices (B, h, d, N, N) of the channels, with the kernels of these values."""
+        """Returns the matrices (B, h, d, N, N) of the channels, with the kernels of these values."""
         queries, keys = F.relu(q), F.relu(k)
         left = queries / (queries @ keys.sum(-2, keepdim=True).mT).clamp_min(EPS)
         kernels = self.kernels(join_heads(v), grid).unflatten(1, (self.num_heads, self.head_dim))

@@ -74,7 +74,7 @@ class LARAAttention(Attention):
         return self.core(q, k, v, grid, noise)
 
     def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, noise: Tensor | None) -> Tensor:
-        """The attention through landmarks, which noise (B, h, m, dk), if any, moves."""
+        """Returns the attention through landmarks, which noise (B, h, m, dk), if any, moves."""
         left, right = self._weights(q, k, grid, noise)
         return left @ (right @ v)
 
@@ -113,6 +113,6 @@ class LARAAttention(Attention):
         return F.layer_norm(means, means.shape[-1:], norm.weight.to(x.dtype), norm.bias.to(x.dtype))
 
     def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
-        """The weights of queries and of keys, without noise."""
+        """Returns the weights of queries and of keys, without noise."""
         left, right = self._weights(q, k, grid)
         return left, right.mT

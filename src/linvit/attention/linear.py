@@ -29,8 +29,8 @@ class LinearAttention(Attention):
             output is then unbounded: it grows with the third power of the input, and overflows float16 (65,504) at
             heads of 32 channels of standard deviation 16, even if it is computed in float32.
         eps: Added to the denominator.
-        relu_eps: Added to the relu features. With 0, a query without a positive entry gives exactly 0 (NaN if eps is 0,
-            too); with FLatten's 1e-6 it gives the mean of all values.
+        relu_eps: Added to the relu features. With 0, a query without a positive entry gives exactly 0 (NaN if eps is
+            0 as well); with FLatten's 1e-6 it gives the mean of all values.
     """
 
     facts = Facts(complexity="O(N)", equivariant=True)
@@ -59,7 +59,7 @@ class LinearAttention(Attention):
         self.declare(max_rank=self.key_dim, mask_value=-math.inf if maskable else None)
 
     def features(self, x: Tensor) -> Tensor:
-        """The feature map phi, element by element."""
+        """Returns the feature map phi, element by element."""
         if self.feature_map == "elu":
             return elu_plus_one(x)
         return F.relu(x) + self.relu_eps if self.relu_eps else F.relu(x)

@@ -1,8 +1,8 @@
 """Linear-angular attention (Castling-ViT): `o = u(y) + dconv(v)` with `y = v / 2 + u(q) (u(k)^T v) / pi`.
 
 `u(x) = x / ||x||`. The angular kernel `1 - angle(q, k) / pi = 1/2 + <u(q), u(k)> / pi + higher odd powers` is cut after
-its linear term; a depthwise convolution of the values and, while training, a softmax map without its small weights
-stand in for the rest. Instead of a denominator that sums over the keys, each token's y is divided by its L2 norm.
+its linear term; a depthwise convolution of the values and, in training, a softmax map without its small weights
+replace the rest. Instead of a denominator that sums over the keys, each token's y is divided by its L2 norm.
 
 Paper: You et al. 2023, "Castling-ViT: Compressing Self-Attention via Switching Towards Linear-Angular Attention at
 Vision Transformer Inference".
@@ -34,10 +34,10 @@ class LinearAngularAttention(Attention):
         sparse_reg: Add the softmax map of q and k, its weights up to `sparse_threshold` set to 0 and the others left as
             they are. Only while training, where it makes time and memory O(N^2) (`complexity` then says so).
         sparse_threshold: Weights must be greater than this to stay.
-        half: What the kernel's constant 1/2 multiplies: "identity", the token's own value (the reference code and the
+        half: Factor of the kernel's constant 1/2: "identity", the token's own value (the reference code and the
             paper's figure), or "mean", the mean of all values (nearer to the kernel, whose constant sees every key).
         out_norm: Divide each token of y by its L2 norm over the channels of a head. The equivalent matrix then depends
-            on v, so it cannot be probed and `attention_matrix` gives it for the values at hand.
+            on v, so it cannot be probed and `attention_matrix` returns it for given values.
         eps: Lower bound of the norms of q, k and y. 0 is the reference code, but for a vector of zeros, which gives NaN
             there and stays 0 here.
         dconv: "seq1d": one kernel of r taps per head along the sequence of tokens, the prefix included (the reference);
@@ -82,7 +82,7 @@ class LinearAngularAttention(Attention):
         return self.core(q, k, v, grid) + self.convolved(v, grid)
 
     def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
-        """The linear-angular attention, normalised."""
+        """Returns the linear-angular attention, normalised."""
         unit_q, unit_k = of_both(lambda x: normalize(x, self.eps), q, k)
         halved = v if self.own_half else v.mean(-2, keepdim=True)
         y = (unit_q @ (unit_k.mT @ v / math.pi)).add_(halved, alpha=0.5)
@@ -96,11 +96,11 @@ class LinearAngularAttention(Attention):
         return weights * (weights > self.sparse_threshold)
 
     def convolved(self, v: Tensor, grid: Grid) -> Tensor:
-        """The depthwise convolution of the values, (B, h, N, d) -> (B, h, N, d)."""
+        """Returns the depthwise convolution of the values, (B, h, N, d) -> (B, h, N, d)."""
         return convolve_heads(self.dconv, v, grid) if self.on_grid else convolve_sequence(self.dconv, v)
 
     def matrix_parts(self) -> dict[str, Attention]:
-        """The normalised attention, the constant's share included, and the convolution."""
+        """Returns the normalised attention, the constant's share included, and the convolution."""
         kernel = copy.deepcopy(self)
         nn.init.zeros_(kernel.dconv.weight)
         return {"kernel": kernel, "convolution": ConvolvedValues(self)}

@@ -30,8 +30,8 @@ class LinformerAttention(Attention):
         grid: Nominal grid; fixes the columns of E and F.
         k: Rows of E and F, capped at the number of keys of the nominal grid. 49 to 64 suit a ViT at 224 pixels. Weights
             for another image size need the same k, so choose one below the number of keys of both.
-        share: What shares the matrices (Sec. 4 of the paper): "headwise": one E and one F for all heads; "kv": one
-            matrix for all heads, keys and values; "layerwise": that matrix for all layers of a backbone, too, as far
+        share: Sharing of the matrices (Sec. 4 of the paper): "headwise": one E and one F for all heads; "kv": one
+            matrix for all heads, keys and values; "layerwise": that matrix also for all layers of a backbone, as far
             as they have the same channels, k and nominal grid (in a pyramid: of a stage); "none": an E and an F for
             each head.
         share_kv_weights: F is E for any `share` of the heads: with "none" this is Nystromformer's Linformer.
@@ -158,14 +158,14 @@ class LinformerAttention(Attention):
         return state
 
     def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
-        """The softmax weights and `F^T`."""
+        """Returns the softmax weights and `F^T`."""
         (keys,) = self._project(grid, (self.proj_k, k))
         left = (q * self.key_dim**-0.5 @ keys.mT).softmax(-1)  # (B, h, N, k)
         right = self._resized(self._value_matrix.to(q.dtype), self.grid, grid).mT  # (h or 1, M, k)
         return left, right.expand(*left.shape[:2], -1, -1)
 
     def attention_matrix(self, q: Tensor, k: Tensor, v: Tensor | None, grid: Grid) -> Tensor:
-        """The matrices that all heads apply to the first head's values, (B, h, N, M); for `one_kv_head`."""
+        """Returns the matrices that all heads apply to the first head's values, (B, h, N, M); for `one_kv_head`."""
         left, right = self.factors(q, k, grid)
         return left @ right.mT
 

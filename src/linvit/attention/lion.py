@@ -72,7 +72,7 @@ class LionAttention(Attention):
         return self.mixed(q, k, v, grid, torch.stack(logits), mask)
 
     def mixed(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, logits: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The formula, with factors a = sigmoid(logits), (orders, B or 1, h, N)."""
+        """Returns the formula, with factors a = sigmoid(logits), (orders, B or 1, h, N)."""
         left_out = None if mask is None else ~mask[:, None, :, None]
         queries, keys = features(q), features(k)
         logs = F.logsigmoid(logits.to(v.dtype)).unsqueeze(-1)
@@ -93,7 +93,7 @@ class LionAttention(Attention):
 
 
 def _gate(dim: int, num_heads: int) -> nn.Linear:
-    """The linear layer of the factors, which begin at 1/2."""
+    """Returns the linear layer of the factors, which begin at 1/2."""
     gate = nn.Linear(dim, num_heads)
     nn.init.trunc_normal_(gate.weight, std=0.02)
     nn.init.zeros_(gate.bias)
@@ -101,7 +101,7 @@ def _gate(dim: int, num_heads: int) -> nn.Linear:
 
 
 def features(x: Tensor) -> Tensor:
-    """The feature map: positive, of length 1."""
+    """Returns the feature map: positive, of length 1."""
     y = F.silu(x) + 0.5
     return y / l2_norm(y)
 

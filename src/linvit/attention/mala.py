@@ -36,7 +36,7 @@ class MALAAttention(RotaryLinearAttention):
         return float(self.key_dim**-0.5)
 
     def formula(self, q: Tensor, k: Tensor, grid: Grid) -> Formula:
-        """The kernel."""
+        """Returns the kernel."""
         return Formula("elu", eps=self.eps, difference=self.difference, turns=self.turns(q, k, grid))
 
     def core_factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:

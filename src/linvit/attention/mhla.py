@@ -10,7 +10,7 @@ per channel (T dk without the convolution).
 
 Here the number of blocks is fixed, 4 x 4, where the authors' code fixes their side, 4 tokens. At its 16 x 16 tokens
 that is the same; elsewhere the cost stays linear and W of one size. Where a side of the grid does not divide, the last
-blocks are smaller. Prefix tokens, which the authors do not have, are a block of their own; it gives to each of the n
+blocks are smaller. Prefix tokens, which the authors do not have, form a separate block; it gives to each of the n
 others, and takes from it, with weight 1 / n, the mean of W at first.
 """
 
@@ -43,7 +43,7 @@ INITIAL = {
 
 
 class Blocks(NamedTuple):
-    """How a grid is cut. Where a side does not divide, the last blocks are smaller, and are filled up with zeros."""
+    """Division of a grid. If a side is not divisible, the last blocks are smaller and are filled with zeros."""
 
     size: tuple[int, int]
     sides: tuple[int, int]
@@ -63,14 +63,14 @@ class Blocks(NamedTuple):
         return parts.flatten(4, 5).flatten(2, 3)
 
     def join(self, blocks: Tensor) -> Tensor:
-        """What `cut` makes, back as patches (B, h, H W, d)."""
+        """Returns the blocks of `cut` as patches (B, h, H W, d)."""
         parts: Tensor = blocks.unflatten(3, self.sides).unflatten(2, self.counts).transpose(3, 4)
         plane = parts.flatten(4, 5).flatten(2, 3)
         patches: Tensor = plane[:, :, : self.size[0], : self.size[1]].flatten(2, 3)
         return patches
 
     def numbers(self, device: torch.device) -> Tensor:
-        """The block of each patch, (H W,)."""
+        """Returns the block of each patch, (H W,)."""
         rows, columns = (
             torch.arange(whole, device=device) // side for whole, side in zip(self.size, self.sides, strict=True)
         )
@@ -78,7 +78,7 @@ class Blocks(NamedTuple):
 
 
 def even_blocks(size: tuple[int, int], most: int) -> Blocks:
-    """At most `most` blocks per column and per row of a grid."""
+    """Returns at most `most` blocks per column and per row of a grid."""
     return Blocks(size, (-(-size[0] // most), -(-size[1] // most)))
 
 
@@ -162,7 +162,7 @@ class MHLAttention(ConvolvedAttention):
         self.declare(channelwise=self.lepe is not None)
 
     def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
-        """The linear attention."""
+        """Returns the linear attention."""
         q, k = self._features(q, self.q_norm).to(v.dtype), self._features(k, self.k_norm).to(v.dtype)
         numerator, denominator = self._quotient(q, k, v, grid)
         return numerator * denominator.reciprocal()
@@ -188,7 +188,7 @@ class MHLAttention(ConvolvedAttention):
         weights = self._all_weights(grid).to(wide(q))
 
         def taken(each: Tensor) -> Tensor:
-            """What the queries of each token take of sums (B, h, T, dk, n), (B, h, N, n)."""
+            """Returns the mixture of sums (B, h, T, dk, n) for the queries of each token, (B, h, N, n)."""
             mixed = (weights @ upcast(each).flatten(3)).view_as(each).to(q.dtype)
             of_patches = blocks.join(wide_product(queries, mixed[:, :, start:]))
             return torch.cat([wide_product(q[:, :, :prefix], mixed[:, :, 0]), of_patches], 2) if start else of_patches
@@ -233,5 +233,5 @@ class MHLAttention(ConvolvedAttention):
         return left.flatten(3), right.flatten(3)  # (B, h, N, T dk)
 
     def core_rank(self, grid: Grid) -> int:
-        """The number of blocks times the width of a head's keys."""
+        """Returns the number of blocks times the width of a head's keys."""
         return (math.prod(even_blocks(grid.size, self.blocks).counts) + (grid.num_prefix > 0)) * self.key_dim

@@ -28,8 +28,8 @@ class MLLAAttention(RotaryLinearAttention):
     """Linear attention of the layer's input with a rotated numerator and a depthwise convolution, O(N d^2).
 
     Args:
-        rotary: What the frequencies of rotation run over: "all_heads" is all channels, a multiple of 4 in heads of even
-            width; "per_head" those of each head, a multiple of 4, as in RALA; "none" leaves rotation out.
+        rotary: Channels over which the frequencies run: "all_heads" is all channels, a multiple of 4 in heads of
+            even width; "per_head" those of each head, a multiple of 4, as in RALA; "none" disables rotation.
         stem: Layers of the host before its projections: "conv_silu" or "none"; see `linvit.Host`.
     """
 
@@ -57,9 +57,9 @@ class MLLAAttention(RotaryLinearAttention):
             check_rotary(dim, num_heads, self.key_dim, across=self.across_heads, option="rotary='none'")
 
     def frequencies(self) -> dict[str, Any]:
-        """Those over all heads, if asked for."""
+        """Frequencies over all heads, if asked for."""
         return {"width": self.num_heads * self.key_dim, "last": False} if self.across_heads else {}
 
     def formula(self, q: Tensor, k: Tensor, grid: Grid) -> Formula:
-        """The kernel."""
+        """Returns the kernel."""
         return Formula("elu", eps=self.eps * k.shape[-2], turns=self.turns(q, k, grid))

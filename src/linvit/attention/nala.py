@@ -32,7 +32,7 @@ class NaLaAttention(RotaryLinearAttention):
 
     Args:
         power: A query's entries are raised to `power` times 1/2 to 3/2, by its norm.
-        key_power: What a key's entries are raised to.
+        key_power: Exponent of a key's entries.
         out_norm: "ln": the host normalises the output over all channels, before the gate; "none".
     """
 

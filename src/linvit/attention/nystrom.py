@@ -1,13 +1,13 @@
 """Nystrom attention: `o = softmax(s q kt^T) pinv(softmax(s qt kt^T)) softmax(s qt k^T) v`, `s = dk^-1/2`.
 
-The landmarks qt and kt are m means of queries and of keys; a few steps of an iteration stand for the pseudo-inverse.
+The landmarks qt and kt are m means of queries and of keys; a few steps of an iteration approximate the pseudo-inverse.
 
 Paper: Xiong et al. 2021, "Nystromformer: A Nystrom-Based Algorithm for Approximating Self-Attention".
 Cost: `(N + M + m) (h dk + C) m + 4 T h m^3 + s N C` MACs for T steps and a convolution of length s, linear in N if m is
 fixed. Rank: at most m (N with the convolution).
 
 The iteration is part of the definition: after 6 steps it is often far from the pseudo-inverse. Where the landmarks are
-all queries or all keys, plain softmax attention costs no more and takes its place.
+all queries or all keys, plain softmax attention costs no more and is used instead.
 """
 
 import math
@@ -97,11 +97,11 @@ class NystromAttention(ConvolvedAttention):
         return out + self.convolved(v if kept is None else v * kept, grid)
 
     def convolved(self, v: Tensor, grid: Grid) -> Tensor:
-        """The convolution of the values along the sequence of tokens, (B, h, N, d) -> (B, h, N, d)."""
+        """Returns the convolution of the values along the sequence of tokens, (B, h, N, d) -> (B, h, N, d)."""
         return convolve_sequence(cast("nn.Conv2d", self.conv), v)
 
     def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, kept: Tensor | None = None) -> Tensor:
-        """The attention through landmarks."""
+        """Returns the attention through landmarks."""
         parts = self._kernels(q, k, grid, kept)
         if len(parts) == 1:
             return parts[0] @ v
@@ -154,7 +154,7 @@ class NystromAttention(ConvolvedAttention):
         return left @ self._pinv(middle), right.mT
 
     def core_rank(self, grid: Grid) -> int:
-        """The number of landmarks on a grid, the same for queries and keys.
+        """Returns the number of landmarks on a grid, the same for queries and keys.
 
         Raises:
             UserError: If the grid has fewer tokens than `num_landmarks`, or they cannot be divided as asked for.
@@ -176,7 +176,7 @@ class NystromAttention(ConvolvedAttention):
         raise UserError(f"{where} cannot be divided into num_landmarks {count} {parts}; these numbers can: {fitting}")
 
     def _divides(self, count: int, grid: Grid) -> bool:
-        """Whether queries and keys can be divided into so many parts, as the options ask for."""
+        """Returns True if queries and keys can be divided into this number of parts, as the options ask for."""
         if self.pool:
             return None not in [division(count, size, self.even) for size in (grid.size, grid.keys_size)]
         return not (self.even and (grid.num_queries % count or grid.num_keys % count))
@@ -195,7 +195,7 @@ def segment_means(x: Tensor, count: int, dim: int = 2) -> Tensor:
 
 
 def division(count: int, size: tuple[int, int], even: bool) -> tuple[int, int] | None:
-    """How a x b = `count` blocks of an H x W grid are squarest; `even`: all of one size. None if there are none."""
+    """Returns the squarest division of an H x W grid into `count` blocks; `even`: of equal size. None without one."""
     height, width = map(operator.index, size)  # one graph per grid: torch.compile takes minutes for symbolic sizes
     ways = [(rows, count // rows) for rows in range(1, min(count, height) + 1) if count % rows == 0]
     ways = [(a, b) for a, b in ways if b <= width and not (even and (height % a or width % b))]

@@ -104,13 +104,13 @@ class PerformerAttention(Attention):
         return self.core(q, k, v, grid, weight=weight)
 
     def _is_due(self, interval: int) -> bool:
-        """Whether the coming pass draws a new W. The counter is read where it was set, and not in every pass."""
+        """Returns True if the next pass draws a new W. The counter is read after it was set, not in every pass."""
         if self._known[0] != self.passes._version:
             self._known = self.passes._version, int(self.passes)
         return self._known[1] % interval == 0
 
     def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, weight: Tensor | None) -> Tensor:
-        """The linear attention on random features of this W."""
+        """Returns the linear attention on random features of this W."""
         keys, level = self._key_features(k, weight)
         return apply_key_sums(self._query_features(q, level, weight), *key_sums(keys, v), eps=0.0)
 
@@ -120,9 +120,9 @@ class PerformerAttention(Attention):
         return self._query_features(q, level, self.projection_matrix), keys
 
     def _key_features(self, k: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """The features (B, h, M, m), and for "exp" the logarithm (B, h, 1, m) of what they were divided by.
+        """Returns the features (B, h, M, m), and for "exp" the logarithm (B, h, 1, m) of their divisor.
 
-        That is the largest value of each, to prevent overflow; it cancels in the quotient.
+        The divisor is the largest value of each, to prevent overflow; it cancels in the quotient.
         """
         if weight is None:
             return k.softmax(-2), None
@@ -135,9 +135,9 @@ class PerformerAttention(Attention):
         return u.sub_(level).exp_() + (self._floor - level).exp(), level
 
     def _query_features(self, q: Tensor, level: Tensor | None, weight: Tensor | None) -> Tensor:
-        """The features (B, h, N, m), for "exp" multiplied by what those of the keys were divided by.
+        """Returns the features (B, h, N, m), for "exp" multiplied by the divisor of the keys.
 
-        For "exp" each query is divided by its largest feature, too, so that the denominator is at least 1.
+        For "exp" each query is also divided by its largest feature, so that the denominator is at least 1.
         """
         if weight is None:
             return q.softmax(-1)
@@ -208,5 +208,5 @@ def _(weight: Tensor, seed: Tensor, passes: Tensor, interval: int, ortho_scaling
 
 
 def _recomputing() -> bool:
-    """Whether this is a forward pass inside a backward pass: gradient checkpointing repeats it, W must stay."""
+    """Returns True in a forward pass inside a backward pass: gradient checkpointing repeats it, W must not change."""
     return not torch.compiler.is_compiling() and ModuleTracker().is_bw

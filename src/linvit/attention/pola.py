@@ -80,7 +80,7 @@ class PolaAttention(FocusedAttention):
         return torch.cat([x * (y + self.eps).reciprocal() for x, y in (parts[:2], parts[2:])], dim=-1)
 
     def _phi(self, wide: torch.dtype, dtype: torch.dtype, x: Tensor) -> Tensor:
-        """The features [x+, x-] (..., h, N, 2 dk) of tokens (..., N, h dk)."""
+        """Returns the features [x+, x-] (..., h, N, 2 dk) of tokens (..., N, h dk)."""
         x = x.to(wide)
         if self.scale is not None:
             x = x * F.softplus(self.scale.to(x.dtype)).reciprocal()

@@ -12,7 +12,7 @@ convolution). Rows sum to 1 without rotation only; with it outputs have no bound
 
 In the reference exp overflows at entries of 88. Here K is divided by the exponential of the largest entry of each
 channel, and Q_i, multiplied by that, by its own largest entry in each token, of which the quotient knows nothing.
-Prefix tokens do not turn. Keys of another grid, which the reference does not have, stand where their patches are.
+channel, and Q_i, multiplied by that, by its largest entry in each token; both factors cancel in the quotient.
 """
 
 from typing import Any
@@ -44,7 +44,7 @@ class PolaPPAttention(RotaryLinearAttention):
         self.s2 = nn.Parameter(torch.zeros(1, num_heads, 1, 2 * self.key_dim))
 
     def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
-        """The two maps on their halves, in float32 or float64."""
+        """Returns the two maps on their halves, in float32 or float64."""
         maps, k = self._terms(q, k, grid)
         contexts = (k.mT @ v).tensor_split(2, -1)  # the first is the wider if d is odd
         halves = [q @ context / denominator for (q, denominator), context in zip(maps, contexts, strict=True)]

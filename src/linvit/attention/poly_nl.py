@@ -54,7 +54,7 @@ class PolyNLAttention(Attention):
         return out if self.alpha is None else self.alpha.to(q.dtype) * q + out
 
     def _scaled(self, q: Tensor) -> Tensor:
-        """The queries, times beta."""
+        """Returns the queries, times beta."""
         return q if self.beta is None else self.beta.to(q.dtype) * q
 
     def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:

@@ -46,13 +46,13 @@ class RALAAttention(RotaryLinearAttention):
         return q, k
 
     def formula(self, q: Tensor, k: Tensor, grid: Grid) -> Formula:
-        """The kernel, but for the weights of the keys, which are torch's."""
+        """Returns the kernel, but for the weights of the keys, which are torch's."""
         weights = self._weights(q, k) if self.key_weights else None
         return Formula("elu", eps=self.eps * k.shape[-2], weights=weights, turns=self.turns(q, k, grid))
 
     @recomputed
     def _weights(self, q: Tensor, k: Tensor) -> Tensor:
-        """`M a`, (B, h, M), in float32 under autocast, too: it leaves sums of products as they are."""
+        """Returns `M a`, (B, h, M), in float32 also under autocast, which keeps the dtype of sums of products."""
         mean = elu_plus_one(upcast(q)).mean(-2, keepdim=True) * self.key_dim**-0.5  # (B, h, 1, dk)
         weights: Tensor = (elu_plus_one(upcast(k)) * mean).sum(-1).softmax(-1) * k.shape[-2]
         return weights

@@ -35,7 +35,7 @@ class SeparableAttention(Attention):
         return F.relu(k) * (self.weights(q).mT @ v)
 
     def weights(self, q: Tensor) -> Tensor:
-        """The weights c (B, 1, N, 1) of all tokens, which sum to 1."""
+        """Returns the weights c (B, 1, N, 1) of all tokens, which sum to 1."""
         weights: Tensor = F.linear(join_heads(q), self.scores.weight.to(q.dtype)).softmax(1)
         return weights.unsqueeze(1)
 

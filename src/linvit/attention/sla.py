@@ -96,7 +96,7 @@ class SLAttention(Attention):
         return elu_plus_one(x) if self.feature_map == "elu" else F.relu(x)
 
     def near(self, q: Tensor, k: Tensor, grid: Grid, mask: Tensor | None = None) -> Windows:
-        """The near keys of queries and keys (B, h, N, dk): windows, or selected blocks."""
+        """Returns the near keys of queries and keys (B, h, N, dk): windows, or selected blocks."""
         if self.topk is None:
             return Windows(grid, self.window_size)
         return SelectedBlocks(grid, q, k, self.topk, self.blocks, mask)
@@ -133,6 +133,6 @@ class SLAttention(Attention):
         return F.pad(sums[..., :-1] / (sums[..., -1:] + EPS), front), F.pad(left, front)
 
     def attention_matrix(self, q: Tensor, k: Tensor, v: Tensor | None, grid: Grid) -> Tensor:
-        """The matrix (B, h, N, N) of the softmax part; the linear part mixes channels with `combine: proj`."""
+        """Returns the matrix (B, h, N, N) of the softmax part; the linear part mixes channels with `combine: proj`."""
         one_hot = torch.eye(q.shape[2], dtype=q.dtype, device=q.device).expand(*q.shape[:2], -1, -1)
         return window_attention(q, k, one_hot, self.near(q, k, grid), self.key_dim**-0.5)

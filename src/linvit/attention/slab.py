@@ -3,7 +3,7 @@
 Focused linear attention without the focusing, without a scale, and with nothing added to the features.
 
 Paper: Guo et al. 2024, "SLAB: Efficient Transformers with Simplified Linear Attention and Progressive
-Re-parameterized Batch Normalization" (ICML). Its models have a norm of their own, too, which is not here.
+Re-parameterized Batch Normalization" (ICML). Its models also have their own norm, which is not part of this.
 Cost: `(N + M) C dk + N h dk + k^2 P C` MACs with a kernel of side k. Rank: N per channel (d without the convolution).
 """
 

@@ -47,7 +47,7 @@ class SoftAttention(ConvolvedAttention):
         conv_size: Side s of the kernel of the values' convolution, odd; 0 is none. One kernel per head, shared by its
             channels; it reads and writes patch tokens only. None: the paper's 9, 5 and 3 for R of at least 8, at least
             4, and less.
-        tie_qk: Keys are the queries. False gives keys a projection of their own and allows spatial reduction:
+        tie_qk: Keys are the queries. False gives keys a separate projection and allows spatial reduction:
             `G(q, l) Y G(l, k)`, no longer symmetric.
         inverse_backward: "analytic": the gradient of an exact inverse at the iterate (the reference), which stores
             nothing of the iteration; "autograd": the gradient of the iteration.
@@ -113,7 +113,7 @@ class SoftAttention(ConvolvedAttention):
         return super().forward(q, k, v, grid)
 
     def convolved(self, v: Tensor, grid: Grid) -> Tensor:
-        """The convolution of the values, (B, h, M, d) -> (B, h, N, d)."""
+        """Returns the convolution of the values, (B, h, M, d) -> (B, h, N, d)."""
         return convolve_heads(cast("nn.Conv2d", self.conv), v, grid)
 
     def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
@@ -132,5 +132,5 @@ class SoftAttention(ConvolvedAttention):
         return left, right @ middle.mT
 
     def core_rank(self, grid: Grid) -> int:
-        """The number of landmarks."""
+        """Returns the number of landmarks."""
         return self.kernels.count(grid)

@@ -6,10 +6,10 @@ before, `(k - mean k) / sqrt(var k + 1)` in each channel, and q and k get a dept
 
 Paper: Li et al. 2026, "Linearizing Vision Transformers with Test-Time Training" (ICML); follows the authors' code.
 Cost: `9 N C d + 2 k^2 P C` MACs with a kernel of side k (silu_glu; 6 N C d with silu_mlp, 7 N C d with the loss mse).
-Rank: there is no matrix over tokens, since what takes part of the values decides the weights. The state is the inner
+Rank: there is no matrix over tokens, since the weights depend on part of the values. The state is the inner
 model, 3 d^2 numbers per head (silu_mlp: 2 d^2), however many the tokens.
 
-It is made for converting softmax attention: projections are kept, and what is new is trained at twenty times the
+It is made for converting softmax attention: projections are kept, and new parameters are trained at twenty times the
 learning rate (`new_lr_scale`), since at the initial values the output is next to 0. The bias of k has no effect. The
 reference takes square images and no class token; here every token trains the inner model, and the convolutions pass the
 prefix by. Outputs have no bound, and may leave the range of float16.
@@ -28,7 +28,7 @@ from linvit.attention.ops.functional import join_heads, split_heads
 from linvit.attention.ops.value_conv import convolve_as_given, value_conv
 from linvit.errors import check_number
 
-NO_MATRIX = "one step of training on the keys and values makes the weights that turn a query into its output"
+NO_MATRIX = "one step of training on the keys and values gives the weights that turn a query into its output"
 
 
 class T5Attention(Attention):
@@ -106,7 +106,7 @@ class T5Attention(Attention):
 
 
 def inner_weight(num_heads: int, width: int) -> nn.Parameter:
-    """A matrix d x d of the inner model of each head, (1, h, d, d), with the reference's initial values."""
+    """Returns a matrix d x d of the inner model of each head, (1, h, d, d), with the reference's initial values."""
     return nn.Parameter(trunc_normal_(torch.empty(1, num_heads, width, width), std=0.02))
 
 

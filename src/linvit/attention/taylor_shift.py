@@ -86,7 +86,7 @@ class TaylorShiftAttention(Attention):
         return out * (q.shape[-2] / v.shape[-1]) ** 0.5 if self.output_normalized else out
 
     def _is_direct(self, grid: Grid) -> bool:
-        """Whether all pairs cost less than features, on the grid at hand, or where any may be exported the nominal."""
+        """Returns True if all pairs cost less than features, on the call's grid, or in export on the nominal grid."""
         if self.form != "auto":
             return self.form == "direct"
         grid = self.grid if is_exporting() else grid

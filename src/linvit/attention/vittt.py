@@ -2,12 +2,12 @@
 
 Each head has an inner model `f(x) = (x W1) * SiLU(x W2)`. For every image a step of gradient descent on
 `-(1/3N) sum_t f(k_t) . v_t`, whose gradient is divided by 1 plus the norm of each of its columns, gives f'. Beside the
-heads stands one more of d channels with q2, k2 and v2 of its own, linear maps of the layer's input: a depthwise 3 x 3
-convolution, trained the same way, is applied to q2, so each image has a kernel of its own.
+heads there is one more of d channels with its own q2, k2 and v2, linear maps of the layer's input: a depthwise 3 x 3
+convolution, trained the same way, is applied to q2, so each image has its own kernel.
 
 Paper: Han et al. 2026, "ViT^3: Unlocking Test-Time Training in Vision" (CVPR); follows the authors' code.
-Cost: `6 N C d + 3 N C d + 9 P d` MACs, the second for q2, k2 and v2. Rank: there is no matrix over tokens, since what
-takes part of the values decides the weights. The state is the inner models, 2 d^2 numbers per head and 9 d, however
+Cost: `6 N C d + 3 N C d + 9 P d` MACs, the second for q2, k2 and v2. Rank: there is no matrix over tokens, since the
+weights depend on part of the values. The state is the inner models, 2 d^2 numbers per head and 9 d, however
 many the tokens.
 
 With few tokens or large values the divided gradients have columns of length 1, whatever the values are. Prefix tokens
@@ -79,7 +79,7 @@ class ViTTTAttention(Attention):
         return torch.cat([self.core(q, k, v, grid), local[:, None].to(v.dtype)], dim=1)
 
     def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
-        """The trained inner models of the heads, (B, h, N, d)."""
+        """Returns the trained inner models of the heads, (B, h, N, d)."""
         if self.facts.rotary:
             q, k = rotate(q, k, grid, width=self.dim, last=False)
         w1, w2 = self.w1.to(q.dtype), self.w2.to(q.dtype)
@@ -92,12 +92,12 @@ class ViTTTAttention(Attention):
     @recomputed
     @full_precision
     def convolved(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """The trained convolution of q, all planes (B, d, H, W)."""
+        """Returns the trained convolution of q, all planes (B, d, H, W)."""
         error = v * SCALE / (v.shape[2] * v.shape[3])
         kernels = torch.stack([(shifted * error).sum((2, 3)) for shifted in shifts(k, 3)], -1)  # (B, d, 9)
         kernels = self.w3.flatten(1).to(q.dtype) + self._step(kernels.mT).mT
         return convolve_each(q, kernels.unflatten(2, (3, 3)))
 
     def _step(self, gradient: Tensor) -> Tensor:
-        """The rate times a gradient whose columns are divided by 1 plus their length."""
+        """Returns the rate times a gradient whose columns are divided by 1 plus their length."""
         return self.inner_lr * gradient / (l2_norm(gradient.mT).mT + 1)

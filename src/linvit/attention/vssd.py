@@ -1,7 +1,7 @@
 """Non-causal state space duality (VSSD): `o = q (k^T (a * v)) + D v` with a weight a of each token and head.
 
-`a_t = softplus(dt_t) exp(A_log)`, where dt is a linear map of the layer's input x, so a token says itself how much all
-others see of it; there is no decay between tokens, no normaliser, and no scale. Before, q, k and v are convolved
+`a_t = softplus(dt_t) exp(A_log)`, where dt is a linear map of the layer's input x, so a token determines its weight for
+all others; there is no decay between tokens, no normaliser, and no scale. Before, q, k and v are convolved
 depthwise, 3 x 3, and go through SiLU. `groups` of heads share q and k: head i has those of group i mod g. The host puts
 a LayerNorm behind, and multiplies by a linear map of x without an activation.
 
@@ -87,11 +87,11 @@ class VSSDAttention(Attention):
         return self.core(q, k, v, grid, x)
 
     def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, x: Tensor) -> Tensor:
-        """The attention of q, k and v that are convolved first."""
+        """Returns the attention of q, k and v that are convolved first."""
         return self.mixed(*self._convolved(join_heads(q), join_heads(k), join_heads(v), grid), x)
 
     def mixed(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> Tensor:
-        """The output of convolved q, k and v, and of the layer's input."""
+        """Returns the output of convolved q, k and v, and of the layer's input."""
         # Heads of a group side by side: (B, h, N, p) -> (B, g, N, h/g p).
         wide = (self._weights(x.to(v.dtype)) * v).unflatten(1, (-1, self.key_heads)).permute(0, 2, 3, 1, 4)
         out: Tensor = q @ (k.mT @ wide.flatten(3))
@@ -99,7 +99,7 @@ class VSSDAttention(Attention):
         return out + self.D.to(v.dtype)[:, None, None] * v
 
     def _weights(self, x: Tensor) -> Tensor:
-        """The weights a of the tokens, (B, h, N, 1), in the precision of x."""
+        """Returns the weights a of the tokens, (B, h, N, 1), in the precision of x."""
         dt = F.linear(x, self.dt.weight.to(x.dtype), self.dt.bias.to(x.dtype))
         rates = self.A_log.to(x.dtype).exp() * (1 if self.positive else -1)
         # Contiguous, since torch.compile expects softplus's gradient to be laid out like its input.
@@ -114,7 +114,7 @@ class VSSDAttention(Attention):
         return split_heads(q, self.key_heads), split_heads(k, self.key_heads), split_heads(v, self.num_heads)
 
     def attention_matrix(self, q: Tensor, k: Tensor, v: Tensor | None, grid: Grid, x: Tensor) -> Tensor:
-        """The matrix (B, h, N, N) that acts on the convolved values, D on its diagonal."""
+        """Returns the matrix (B, h, N, N) that acts on the convolved values, D on its diagonal."""
         nothing = q.new_zeros(len(q), q.shape[2], self.dim)
         q, k, _ = self._convolved(join_heads(q), join_heads(k), nothing, grid)
         shared = (q @ k.mT).repeat(1, self.num_heads // self.key_heads, 1, 1)  # head i has group i mod g

@@ -4,7 +4,7 @@ Every channel of q and k is brought to length 1 over the tokens, `q' = q / ||q||
 of a head, so no token sees another but through A, in which all are summed.
 
 Paper: El-Nouby et al. 2021, "XCiT: Cross-Covariance Image Transformers".
-Cost: `2 N C d` MACs. Rank: there is no matrix over tokens; A is of rank d at most.
+Cost: `2 N C d` MACs. Rank: there is no matrix over tokens; A has rank at most d.
 """
 
 import torch
@@ -37,7 +37,7 @@ class XCAttention(Attention):
         self.temperature = nn.Parameter(torch.full((num_heads, 1, 1), float(temperature)))
 
     def no_weight_decay(self) -> set[str]:
-        """The temperature, as in the reference."""
+        """Returns the temperature, as in the reference."""
         return {"temperature"}
 
     def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
@@ -45,6 +45,6 @@ class XCAttention(Attention):
         return v @ self.channel_matrix(q, k, grid).mT.to(v.dtype)
 
     def channel_matrix(self, q: Tensor, k: Tensor, grid: Grid) -> Tensor:
-        """A (B, h, d, d): how much each channel of the output takes of each channel of the values."""
+        """Returns a (B, h, d, d): how much each channel of the output takes of each channel of the values."""
         found = cosines(q, k, EPS)
         return (found * self.temperature.to(found.dtype)).softmax(-1)

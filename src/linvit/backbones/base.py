@@ -1,4 +1,4 @@
-"""The base class of backbones: timm's contract, initial values, and parameters that several layers use."""
+"""Base class of backbones: timm's contract, initial values, and parameters shared by several layers."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
@@ -12,25 +12,25 @@ from linvit.errors import UserError, check_choice
 
 
 class Backbone(nn.Module):
-    """Base class of backbones, linvit's and a third party's: timm's contract, unrenamed.
+    """Base class of backbones, linvit's and third-party ones: timm's contract, with timm's names.
 
-    A subclass writes a constructor that takes `in_chans`, `num_classes`, `img_size`, `drop_path_rate` and, if it can be
-    chosen, `attention`. It calls this one, builds `stages`, and ends with `finalize`. Everything else has a default:
+    A subclass defines a constructor that takes `in_chans`, `num_classes`, `img_size`, `drop_path_rate` and, optionally,
+    `attention`. It calls this one, builds `stages`, and ends with `finalize`. Everything else has defaults:
     features, pruning, pooling and classifier, checkpointing, weight decay and layer groups.
 
-    A stage takes a plane (B, C, H, W) and returns tokens (B, N, C'), prefix first, and their `Grid`;
-    `linvit.backbones.stage.Stage` is one, and checkpoints its blocks. A backbone that is not a pyramid of stages
-    overrides `levels`, the name of the modules that its features come from, and `forward_levels` (DeiT does).
+    A stage maps a plane (B, C, H, W) to tokens (B, N, C'), prefix first, and their `Grid`;
+    `linvit.backbones.stage.Stage` is such a stage and checkpoints its blocks. Other backbones than pyramids of stages
+    override `levels`, the name of the modules whose outputs are features, and `forward_levels`, as DeiT does.
 
     Args:
         num_classes: Classes; 0 for features.
         num_features: Channels of the last feature.
-        global_pool: What goes to the classifier: "token" (the class token) or "avg" (the mean of the patch tokens).
+        global_pool: Input of the classifier: "token" (the class token) or "avg" (the mean of the patch tokens).
         num_prefix_tokens: Class and register tokens before the patch tokens of the last feature.
 
     Args of the constructors of families:
         in_chans: Image channels.
-        img_size: Side, or (H, W), of the images that parameters of fixed length are made for.
+        img_size: Side, or (H, W), of the images, for parameters of fixed length.
         attention: One spec, or a list with one per stage or per block.
         drop_path_rate: Stochastic depth of the last block, linear from 0 at the first.
         embed_dims: Channels C of each stage.
@@ -41,17 +41,17 @@ class Backbone(nn.Module):
         qkv_bias: Bias in the q, k, v projections.
         proj_drop: Dropout after the output projection of each attention.
         qk_norm: Norm of queries and keys in each attention, "none", "rms" or "l2"; see `linvit.AttentionLayer`.
-        feature_norms: Give the features of all stages but the last, which has the final norm, a LayerNorm of their own
-            (the reference for dense prediction). `forward_intermediates(norm=True)` applies them; the classifier does
-            not see them.
+        feature_norms: Add a LayerNorm to the features of all stages but the last, which has the final norm (as in the
+            reference for dense prediction). `forward_intermediates(norm=True)` applies them; the classifier does
+            not use them.
 
     Attributes:
-        feature_info: Per feature the name of its `module`, its channels `num_chs`, and its `reduction`, image side over
-            feature side.
+        feature_info: For each feature the name of its `module`, its channels `num_chs`, and its `reduction`, image
+            side over feature side.
         feature_norms: Norms of all features but the last, in backbones for dense prediction that have them.
         norm: The final norm.
         head: The classifier.
-        dense: Options of the constructor in the models that the authors publish for dense tasks, where these differ.
+        dense: Options of the constructor in the authors' models for dense tasks, where these differ.
             `linvit.create_segmentor` sets them.
     """
 
@@ -77,10 +77,10 @@ class Backbone(nn.Module):
     def finalize(
         self, norm: nn.Module, feature_info: list[dict[str, str | int]], initialise: nn.Module | None = None
     ) -> None:
-        """Ends a constructor: adds final norm and classifier, sets initial values, and ties mechanisms.
+        """Completes the construction: adds final norm and classifier, sets initial values, and ties mechanisms.
 
-        A constructor whose `forward_head` makes other channels of the last feature sets `head_hidden_size` before.
-        `pyramid_info` writes the `feature_info` of a pyramid. Only `initialise`, if it is given, gets a vision
+        A constructor whose `forward_head` changes the channels of the last feature sets `head_hidden_size` before.
+        `pyramid_info` returns the `feature_info` of a pyramid. Only `initialise`, if it is given, gets a vision
         transformer's initial values.
         """
         self.norm = norm
@@ -92,23 +92,23 @@ class Backbone(nn.Module):
         tie_mechanisms(self)
 
     def init_attention(self, name: str, layer: nn.Module) -> None:
-        """Gives a new attention layer, which replaces that of this name, the initial values of the constructor."""
+        """Initialises a new attention layer, which replaces the one of this name, as the constructor does."""
         init_vit(layer)
 
     def check_pool(self, global_pool: str) -> None:
-        """Raises a `UserError` unless the pooling is known and, for "token", there is a class token."""
+        """Raises a `UserError` unless the pooling is known and, for "token", a class token exists."""
         check_choice("global_pool", global_pool, ["token", "avg"])
         if global_pool == "token" and not self.num_prefix_tokens:
             raise UserError("global_pool 'token' needs the class token; set class_token: true or global_pool: avg")
 
     def check_channels(self, images: Tensor) -> None:
-        """Raises a `UserError` for images (B, C, H, W) of other channels than the backbone was built for."""
+        """Raises a `UserError` for images (B, C, H, W) with another number of channels than the backbone's."""
         given, own = images.shape[-3], self.in_chans
         if own is not None and given != own:
             way = ", as images.expand(-1, 3, -1, -1) does" if (given, own) == (1, 3) else ""
             raise UserError(
-                f"got images of {given} channels, and {type(self).__name__} was built for {own}: build it with "
-                f"in_chans={given}, or bring the images to {own} channels{way}"
+                f"got images of {given} channels, but {type(self).__name__} was built for {own}: build it with "
+                f"in_chans={given}, or convert the images to {own} channels{way}"
             )
 
     def forward_levels(
@@ -142,7 +142,7 @@ class Backbone(nn.Module):
         return self.forward_head(self.forward_features(x))
 
     def normalise(self, tokens: Tensor, level: int) -> Tensor:
-        """Applies the norm of a level's feature, if it has one; that of the last level is the final norm."""
+        """Applies the norm of a level's feature, if any; for the last level this is the final norm."""
         norms = getattr(self, "feature_norms", ())
         if level < len(norms):
             return norms[level](tokens)  # type: ignore[no-any-return]
@@ -158,9 +158,9 @@ class Backbone(nn.Module):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> Any:
-        """Returns the features of chosen levels, as timm's method of this name does; see there for its options.
+        """Returns the features of chosen levels, like timm's method of this name, with the same options.
 
-        `norm` applies the norms that belong to the features; `output_fmt` is "NCHW" (B, C, H, W) or "NLC" (B, H W, C).
+        `norm` applies the norms of the features; `output_fmt` is "NCHW" (B, C, H, W) or "NLC" (B, H W, C).
         """
         check_choice("output_fmt", output_fmt, ["NCHW", "NLC"])
         take = sorted(set(feature_indices(len(getattr(self, self.levels)), indices)))
@@ -175,7 +175,7 @@ class Backbone(nn.Module):
     def prune_intermediate_layers(
         self, indices: int | list[int] | None = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Drops the modules that features at `indices` do not need, and returns the indices of these features."""
+        """Drops the modules that are not needed for features at `indices`; returns the indices of these features."""
         levels = getattr(self, self.levels)
         take = feature_indices(len(levels), indices)
         setattr(self, self.levels, levels[: max(take) + 1])
@@ -201,7 +201,7 @@ class Backbone(nn.Module):
         self.head = classifier(self.head_hidden_size, num_classes)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Switches gradient checkpointing, which saves memory and computes activations of blocks twice."""
+        """Switches gradient checkpointing on or off: it saves memory and computes activations of blocks twice."""
         self.grad_checkpointing = enable
         for module in self.modules():
             if isinstance(module, Stage):
@@ -228,14 +228,14 @@ class Backbone(nn.Module):
 
 
 def check_stages(count: int, **options: Sequence[Any]) -> None:
-    """Raises a `UserError` unless each option lists `count` values, one per stage."""
+    """Raises a `UserError` unless each option has `count` values, one per stage."""
     for name, values in options.items():
         if len(values) != count:
             raise UserError(f"{name} must list {count} values, one per stage; got {list(values)}")
 
 
 def feature_indices(count: int, indices: int | Sequence[int] | None) -> list[int]:
-    """Returns the features that timm's `indices` select of `count`: None all, n the last n, a list those in it."""
+    """Returns the features that timm's `indices` select of `count`: None all, n the last n, a list the listed ones."""
     if indices is None:
         return list(range(count))
     if isinstance(indices, int):

@@ -23,11 +23,11 @@ def create_backbone(
     drop_path_rate: float | None = None,
     **options: Any,
 ) -> nn.Module:
-    """Builds the backbone that a spec describes. None leaves an option to the backbone.
+    """Builds the backbone of a spec. None leaves an option at the backbone's default.
 
     Args:
         spec: A name, or a mapping with `name` and options of the backbone.
-        attention: What replaces the backbone's attention: one spec, or a list with one per stage or per block, in which
+        attention: Replaces the backbone's attention: one spec, or a list with one per stage or per block, in which
             None keeps that of a stage or block.
         num_classes: Classes; 0 for features.
         img_size: Side or (H, W) of the images (B, in_chans, H, W) that it is built for.
@@ -36,20 +36,20 @@ def create_backbone(
         options: Further options of the backbone, such as `depth`.
 
     Raises:
-        UserError: If there is no such name, it does not take an option, or the backbone takes no other attention.
+        UserError: If the name does not exist, or the backbone does not accept an option or another attention.
 
     Example:
         >>> linvit.create_backbone("pvt_tiny", attention="focused", num_classes=10, img_size=64)
     """
     given = {"num_classes": num_classes, "img_size": img_size, "in_chans": in_chans, "drop_path_rate": drop_path_rate}
     options |= {name: value for name, value in given.items() if value is not None}
-    if drop_path_rate is not None:  # a backbone would build, and fail in its first step
+    if drop_path_rate is not None:  # otherwise the backbone would fail in its first step
         check_number("drop_path_rate", drop_path_rate, at_least=0, below=1)
     name, _ = backbones.parse(spec)
     if attention is not None:
         if not takes(backbones.get(name), "attention"):
             raise UserError(
-                f"backbone '{name}' brings its own attention, so {attention!r} cannot go into it; set attention to null"
+                f"backbone '{name}' has a fixed attention, which {attention!r} cannot replace; set attention to null"
             )
         if isinstance(attention, list | tuple) and None in attention:
             built = _built(spec, options)
@@ -59,7 +59,7 @@ def create_backbone(
 
 
 def _built(spec: Spec, options: Mapping[str, Any]) -> nn.Module:
-    """The backbone, with a note on how it was built."""
+    """Builds the backbone, with a record of how it was built."""
     network = cast("nn.Module", backbones.create(spec, **options))
     name, own = backbones.parse(spec)
     record(network, name, {**own, **options})
@@ -67,12 +67,12 @@ def _built(spec: Spec, options: Mapping[str, Any]) -> nn.Module:
 
 
 def image_channels(in_chans: int) -> dict[str, int]:
-    """The option of a backbone for images of so many channels; three are what every backbone takes without it."""
+    """Returns the option of a backbone for this number of image channels; empty for three, the default everywhere."""
     return {} if in_chans == 3 else {"in_chans": in_chans}
 
 
 def dense_options(name: str) -> Mapping[str, Any]:
-    """Returns the options that make a registered backbone what its authors publish for dense tasks."""
+    """Returns the options that turn a registered backbone into its authors' form for dense tasks."""
     constructor: Any = backbones.get(name)
     preset: dict[str, Any] = {}
     while isinstance(constructor, partial):

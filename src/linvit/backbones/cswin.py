@@ -2,7 +2,7 @@
 
 Papers: Dong et al. 2022, "CSWin Transformer: A General Vision Transformer Backbone with Cross-Shaped Windows". The
 FLatten presets follow Han et al. 2023, "FLatten Transformer": focused attention on the whole plane in the first two
-stages, softmax in stripes behind them, and depths that differ from CSWin's. So do the Agent and InLine presets of Han
+stages, softmax in stripes in the others, and depths that differ from CSWin's. So do the Agent and InLine presets of Han
 et al. 2024, with their mechanisms.
 """
 
@@ -25,20 +25,20 @@ from linvit.registry import Spec, preset
 
 
 class CSWin(Backbone):
-    """CSWin: stages at strides 4, 8, 16, 32, on images of any aspect and any size from 3 pixels on.
+    """CSWin: stages at strides 4, 8, 16, 32, for images of any aspect ratio and any size from 3 pixels.
 
-    Nothing is interpolated for another image size than `img_size`: stripes are as long as the plane, a plane that their
-    width does not divide is padded as in CSWin's dense models, and stages of one branch (the last, and those whose
+    Nothing is interpolated for other image sizes than `img_size`: stripes are as long as the plane, a plane that is not
+    divisible by their width is padded as in CSWin's dense models, and stages of one branch (the last, and those whose
     stripes cover the plane of an `img_size` image) are global at every size. The stem pads by 2 under a kernel of 7, so
-    a side of S pixels makes (S + 1) // 4 patches; each further stage halves, rounding up.
+    a side of S pixels makes (S + 1) // 4 patches; each further stage halves it, rounding up.
 
     Args:
-        img_size: Side, or (H, W), of the image that the mechanisms are built for. It decides which stages have one
+        img_size: Side, or (H, W), of the images for which the mechanisms are built. It determines which stages have one
             branch.
-        embed_dim: Channels of the first stage, doubled by every next; or a list with one number per stage.
-        split_size: Width of the stripes per stage; None is the whole plane. The last stage is always on the
+        embed_dim: Channels of the first stage, doubled by every further one; or a list with one number per stage.
+        split_size: Width of the stripes per stage; None is the whole plane. The last stage always uses the
             whole plane.
-        input_before_norm: Give mechanisms that take the layer's input that of the block, before its first norm, as the
+        input_before_norm: Pass the block's input before its first norm to mechanisms that use the layer's input, as the
             authors of InLine do.
     """
 

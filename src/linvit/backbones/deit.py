@@ -16,9 +16,9 @@ presets those of Han et al. 2026 ("ViT^3: Unlocking Test-Time Training in Vision
 With `window_size`, `decomposed_positions`, `class_token: false` and `final_norm: false` it is ViTDet's (Li et al.
 2022, "Exploring Plain Vision Transformer Backbones for Object Detection").
 
-The softmax models equal timm's `VisionTransformer`, parameter names included, on images of their own size. On others
-their positions are those of DeiT's fine-tuning and of ViTDet, plain bicubic, in a call as when weights are loaded; timm
-smooths (antialiases) them. The authors of FLatten published no DeiT
+The softmax models equal timm's `VisionTransformer`, including parameter names, for images of their own size. For other
+sizes their positions are interpolated as in DeiT's fine-tuning and ViTDet, plain bicubic, in calls and when weights are
+loaded; timm antialiases them. The authors of FLatten published no DeiT
 code: the presets combine the layout of the nearest descendant with the published attention.
 """
 
@@ -47,30 +47,30 @@ from linvit.registry import Spec, preset
 
 
 class DeiT(Backbone):
-    """DeiT, a vision transformer of one resolution, on images of any size and aspect.
+    """DeiT, a vision transformer of one resolution, for images of any size and aspect ratio.
 
-    At another image size than `img_size` the position embeddings are interpolated (bicubic, as in DeiT's fine-tuning).
+    For other image sizes than `img_size` the position embeddings are interpolated (bicubic, as in DeiT's fine-tuning).
 
     Args:
-        img_size: Side, or (H, W), that the position embeddings are made for; a multiple of `patch_size`.
+        img_size: Side, or (H, W), of the position embeddings; a multiple of `patch_size`.
         attention: One spec for all blocks, or a list with one per block.
         patch_size: Side of a patch.
         embed_dim: Channels C.
         depth: Blocks.
         num_heads: Heads per block.
-        pos_embed: A learnable embedding of each patch's position.
-        cpe: Conditional positional encodings instead or beside them, a 3 x 3 depthwise convolution before the attention
+        pos_embed: Add a learnable embedding of each patch's position.
+        cpe: Add conditional positional encodings, a 3 x 3 depthwise convolution before the attention
             of each block.
-        input_norm: A LayerNorm before every attention beside the block's own, as in MHLA's models.
-        rel_pos_bias: A learnable bias of relative positions in every block, for attention that takes a bias (softmax).
-        decomposed_positions: That bias is ViTDet's, of rows plus columns, which depends on the query.
-        window_size: Side of the windows inside which blocks attend, but for four of them, the last of each quarter,
-            which see the whole map; ViTDet's is 14. null is the whole map in every block.
-        final_norm: The final norm, which every feature has, too; ViTDet has none.
+        input_norm: Add a LayerNorm before every attention, after the block's norm, as in MHLA's models.
+        rel_pos_bias: Add a learnable bias of relative positions in every block, for attention that takes one (softmax).
+        decomposed_positions: Use ViTDet's bias instead, of rows plus columns, which depends on the query.
+        window_size: Side of the windows in which blocks attend, except for four of them, the last of each quarter,
+            which attend to the whole map; ViTDet's is 14. null is the whole map in every block.
+        final_norm: Apply a final norm, also to every feature; ViTDet has none.
         class_token: Prepend a learnable class token.
-        distilled: Add the distillation token behind the class token, with a classifier of its own; the logits are the
+        distilled: Add the distillation token after the class token, with its own classifier; the logits are the
             mean of both classifiers'.
-        global_pool: What goes to the classifier: "token" (the class token) or "avg" (the mean of the patch tokens).
+        global_pool: Input of the classifier: "token" (the class token) or "avg" (the mean of the patch tokens).
     """
 
     levels = "blocks"
@@ -156,7 +156,7 @@ class DeiT(Backbone):
         return x + positions, grid
 
     def resize_tables(self, state: dict[str, Tensor], size_of: SizeOf) -> dict[str, Tensor]:
-        """The positions of a checkpoint for the nominal grid (bicubic); see `linvit.Attention.resize_tables`."""
+        """Returns a checkpoint's positions for the nominal grid (bicubic); see `linvit.Attention.resize_tables`."""
         if self.pos_embed is not None and "pos_embed" in state:
             state["pos_embed"] = resize_table(state["pos_embed"], self.pos_embed, self.grid.size, size_of)
         return state
@@ -175,7 +175,7 @@ class DeiT(Backbone):
         return x, grid, found
 
     def normalise(self, tokens: Tensor, level: int) -> Tensor:
-        """Applies the final norm, whichever block the feature is of."""
+        """Applies the final norm, for the feature of any block."""
         return self.norm(tokens)  # type: ignore[no-any-return]
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:

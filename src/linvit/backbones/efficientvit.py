@@ -1,7 +1,7 @@
 """EfficientViT: a pyramid of convolutions, with multi-scale ReLU linear attention in its last two stages.
 
 Paper: Cai et al. 2023, "EfficientViT: Multi-Scale Linear Attention for High-Resolution Dense Prediction" (MIT; there
-are others of that name). timm has a model of it with that attention, and calls this one `linvit_efficientvit_b0`.
+other networks have that name). timm has a model of it with that attention, and calls this one `linvit_efficientvit_b0`.
 """
 
 from collections import OrderedDict
@@ -25,20 +25,20 @@ LITE_MLA = {"name": "enhanced_linear", "proj_norm": "bn2d"}
 
 
 class EfficientViT(Backbone):
-    """EfficientViT: four stages of strides 4, 8, 16 and 32; BatchNorm alone, none of it before attention.
+    """EfficientViT: four stages of strides 4, 8, 16 and 32; only BatchNorm, and no norm before attention.
 
-    Images of any size and aspect: nothing depends on the grid, and strided convolutions round sizes up.
+    For images of any size and aspect ratio: nothing depends on the grid, and strided convolutions round sizes up.
 
     Args:
-        attention: Of the last two stages: one spec, one for each of the two, or one per block.
+        attention: Attention of the last two stages: one spec, one for each of the two, or one per block.
         embed_dims: Channels of each stage; the stem has half of the first.
-        depths: Blocks of each stage. Those of the first two are convolutions alone, the strided one among them, which
-            in the last two comes before the blocks.
+        depths: Blocks of each stage. Blocks of the first two are only convolutions, including the strided one, which
+            in the last two precedes the blocks.
         num_heads: Heads of each stage; the first two have no attention.
         expand_ratio: Hidden width of the convolutions and feed-forward layers over C.
         head_widths: Channels of the layers between the last stage and the classifier: a linear layer with BatchNorm on
-            every token, before their mean, and one with LayerNorm behind it, both with hard-swish.
-        stem_depth: Convolutions on a residual path behind the first one.
+            every token, before the mean, and one with LayerNorm after it, both with hard-swish.
+        stem_depth: Number of convolutions on a residual path after the first one.
     """
 
     def __init__(
@@ -86,14 +86,14 @@ class EfficientViT(Backbone):
         self.finalize(nn.Identity(), pyramid_info(embed_dims))
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """Returns logits (B, num_classes) of tokens (B, N, C), or what goes to the classifier if `pre_logits`."""
+        """Returns logits (B, num_classes) of tokens (B, N, C), or the classifier's input if `pre_logits`."""
         x = self.pre_logits(self.pool(self.final_proj(x)))
         return x if pre_logits else self.head(x)
 
     def prune_intermediate_layers(
         self, indices: int | list[int] | None = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Drops the modules that features at `indices` do not need; see `Backbone.prune_intermediate_layers`."""
+        """Drops the modules that are not needed for features at `indices`; see `Backbone.prune_intermediate_layers`."""
         if prune_head:
             self.final_proj, self.pre_logits = nn.Sequential(), nn.Sequential()
             self.head_hidden_size = self.num_features
@@ -111,7 +111,7 @@ class Residual(nn.Sequential):
 def conv(
     into: int, out: int, kernel: int = 1, stride: int = 1, *, groups: int = 1, norm: bool = True, act: bool = True
 ) -> nn.Sequential:
-    """Builds a convolution, with BatchNorm or a bias, and hard-swish."""
+    """Builds a convolution with BatchNorm or a bias, and hard-swish."""
     made = nn.Sequential(OrderedDict(conv=nn.Conv2d(into, out, kernel, stride, kernel // 2, 1, groups, not norm)))
     if norm:
         made.add_module("norm", nn.BatchNorm2d(out))
@@ -121,13 +121,13 @@ def conv(
 
 
 def separable(into: int, out: int, stride: int = 1, norm: bool = True) -> OrderedDict[str, nn.Module]:
-    """Builds a depthwise 3 x 3 convolution, and one of 1 x 1 that ends in BatchNorm."""
+    """Builds a depthwise 3 x 3 convolution and a 1 x 1 convolution that ends in BatchNorm."""
     depthwise = conv(into, into, 3, stride, groups=into, norm=norm)
     return OrderedDict(depth_conv=depthwise, point_conv=conv(into, out, act=False))
 
 
 def inverted(into: int, out: int, ratio: int, stride: int = 1, norms: bool = True) -> OrderedDict[str, nn.Module]:
-    """Builds a convolution 1 x 1 to `ratio` times the channels, before the two of `separable`."""
+    """Builds a 1 x 1 convolution to `ratio` times the channels, before the two of `separable`."""
     wide = into * ratio
     return OrderedDict(inverted_conv=conv(into, wide, norm=norms), **separable(wide, out, stride, norms))
 

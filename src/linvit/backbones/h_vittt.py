@@ -24,11 +24,11 @@ class TokenBatchNorm(nn.BatchNorm1d):
 
 
 class HViTTT(MLLA):
-    """H-ViT^3: MLLA's pyramid with another stem and one convolution in blocks, and a convolution in MLPs.
+    """H-ViT^3: MLLA's pyramid with another stem, one convolution per block, and a convolution in MLPs.
 
     Args:
-        feature_norms: A LayerNorm for each feature, that of the last in place of the final BatchNorm (the reference for
-            dense prediction).
+        feature_norms: Add a LayerNorm for each feature, for the last one instead of the final BatchNorm (as in the
+            reference for dense prediction).
     """
 
     cpe = 1

@@ -1,4 +1,4 @@
-"""The initial values of a backbone, parameters that its mechanisms share, and its classifier."""
+"""Initial values of a backbone, parameters that its mechanisms share, and its classifier."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ def init_vit(module: nn.Module) -> None:
     """Gives linear layers a vision transformer's initial values; mechanisms keep theirs."""
     if isinstance(module, Attention):
         return
-    if isinstance(module, nn.Linear) and not module.weight.is_meta:  # where each operation would take a millisecond
+    if isinstance(module, nn.Linear) and not module.weight.is_meta:  # on meta each operation would take a millisecond
         trunc_normal_(module.weight, std=0.02)
         if module.bias is not None:
             nn.init.zeros_(module.bias)
@@ -22,7 +22,7 @@ def init_vit(module: nn.Module) -> None:
 
 
 def init_convs(module: nn.Module, initialise: Callable[[nn.Conv2d], object], known: Any) -> None:
-    """Initialises convolutions, those of the known mechanisms too; biases are 0. Other mechanisms keep their values."""
+    """Initialises convolutions, also those of known mechanisms, with zero biases. Other mechanisms are unchanged."""
     if isinstance(module, Attention) and not isinstance(module, known):
         return
     if isinstance(module, nn.Conv2d):
@@ -34,7 +34,7 @@ def init_convs(module: nn.Module, initialise: Callable[[nn.Conv2d], object], kno
 
 
 def tie_mechanisms(network: nn.Module) -> None:
-    """Lets mechanisms use parameters of earlier layers, as Linformer's `share: layerwise` does in its method `tie`."""
+    """Ties parameters of mechanisms to earlier layers by their method `tie`, as Linformer's `share: layerwise`."""
     mechanisms = [module for module in network.modules() if isinstance(module, Attention)]
     for i, mechanism in enumerate(mechanisms):
         if callable(tie := getattr(mechanism, "tie", None)):
@@ -49,6 +49,6 @@ def classifier(num_features: int, num_classes: int) -> nn.Module:
 
 
 def classifiers(model: Any) -> tuple[nn.Module, ...]:
-    """The classifiers that `model.get_classifier()` returns: one, or both of a distilled model; none without it."""
+    """Returns the classifiers of `model.get_classifier()`: one, or both of a distilled model; () without the method."""
     found = model.get_classifier() if hasattr(model, "get_classifier") else ()
     return tuple(found) if isinstance(found, tuple | list) else (found,)

@@ -1,7 +1,7 @@
-"""The encoder of MACU-Net: asymmetric convolution blocks on five maps, the first of the image's size.
+"""Encoder of MACU-Net: asymmetric convolution blocks on five maps, the first of the image's size.
 
 Paper: Li et al. 2022, "MACU-Net for Semantic Segmentation of Fine-Resolution Remotely Sensed Images". It has no
-attention; the head `macunet` makes the paper's network of it. The paper pretrains nothing, so the classifier is ours.
+attention; with the head `macunet` it is the paper's network. The paper pretrains nothing; the classifier is linvit's.
 """
 
 from collections.abc import Sequence
@@ -19,13 +19,13 @@ from linvit.registry import preset
 
 
 class MACUNetEncoder(Backbone):
-    """Stages of strides 1, 2, 4, 8 and 16 on images of any size: maximum pooling, then convolutions.
+    """Stages of strides 1, 2, 4, 8 and 16 for images of any size: maximum pooling, then convolutions.
 
-    Sides that 2 does not divide are rounded up. All layers have PyTorch's initial values, as in the reference.
+    Odd sides are rounded up. All layers have PyTorch's initial values, as in the reference.
 
     Args:
-        img_size: Side, or (H, W), of the images. Nothing here depends on it.
-        drop_path_rate: Must be 0: there is no residual branch that stochastic depth could drop.
+        img_size: Side, or (H, W), of the images; has no effect.
+        drop_path_rate: Must be 0: there is no residual branch for stochastic depth.
         widths: Channels of each stage.
     """
 
@@ -59,13 +59,13 @@ class MACUNetEncoder(Backbone):
 class TokenACBlock(ACBlock):
     """An AC block on the tokens of a grid, (B, N, C) -> (B, N, C')."""
 
-    def forward(self, x: Tensor, grid: Grid) -> Tensor:  # type: ignore[override]  # the grid says where tokens lie
+    def forward(self, x: Tensor, grid: Grid) -> Tensor:  # type: ignore[override]  # the grid has the positions
         """(B, N, C) -> (B, N, C')."""
         return grid.map_patches(super().forward, x)
 
 
 class MaxPool(nn.Module):
-    """(B, C, H, W) -> tokens (B, N, C) of the maxima in squares, and their grid; a side of 1 pools nothing."""
+    """Maps (B, C, H, W) to tokens (B, N, C), the maxima in squares, and their grid; a side of 1 is not pooled."""
 
     def __init__(self, side: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""MLLA: a pyramid of linear attention in blocks with a convolution before attention and a gate behind it.
+"""MLLA: a pyramid of linear attention in blocks with a convolution before attention and a gate after it.
 
 Paper: Han et al. 2024, "Demystify Mamba in Vision: A Linear Attention Perspective", whose final version calls the model
 MILA. The convolution and the gate are the attention's: `mlla` declares them, and its layer has them.
@@ -23,13 +23,13 @@ from linvit.registry import Spec, preset
 
 
 class MLLA(Backbone):
-    """MLLA: four stages of strides 4, 8, 16 and 32, each with twice the channels of the one before.
+    """MLLA: four stages of strides 4, 8, 16 and 32, each with twice the channels of the previous one.
 
-    Images of any size and aspect: nothing depends on the grid, and strided convolutions round sizes up. The reference
-    for classification takes images of one size alone.
+    For images of any size and aspect ratio: nothing depends on the grid, and strided convolutions round sizes up. The
+    reference for classification accepts images of only one size.
 
     Args:
-        embed_dim: Channels C of stage 1, which each further stage doubles; or a list with one number per stage.
+        embed_dim: Channels C of stage 1, doubled by each further stage; or a list with one number per stage.
         proj_bias: Bias in the output projection of attention, for all stages or one per stage.
     """
 
@@ -81,7 +81,7 @@ class MLLA(Backbone):
         self.finalize((nn.LayerNorm if feature_norms else self.last_norm)(dims[-1]), pyramid_info(dims))
 
     def stem(self, in_chans: int, dim: int) -> nn.Module:
-        """Builds what makes tokens of images."""
+        """Builds the layers that turn images into tokens."""
         return ResidualStem(in_chans, dim)
 
     def mlp(self, dim: int, hidden: int) -> nn.Module:
@@ -107,12 +107,12 @@ class ResidualStem(nn.Module):
 
 
 def normed_conv(into: int, out: int, kernel: int, stride: int = 1) -> tuple[nn.Conv2d, nn.BatchNorm2d]:
-    """A convolution without a bias and its BatchNorm."""
+    """Returns a convolution without a bias and its BatchNorm."""
     return nn.Conv2d(into, out, kernel, stride, kernel // 2, bias=False), nn.BatchNorm2d(out)
 
 
 class ConvTokens(nn.Module):
-    """(B, C, H, W) -> tokens (B, N, C') and their grid, by layers in a row."""
+    """Maps (B, C, H, W) to tokens (B, N, C') and their grid, by a sequence of layers."""
 
     def __init__(self, *layers: nn.Module) -> None:
         super().__init__()

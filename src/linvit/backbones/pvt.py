@@ -1,4 +1,4 @@
-"""PVT: a pyramid vision transformer whose keys and values are reduced in space, with any attention in its blocks.
+"""PVT: a pyramid vision transformer with spatial reduction of keys and values, and any attention in its blocks.
 
 Paper: Wang et al. 2021, "Pyramid Vision Transformer: A Versatile Backbone for Dense Prediction without Convolutions".
 The FLatten presets follow Han et al. 2023: focused attention in every block, no spatial reduction. So do the Agent and
@@ -29,23 +29,23 @@ from linvit.registry import Spec, preset
 
 
 class PVT(Backbone):
-    """PVT: four stages of strides 4, 8, 16 and 32; the class token joins in the last.
+    """PVT: four stages of strides 4, 8, 16 and 32; the class token is added in the last.
 
-    Images of any size and aspect: position embeddings of another grid are interpolated (bilinear) in every stage, and
-    planes that are not a multiple of the patch are padded with zeros at the right and the bottom. The reference decides
+    For images of any size and aspect ratio: position embeddings of other grids are interpolated (bilinear) per stage;
+    planes that are not a multiple of the patch are zero-padded on the right and at the bottom. The reference decides
     by the token count of stage 1 whether to interpolate, which fails at 448 x 448 for a model of 224; here each stage
     compares its own grid.
 
     Args:
-        img_size: Side, or (H, W), that the position embeddings are made for.
+        img_size: Side, or (H, W), of the position embeddings.
         sr_ratios: Spatial reduction of each stage: keys and values come from patches merged R x R; 1 is none. None is
-            8, 4, 2, 1, left out of blocks whose mechanism needs as many keys as queries (SOFT, Poly-NL, ...).
+            8, 4, 2, 1, except in blocks whose mechanism needs as many keys as queries (SOFT, Poly-NL, ...).
         class_token: Prepend a learnable class token in stage 4.
-        global_pool: What goes to the classifier: "token" (the class token) or "avg" (the mean of the patch tokens).
+        global_pool: Input of the classifier: "token" (the class token) or "avg" (the mean of the patch tokens).
         final_norm: Apply the final norm. False keeps its parameters, which checkpoints contain, without applying or
             training them; None has none.
-        class_position: Without a class token, keep its row in the position embeddings of stage 4, which then acts on
-            nothing: the reference for dense prediction has it, and so have its checkpoints.
+        class_position: Without a class token, keep its unused row in the position embeddings of stage 4, as in the
+            reference for dense prediction and its checkpoints.
     """
 
     dense: ClassVar[Mapping[str, Any]] = {
@@ -106,12 +106,12 @@ class PVT(Backbone):
         self.finalize(nn.Identity() if final_norm is None else norm, pyramid_info(embed_dims))
 
     def no_weight_decay(self) -> set[str]:
-        """Returns names of parameters without weight decay: the class token alone."""
+        """Returns names of parameters without weight decay: only the class token."""
         return {"stages.3.cls_token"} & dict(self.named_parameters()).keys()
 
 
 class UnusedNorm(nn.LayerNorm):
-    """The identity with the parameters of a LayerNorm, which official checkpoints contain and no model applies."""
+    """Identity with the parameters of a LayerNorm, which official checkpoints contain and no model applies."""
 
     def __init__(self, dim: int, eps: float) -> None:
         super().__init__(dim, eps=eps)

@@ -31,12 +31,12 @@ from linvit.registry import Spec, preset
 class PVTv2(Backbone):
     """PVTv2: four stages of strides 4, 8, 16 and 32, each with a norm at its end.
 
-    Images of any size and aspect: nothing depends on the grid. Strided convolutions round sizes up; the spatial
-    reduction leaves out rows and columns that fill no window.
+    For images of any size and aspect ratio: nothing depends on the grid. Strided convolutions round sizes up; spatial
+    reduction drops rows and columns that do not fill a window.
 
     Args:
         sr_ratios: Spatial reduction of each stage: keys and values come from patches merged R x R; 1 is none. None is
-            8, 4, 2, 1, left out of blocks whose mechanism needs as many keys as queries (SOFT, Poly-NL, ...).
+            8, 4, 2, 1, except in blocks whose mechanism needs as many keys as queries (SOFT, Poly-NL, ...).
         linear: The linear variant (b2_li): in all stages keys and values come from patches pooled to 7 x 7, where the
             mechanism allows it, and a ReLU precedes the MLP's convolution. `sr_ratios` must then be None.
     """
@@ -93,13 +93,13 @@ class PVTv2(Backbone):
         init_convs(self, by_fan_out, FocusedAttention)
 
     def init_attention(self, name: str, layer: nn.Module) -> None:
-        """Gives convolutions, too, the reference's initial values; see `Backbone.init_attention`."""
+        """Also initialises convolutions as the reference does; see `Backbone.init_attention`."""
         super().init_attention(name, layer)
         init_convs(layer, by_fan_out, FocusedAttention)
 
 
 def by_fan_out(conv: nn.Conv2d) -> None:
-    """The reference's initial values of convolutions."""
+    """Sets the reference's initial values of a convolution."""
     fan_out = conv.weight[0, 0].numel() * conv.out_channels // conv.groups
     nn.init.normal_(conv.weight, std=(2 / fan_out) ** 0.5)
 

@@ -1,4 +1,4 @@
-"""RAVLT, MAViT, NaLaFormer and PolaFormer++: a convolutional pyramid, linear attention in its first two stages.
+"""RAVLT, MAViT, NaLaFormer and PolaFormer++: a convolutional pyramid with linear attention in its first two stages.
 
 Papers: Fan et al. 2025, "Breaking the Low-Rank Dilemma of Linear Attention" (RALA, the `ravlt` models); Fan et al.
 2025, "Rectifying Magnitude Neglect in Linear Attention" (MALA, `mavit`); Meng et al. 2026, "Norm x Direction: Restoring
@@ -6,8 +6,8 @@ the Missing Query Norm in Vision Linear Attention" (NaLa, `nalaformer`); Meng et
 
 The four repositories share one network and differ in the attention of stages 1 and 2. Stages 3 and 4 have softmax with
 rotary positions, a depthwise convolution of the values and an output gate. Published with `drop_path_rate` 0.1 (t, xt,
-b0 to b2), 0.15 (s, b3), 0.4 (b, b4) and 0.55 (l, b5). NaLaFormer's table calls its xt a model of 8 million parameters;
-its code, which linvit has, makes 6.1 million.
+b0 to b2), 0.15 (s, b3), 0.4 (b, b4) and 0.55 (l, b5). NaLaFormer's table gives 8 million parameters for its xt;
+its code, which linvit follows, has 6.1 million.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,18 +36,18 @@ NALA_SOFTMAX = {**SOFTMAX, "gate": "silu", "out_norm": "ln"}
 
 
 class RAVLT(Backbone):
-    """RAVLT: four stages of strides 4, 8, 16 and 32, with convolutions at their beginning, in blocks and in MLPs.
+    """RAVLT: four stages of strides 4, 8, 16 and 32, with convolutions before the stages, in blocks and in MLPs.
 
-    Images of any size and aspect: nothing depends on the grid, and strided convolutions round sizes up.
+    For images of any size and aspect ratio: nothing depends on the grid, and strided convolutions round sizes up.
 
     Args:
         head_width: Channels between the last stage and the classifier: a linear layer with BatchNorm and SiLU on every
             token, before their mean.
-        layer_scale: Of each stage, the initial value of the learnable factors on the branches of its blocks.
-        second_cpe: A second convolution for positions in each block, before the MLP (NaLaFormer).
-        torch_init: Leave the linear layers at PyTorch's initial values, as the codes of NaLaFormer and PolaFormer++ do.
-        feature_norms: Give each feature a LayerNorm (the reference for dense prediction).
-            `forward_intermediates(norm=True)` applies them; the classifier does not see them.
+        layer_scale: Initial value of the learnable factors on the branches of blocks, per stage.
+        second_cpe: Add a second convolution for positions in each block, before the MLP (NaLaFormer).
+        torch_init: Keep PyTorch's initial values of linear layers, as the codes of NaLaFormer and PolaFormer++ do.
+        feature_norms: Add a LayerNorm to each feature (as in the reference for dense prediction).
+            `forward_intermediates(norm=True)` applies them; the classifier does not use them.
     """
 
     dense: ClassVar[Mapping[str, Any]] = {"feature_norms": True}
@@ -104,7 +104,7 @@ class RAVLT(Backbone):
         init_convs(self, as_linear, RotaryLinearAttention | SoftmaxAttention)
 
     def init_attention(self, name: str, layer: nn.Module) -> None:
-        """Gives convolutions, too, the reference's initial values; see `Backbone.init_attention`."""
+        """Also initialises convolutions as the reference does; see `Backbone.init_attention`."""
         if not self.torch_init:
             super().init_attention(name, layer)
         init_convs(layer, as_linear, RotaryLinearAttention | SoftmaxAttention)
@@ -116,7 +116,7 @@ class RAVLT(Backbone):
     def prune_intermediate_layers(
         self, indices: int | list[int] | None = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Drops the modules that features at `indices` do not need; see `Backbone.prune_intermediate_layers`."""
+        """Drops the modules that are not needed for features at `indices`; see `Backbone.prune_intermediate_layers`."""
         if prune_head:
             self.final_proj = nn.Sequential()
             self.head_hidden_size = self.num_features
@@ -124,14 +124,14 @@ class RAVLT(Backbone):
 
 
 def as_linear(conv: nn.Conv2d) -> None:
-    """The reference's initial values of convolutions, which are those of linear layers."""
+    """Sets the reference's initial values of a convolution, which are those of linear layers."""
     trunc_normal_(conv.weight, std=0.02)
 
 
 class ConvMlp(nn.Module):
     """`fc2(conv(GELU(fc1 x)))` with `conv(h) = h + ` a depthwise convolution of h; (B, N, C) -> (B, N, C).
 
-    `last_act` puts another GELU behind the convolution (ViT^3).
+    `last_act` adds another GELU after the convolution (ViT^3).
     """
 
     def __init__(self, dim: int, hidden: int, last_act: bool = False) -> None:

@@ -1,14 +1,14 @@
-"""SOFT and SOFT++: a pyramid of four stages, the first three softmax-free, with any attention in their place.
+"""SOFT and SOFT++: a pyramid of four stages, the first three softmax-free; the attention can be replaced.
 
 Papers: Lu et al. 2021, "SOFT: Softmax-free Transformer with Linear Complexity"; Lu et al. 2024, "Softmax-free Linear
 Transformers" (SOFT++, the `soft_norm` models).
 
-The models equal the reference code, and what it does that the papers do not say is kept: stages 1 to 3 are post-norm,
-with the tanh form of GELU, an MLP ratio of 4 and elementwise dropout in the place of stochastic depth; stage 4 is
+The models equal the reference code, also where the papers do not describe it: stages 1 to 3 are post-norm,
+with the tanh form of GELU, an MLP ratio of 4 and elementwise dropout instead of stochastic depth; stage 4 is
 PVT's, pre-norm with softmax attention and a class token; position tables are those of 224 x 224 images for any
 `img_size`. Sizes are the code's, not those of the later paper's Table 1, which match no published model.
 
-SOFT-Small: code and README contradict each other. The code's depths 1-3-20-4, which linvit has, make 38.9 million
+SOFT-Small: code and README contradict each other. The code's depths 1-3-20-4, which linvit uses, make 38.9 million
 parameters; the README says 24 million, which is 1-3-7-4 (24,110,092). For a checkpoint of those depths:
 `{name: soft_small, depths: [1, 3, 7, 4]}`.
 """
@@ -46,28 +46,28 @@ SOFT_NORM_STAGES = softmax_free("soft_norm")
 
 
 class SOFT(Backbone):
-    """SOFT: four stages of strides 4, 8, 16, 32, on images of any size and aspect; the last has the class token.
+    """SOFT: four stages of strides 4, 8, 16, 32, for images of any size and aspect ratio; the last has the class token.
 
-    At another image size than 224 the position embeddings are interpolated (bilinear); sides that are not a multiple of
-    a stride are rounded up. A landmark stands for as many patches at any size, so larger images have more of them (49
+    For other image sizes than 224 the position embeddings are interpolated (bilinear); sides that are not a multiple of
+    a stride are rounded up. A landmark represents equally many patches at any size, so larger images have more (49
     at 224 x 224, 256 at 512 x 512), and the cost of their inverse grows with the cube of their number.
 
-    A spec in the list replaces the attention of its stage or block and nothing else: blocks of stages 1 to 3 stay
-    post-norm. One spec for all is for all four stages, the last with its class token included: a bare `soft` is soft
+    A spec in the list replaces only the attention of its stage or block: blocks of stages 1 to 3 stay
+    post-norm. A single spec is for all four stages, including the class token of the last: a bare `soft` is soft
     attention there too, and its ratios and convolutions follow from `img_size` (8, 4, 2, 1 at 224).
 
-    `soft_norm` differs from the reference in one thing: Newton's start is scaled by each image and head alone, not by
+    `soft_norm` differs from the reference in one respect: Newton's start is scaled per image and head, not by
     the largest row sum in the batch. The reference is `{name: soft_norm, ratio: 8, conv_size: 9, alpha_scope: batch}`
     in stage 1, and likewise with 4 and 5, 2 and 3 in stages 2 and 3.
 
     Args:
-        img_size: Side, or (H, W), that the attention is made for, where it has parameters of fixed length. The default
+        img_size: Side, or (H, W), for attention with parameters of fixed length. The default
             attention has none, so its weights are the same for any `img_size`.
         drop_path_rate: Dropout of the last block; linear from 0 at the first. In stages 1 to 3 it drops single entries
             of a branch, in stage 4 whole branches.
         mlp_ratio: Hidden width of the MLPs of stage 4 over its channels; 4 in the other stages.
-        stochastic_depth: Drop whole branches in stages 1 to 3 too, which the reference does not.
-        torch_init: Leave the blocks of stages 1 to 3 at PyTorch's initial values, as the code of SOFT++ does.
+        stochastic_depth: Drop whole branches also in stages 1 to 3, unlike the reference.
+        torch_init: Keep PyTorch's initial values of the blocks of stages 1 to 3, as the code of SOFT++ does.
     """
 
     def __init__(
@@ -111,20 +111,20 @@ class SOFT(Backbone):
         self.finalize(norm, pyramid_info(embed_dims), initialise=self.stages[3] if torch_init else None)
 
     def init_attention(self, name: str, layer: nn.Module) -> None:
-        """With `torch_init` those of the last stage alone; see `Backbone.init_attention`."""
+        """With `torch_init`, initialises only the last stage; see `Backbone.init_attention`."""
         if not self.torch_init or name.startswith("stages.3."):
             super().init_attention(name, layer)
 
     def no_weight_decay(self) -> set[str]:
-        """Returns names of parameters without weight decay: the class token alone, as in the reference."""
+        """Returns names of parameters without weight decay: only the class token, as in the reference."""
         return {"stages.3.cls_token"} & dict(self.named_parameters()).keys()
 
 
 class SOFTStage(Stage):
-    """A stage whose positions are those of images of 224 x 224, in every model and every checkpoint."""
+    """Stage whose positions are those of images of 224 x 224, in every model and every checkpoint."""
 
     def resize_tables(self, state: dict[str, Tensor], size_of: SizeOf) -> dict[str, Tensor]:
-        """Leaves the positions as they are."""
+        """Returns the positions unchanged."""
         return state
 
 

@@ -82,7 +82,7 @@ def run_blocks(blocks: Iterable[nn.Module], x: Tensor, grid: Grid, checkpointing
 
 
 def _passes(block: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """The contexts of a block's two passes: BatchNorm counts the batch in the first alone."""
+    """Returns the contexts of a block's two passes: BatchNorm counts the batch in the first alone."""
     return nullcontext(), _kept_statistics(block)
 
 

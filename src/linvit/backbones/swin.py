@@ -2,8 +2,8 @@
 
 Paper: Liu et al. 2021, "Swin Transformer: Hierarchical Vision Transformer using Shifted Windows". The FLatten presets
 follow Han et al. 2023: focused attention over the whole map in stages 1 and 2, softmax in windows in stages 3 and 4. So
-do the PolaFormer presets of Meng et al. 2025, and the Agent and InLine presets of Han et al. 2024, but in all of stage
-3 (tiny) or its first two blocks (base), too.
+do the PolaFormer presets of Meng et al. 2025, and the Agent and InLine presets of Han et al. 2024, the latter two also
+in all of stage 3 (tiny) or its first two blocks (base).
 
 Parameters and numbers are those of the reference codes; the patch merging that ends a stage there begins the next one
 here, as in timm. Published with `drop_path_rate` 0.2 (tiny), 0.3 (small) and 0.5 (base).
@@ -32,20 +32,20 @@ from linvit.registry import Spec, preset
 class Swin(Backbone):
     """Swin: stages of strides 4, 8, 16, 32; windows in every block, shifted in every second one.
 
-    Images of any size and aspect: an image is padded to whole patches, a map of odd sides to whole 2 x 2 patches, and
-    inside each block to whole windows, by zeros at the right and the bottom. `WindowAttention` says what becomes of
-    maps that are smaller than the window.
+    For images of any size and aspect ratio: an image is zero-padded on the right and at the bottom to whole patches,
+    maps of odd sides to whole 2 x 2 patches, and in each block to whole windows. `WindowAttention` describes maps
+    smaller than the window.
 
     Args:
-        img_size: Side, or (H, W), that windows and tables of fixed length are made for.
+        img_size: Side, or (H, W), for windows and tables of fixed length.
         patch_size: Stride of stage 1.
         embed_dim: Channels C of stage 1; each further stage doubles them.
         window_size: Side of the windows, one for all or a list with one per stage or per block. None (null) is the
             whole map of any size, for mechanisms whose cost is linear.
         window_dilation: Distance of a window's tokens in rows and columns, for all stages or as a list; see
             `WindowAttention`.
-        rel_pos_bias: A learnable bias of relative positions in every block whose attention takes a bias (softmax).
-        norm_eps: Of all LayerNorms.
+        rel_pos_bias: Add a learnable bias of relative positions in every block whose attention accepts one (softmax).
+        norm_eps: Epsilon of all LayerNorms.
     """
 
     dense: ClassVar[Mapping[str, Any]] = {"feature_norms": True}
@@ -118,7 +118,7 @@ class Swin(Backbone):
 class PatchMerging(nn.Module):
     """Joins 2 x 2 patches: (B, C, H, W) -> LayerNorm of 4 C channels -> tokens (B, N, 2 C) and their patch grid.
 
-    Odd sides are padded by zeros at the right and the bottom.
+    Odd sides are zero-padded on the right and at the bottom.
     """
 
     def __init__(self, dim: int, norm_eps: float) -> None:

@@ -34,7 +34,7 @@ def class_names(pl_module: LightningModule) -> list[str]:
 
 
 def rgb(images: Tensor) -> Tensor:
-    """The first three channels of images (..., C, H, W), or the first one three times where there are fewer."""
+    """Returns the first three channels of images (..., C, H, W), or the first one three times where there are fewer."""
     return images[..., :3, :, :] if images.shape[-3] >= 3 else images[..., [0, 0, 0], :, :]
 
 
@@ -48,15 +48,15 @@ def pixels(images: Tensor, of: Any) -> np.ndarray:
 
 
 def writers(trainer: Trainer) -> list[Any]:
-    """The writers of all TensorBoard loggers of a run."""
+    """Returns the writers of all TensorBoard loggers of a run."""
     return [logger.experiment for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
 
 
 def add_picture(trainer: Trainer, tag: str, picture: Any) -> None:
     """Shows a picture (H, W, 3), uint8, an array or one of PIL, at the step at which Lightning logs.
 
-    That is the step of the batch in work, and in validation of the batch before it: what follows a checkpoint of this
-    moment has later steps, so it is not taken for what a kill has left.
+    This is the step of the current batch, and in validation that of the previous batch: pictures after a checkpoint of
+    this moment have later steps, so they are not taken for the remains of a killed run.
     """
     step = trainer.global_step - (trainer.state.fn == "fit" and trainer.validating)
     for writer in writers(trainer):

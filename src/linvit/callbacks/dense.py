@@ -45,7 +45,7 @@ def overlay(picture: np.ndarray, classes: np.ndarray, colours: np.ndarray) -> np
 
 
 def legend(colours: np.ndarray, names: Sequence[str], width: int, paper: Paper = LIGHT) -> Image.Image:
-    """A picture of that width with a swatch and the name of each class, in as many columns as fit."""
+    """Returns a picture of that width with a swatch and the name of each class, in as many columns as fit."""
     font = ImageFont.load_default(12)
     column = SWATCH + 3 * GAP + max((int(font.getlength(name)) for name in names), default=0)
     columns = max(width // column, 1)
@@ -137,7 +137,7 @@ class SegmentationPictures(ValidationPictures):
             yield np.concatenate([shown, *(overlay(shown, found, colours) for found in maps)], 1)
 
     def below(self, task: LightningModule) -> list[np.ndarray]:
-        """The legend."""
+        """Returns the legend."""
         colours = palette(task.hparams["num_classes"])
         return [np.asarray(legend(colours, class_names(task), len(self.titles) * self.width))]
 

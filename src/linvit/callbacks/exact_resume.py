@@ -130,7 +130,7 @@ def _validation_follows(trainer: Trainer, batch: int) -> bool:
 
 
 def random_state(device: torch.device) -> dict[str, Any]:
-    """The state of every global generator."""
+    """Returns the state of every global generator."""
     numbers: dict[str, Any] = np.random.get_state(legacy=False)
     numbers["state"] = {**numbers["state"], "key": numbers["state"]["key"].tolist()}
     state = {"torch": torch.get_rng_state(), "numpy": numbers, "python": random.getstate()}

@@ -22,8 +22,8 @@ GIB = 2**30
 class ProgressBar(TQDMProgressBar):
     """Lightning's bar, redrawn every 20 steps, with loss and speed, which it reads from the device only then.
 
-    What is logged with `prog_bar=True`, Lightning reads in every step, for which the processor waits until a GPU has
-    done all of its work. So `on_bar` is False where this bar is in use.
+    Lightning reads values logged with `prog_bar=True` in every step, which synchronises with the GPU. So `on_bar` is
+    False where this bar is used.
     """
 
     def __init__(self, refresh_rate: int = 20) -> None:

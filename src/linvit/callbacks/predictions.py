@@ -15,7 +15,7 @@ from linvit.callbacks.common import class_names, gather, pixels
 from linvit.callbacks.dense import palette
 
 REFUSED = {"posix": r"\0", "nt": r'[\0-\x1f<>:"|?*]'}
-"""What no file's name has; of "12:30.png" Windows would write a hidden part of a file "12"."""
+"""Characters that file names cannot contain; for "12:30.png" Windows would write a hidden part of a file "12"."""
 
 
 class PredictionWriter(Callback):
@@ -39,7 +39,7 @@ class PredictionWriter(Callback):
         self._wrote = ""
 
     def on_predict_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
-        """Writes the files of a batch, and keeps what the table of all images needs."""
+        """Writes the files of a batch, and stores the rows for the table of all images."""
         outputs, batch, *_ = args
         indices = batch["index"].tolist()
         numbers = batch.get("image_id") or [index + 1 for index in indices]  # as linvit predict --model counts them
@@ -73,8 +73,8 @@ class PredictionWriter(Callback):
 class PicturePaths:
     """Paths in a data source's own folder, `predictions_photos`. Images in folders below the source keep these.
 
-    Unless a process is `alone`, others write, too: files then also have the ending of an image below the source in
-    their names, and the number of any other. A name in a table that is no file's, such as "..", is the number.
+    Unless a process is `alone`, others also write: file names then include the extension of an image below the source,
+    and the number of any other image. A name in a table that cannot be a file name, such as "..", becomes the number.
     """
 
     def __init__(self, folder: Path, source: str | None, alone: bool = True) -> None:
@@ -84,7 +84,7 @@ class PicturePaths:
         self._names = {"legend": 1}  # which segmentation writes beside the masks
 
     def __call__(self, name: str, index: int) -> Path:
-        """The path of an image's files without their endings; a number is added where it came before."""
+        """Returns the path of an image's files without their endings; a number is added where it came before."""
         inside = self._source is not None and Path(name).is_relative_to(self._source)
         kept = Path(name).relative_to(self._source) if inside else Path(Path(name).name)  # type: ignore[arg-type]
         if not kept.stem.strip(".") or ".." in kept.parts or re.search(REFUSED[os.name], str(kept)):

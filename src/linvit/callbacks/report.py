@@ -34,10 +34,10 @@ class Findings(NamedTuple):
 
 
 class Report(Callback):
-    """Writes a table of the classes and a picture of each validation and each `linvit test`; those of the last stay.
+    """Writes a table of the classes and a picture of each validation and each `linvit test`; the last ones are kept.
 
-    They are `val_classes.csv` and `val_NAME.png`, after a test `test_...`, of the weights that `predict_with` names:
-    what the task's `class_findings(stage)` returns. Training writes the picture to TensorBoard, too.
+    They are `val_classes.csv` and `val_NAME.png`, after a test `test_...`, for the weights that `predict_with` selects,
+    from the task's `class_findings(stage)`. Training also writes the picture to TensorBoard.
 
     Args:
         folder: Where to write; null is the folder of the logger, and nothing is written without one.
@@ -111,7 +111,7 @@ def write_picture(path: Path, picture: Image.Image, durable: bool = True, **opti
 
 
 def rendered(figure: Any) -> np.ndarray:
-    """A figure of matplotlib as a picture (H, W, 3), uint8."""
+    """Returns a figure of matplotlib as a picture (H, W, 3), uint8."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # here, since it takes half a second
 
     canvas = FigureCanvasAgg(figure)

@@ -126,7 +126,7 @@ class SaveCheckpoints(Checkpoint):
     Lightning's `ModelCheckpoint`, as one of `trainer.callbacks`, keeps several, or others.
 
     Args:
-        monitor: The metric that decides what is best; null keeps none. The one of validation with "val/" counts only
+        monitor: Metric that selects the best checkpoint; null keeps none. The one of validation with "val/" counts only
             right after a validation.
         mode: Whether its smallest or its largest value is the best.
     """
@@ -140,7 +140,7 @@ class SaveCheckpoints(Checkpoint):
         self._scored = False  # since the last save that asked
 
     def state_dict(self) -> dict[str, Any]:
-        """The best value of each metric, and the epoch in which it was scored."""
+        """Returns the best value of each metric, and the epoch in which it was scored."""
         epochs = {best.monitor: best.epoch for best in self.best}
         return {**{best.monitor: best.value for best in self.best}, EPOCHS: epochs}
 
@@ -285,7 +285,7 @@ class SaveCheckpoints(Checkpoint):
         if reason is not None:
             raise UserError(
                 f"the run has ended at step {trainer.global_step}, since checkpoint '{path}' could not be saved: "
-                f"{reason}. What was saved before is as it was. Correct that, then continue with\n"
+                f"{reason}. What was saved before is as it was. Correct that, then resume with\n"
                 f"  {resume_command(Path(path).parent.parent / self.config)}"
             )
 

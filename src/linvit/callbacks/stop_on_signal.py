@@ -78,7 +78,7 @@ class StopOnSignal(Callback):
             self._stopped = Stopped(signal.Signals(by), trainer.global_step)
 
     def _asked(self) -> int:
-        """A signal that a rank had when this was called before; 0 if none had."""
+        """Returns a signal that a rank had when this was called before; 0 if none had."""
         if self._group is None or STOP.agreed:
             return STOP.received or 0
         own, before = torch.tensor(STOP.received or 0), self._sent

@@ -1,4 +1,4 @@
-"""The `linvit` command: finds the function of a verb, calls it, and prints what the user can fix as one line."""
+"""The `linvit` command: finds the function of a verb, calls it, and prints user errors in one line."""
 
 import os
 import re
@@ -28,9 +28,9 @@ OWN = {
     "export": "linvit.cli.export:main",
     "push": "linvit.cli.push:main",
 }
-"""Verbs of linvit and their functions, which take the arguments after the verb and return an exit code, or None for 0.
+"""Verbs of linvit and their functions, which take the arguments after the verb and return an exit code; None is 0.
 
-`pyproject.toml` repeats them as entry points; this table lets a source tree work with the metadata of an older install.
+`pyproject.toml` repeats them as entry points; this table is for source trees with the metadata of an older install.
 """
 GROUP = "linvit.verbs"
 HELP = """linvit: every linear attention, in every vision backbone, on every task.
@@ -47,57 +47,57 @@ usage: linvit VERB [options]
   linearize  train a copy of a trained network with another attention
   compare    run variants with several seeds, and make one table of them
   list       attentions, backbones, heads and configurations, plug-ins included
-  check      hold a mechanism or backbone, yours included, to its contract
+  check      test a mechanism or backbone, yours included, against its contract
   import-weights
              write an official checkpoint as a file for --model.pretrained
-  data       decode every image of a set and list those that cannot be used
-  bench      what mechanisms and backbones cost: time, memory and operations
-  advise     does another attention make a network faster here, and which?
+  data       decode every image of a dataset and list those that cannot be used
+  bench      costs of mechanisms and backbones: time, memory and operations
+  advise     is another attention faster in a network here, and which?
   analyze    ranks and maps of a trained model's attention, as a page
   probe      kNN and linear classifiers on frozen features, layer by layer
-  evaluate   a classifier on ImageNet-V2, A, R, C, ReaL ..., and its calibration
+  evaluate   score a classifier on ImageNet-V2, A, R, C, ReaL ..., with calibration
   export     write a trained network as ONNX or by torch.export, and check it
-  push       a trained network to the hub, or to a folder
+  push       upload a trained network to the hub, or write it to a folder
 
 A configuration is a file, or one that comes with linvit: linvit list configs.
-Runs are kept in checkpoints/CONFIG_NAME/version_N. Watch them with
+Runs are saved in checkpoints/CONFIG_NAME/version_N. Watch them with
   tensorboard --logdir checkpoints
 `linvit VERB --help` explains a verb; `linvit --version` prints the version.
 """
 OF_FILES = ("advise", "analyze", "data", "evaluate", "export", "import-weights", "linearize", "probe", "push")
-"""Verbs that open files of strangers, as predict --model and verbs of other packages may: they know local modules only
+"""Verbs that open untrusted files, as predict --model and verbs of other packages may: they see local modules only
 if the user names code."""
 CODE = re.compile(r"(-c|--config)(=.*)?|(.*\W)?[\w.]+:[A-Za-z_]\w*\W*|--(trainer\.\w+\+?|data|model)=.*\w\.\w.*")
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_LIBRARY")
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the command line; returns the exit code. What the user can fix is printed without a traceback."""
+    """Runs the command line; returns the exit code. User errors are printed without a traceback."""
     argv = sys.argv[1:] if argv is None else argv
-    if not isinstance(sys.stdout, PrintableStream):  # before a library keeps the stream
+    if not isinstance(sys.stdout, PrintableStream):  # before a library stores the stream
         sys.stdout, sys.stderr = PrintableStream(sys.stdout), PrintableStream(sys.stderr)
     _prepare(argv)
     try:
         check_removed(argv)
         code = _run(argv[0] if argv else "--help", argv)
         sys.stdout.flush()
-    except BrokenPipeError:  # nobody reads the output to its end, as in `linvit list | head`
+    except BrokenPipeError:  # the reader has closed the pipe, as in `linvit list | head`
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (Python flushes it when it exits)
         return 1
     except Exception as error:
         mistake = find_user_error(error)
         if mistake is None:
             if isinstance(error, ImportError):
-                print("linvit: a package cannot be imported; pip check names packages that do not fit", file=sys.stderr)
+                print("linvit: a package cannot be imported; pip check lists incompatible packages", file=sys.stderr)
             raise
-        message = str(mistake).rpartition("UserError: ")[2]  # a loader process sends its traceback along
+        message = str(mistake).rpartition("UserError: ")[2]  # a loader process includes its traceback
         print(f"linvit: error: {message}", file=sys.stderr)
         return 2
     return code
 
 
 def verbs() -> dict[str, list[Entry]]:
-    """Returns verbs by name: linvit's own, then those that other packages announce; nothing is imported."""
+    """Returns verbs by name: linvit's own, then those of other packages; nothing is imported."""
     found = {name: [Entry(name, target, "linvit")] for name, target in OWN.items()}
     for entry in announced(GROUP):
         if entry.owner != "linvit":
@@ -106,7 +106,7 @@ def verbs() -> dict[str, list[Entry]]:
 
 
 def help_text() -> str:
-    """Returns the text of `linvit --help`, with verbs of other packages and the summaries of these packages."""
+    """Returns the text of `linvit --help`, with verbs of other packages and summaries of these packages."""
     others = [entry for name, owners in verbs().items() if name not in OWN for entry in owners]
     if not others:
         return HELP
@@ -132,14 +132,14 @@ def _run(verb: str, argv: list[str]) -> int:
 
 
 def _prepare(argv: list[str]) -> None:
-    """Sets what torch reads when it is imported, unless the user has set it; makes local modules known.
+    """Sets environment variables that torch reads on import, unless the user has set them; adds local modules.
 
-    OpenMP's threads spin while they wait, and by default GCC's for so long that two processes on the same cores spend
-    most of their time on it. Of torch's C++ code only errors are shown: a rank's end causes a hundred warnings.
+    OpenMP's threads spin while they wait, with GCC's default for so long that two processes on the same cores spend
+    most of their time spinning. Only errors of torch's C++ code are shown: the end of a rank causes a hundred warnings.
     """
     if not any(name in os.environ for name in WAITING):
-        os.environ |= {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "10000"}  # GCC's OpenMP goes by the second alone
-    os.environ["PYTHON_COLORS"] = "0"  # tracebacks in colour, whose codes would be written out
+        os.environ |= {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "10000"}  # GCC's OpenMP reads only the second
+    os.environ["PYTHON_COLORS"] = "0"  # colour codes in tracebacks would be escaped
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     verb = argv[0] if argv else ""
     opens_files = verb in OF_FILES or verb not in OWN or "--report" in argv

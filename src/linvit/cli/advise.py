@@ -17,16 +17,16 @@ EPILOG = """examples:
   linvit advise vit_tiny_patch16_224 --attention focused \
     --attention '{layout: jetvit, linear: hedgehog}'
 
-The answer is No, Room from a size, Yes from a size, or Undecided. No is said
+The answer is No, Room from a size, Yes from a size, or Undecided. It is No
 when the network without attention is less than 15 % faster, or when softmax at
 its best or in windows is faster than all mechanisms. Room: the network without
 attention is faster, and mechanisms are not (yet) proven to be. With --data
 mechanisms and rivals learn for equal times from the network; then a mechanism
-wins if no rival is as fast and as good on images that were held out. Labels
+wins if no rival is as fast and as good on held-out images. Labels
 are used if they are the network's own classes. advise.json and advise.html
-have all rows. Ctrl-C prints what is known by then.
+have all rows. Ctrl-C prints the results so far.
 """
-CTRL_C = 130  # the exit code of a program that it ended
+CTRL_C = 130  # exit code after Ctrl-C
 
 
 def main(argv: list[str]) -> int:
@@ -39,16 +39,16 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, ... (%(default)s)")
     parser.add_argument("--dtype", default="float32", help="of weights and images, such as bfloat16 (%(default)s)")
     parser.add_argument("--batch_size", type=int, default=1, help="images per call (%(default)s)")
-    about = "NAME, {name: ..., option: value} or {layout: ...}; more than once; '*': all mechanisms (the six quickest)"
+    about = "NAME, {name: ..., option: value} or {layout: ...}; more than once; '*': all mechanisms (the six fastest)"
     parser.add_argument("--attention", action="append", metavar="SPEC", help=about.replace("%", "%%"))
     parser.add_argument("--minutes", type=float, default=5.0, help="time limit (%(default)s)")
-    parser.add_argument("--smaller", metavar="MODEL", help="a smaller model, as a rival (timm's next of the family)")
+    parser.add_argument("--smaller", metavar="MODEL", help="smaller model for comparison (timm's next of the family)")
     parser.add_argument("--compile", action="store_true", help="measure softmax by torch.compile too; takes minutes")
     parser.add_argument("--all", action="store_true", help="measure mechanisms also at sizes without room")
     parser.add_argument("--data", metavar="SOURCE", help="images, as --data.source: train and score as well")
-    parser.add_argument("--hours", type=float, default=0.5, help="for this training, all rows together (%(default)s)")
-    parser.add_argument("--threads", type=int, help="of torch on a CPU (torch's; one if the machine is busy)")
-    parser.add_argument("--output", type=Path, metavar="FOLDER", help="for advise.json and advise.html (advise/DATE)")
+    parser.add_argument("--hours", type=float, default=0.5, help="time limit of all this training (%(default)s)")
+    parser.add_argument("--threads", type=int, help="torch's threads on a CPU (torch's default; one if busy)")
+    parser.add_argument("--output", type=Path, metavar="FOLDER", help="folder of the report (advise/DATE)")
     args = parser.parse_args(argv)
 
     from tqdm.auto import tqdm

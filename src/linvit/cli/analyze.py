@@ -44,7 +44,7 @@ with each head of each layer; predictions.csv; and the pictures.
 
 
 def main(argv: list[str]) -> int:
-    """Runs `linvit analyze`; prints a table and where the page is, and returns 0."""
+    """Runs `linvit analyze`; prints a table and the path of the page, and returns 0."""
     args = _arguments(argv)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     data, subjects = _backbone(args) if args.backbone is not None else _checkpoints(args)
@@ -61,17 +61,17 @@ def main(argv: list[str]) -> int:
 
 def _arguments(argv: list[str]) -> argparse.Namespace:
     parser = argument_parser("linvit analyze", __doc__, EPILOG)
-    parser.add_argument("--ckpt_path", nargs="+", metavar="CKPT", help="runs, or checkpoints, each a model of its own")
-    parser.add_argument("--config", metavar="CONFIG", help="of the data and the task (default: the first run's own)")
-    parser.add_argument("--images", metavar="DIR", help="a folder of images (default: the validation set)")
-    parser.add_argument("--count", type=int, default=4, metavar="N", help="images (default: %(default)s)")
+    parser.add_argument("--ckpt_path", nargs="+", metavar="CKPT", help="runs or checkpoints, one per model")
+    parser.add_argument("--config", metavar="CONFIG", help="configuration of data and task (default: the first run's)")
+    parser.add_argument("--images", metavar="DIR", help="folder of images (default: the validation set)")
+    parser.add_argument("--count", type=int, default=4, metavar="N", help="number of images (default: %(default)s)")
     parser.add_argument("--backbone", metavar="NAME", help="a backbone without a run: NAME or {name: ...}")
-    parser.add_argument("--attention", metavar="SPEC", help="the backbone's: NAME, {name: ...}, or a list")
+    parser.add_argument("--attention", metavar="SPEC", help="attention of the backbone: NAME, {name: ...}, or a list")
     parser.add_argument("--pretrained", metavar="FILE", help="weights of the backbone, as --model.pretrained")
-    parser.add_argument("--img_size", metavar="SIZE", help="images of the backbone (default: 224)")
-    looks = "the token that looks, as fractions of the image (default: class token, or centre)"
+    parser.add_argument("--img_size", metavar="SIZE", help="image size of the backbone (default: 224)")
+    looks = "query token, as fractions of the image (default: class token, or centre)"
     parser.add_argument("--query", nargs=2, type=float, metavar=("ROW", "COLUMN"), help=looks)
-    parser.add_argument("--output", type=Path, metavar="DIR", help="to write to (default: RUN/analysis, or analysis)")
+    parser.add_argument("--output", type=Path, metavar="DIR", help="output folder (default: RUN/analysis, or analysis)")
     args = parser.parse_args(argv)
     check_number("--count", args.count, at_least=1, whole=True)
     for fraction in args.query or ():
@@ -85,7 +85,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
 
 
 def _backbone(args: argparse.Namespace) -> tuple[ImageData, list[AnalysedModel]]:
-    """A backbone without a run, and images as ImageNet's recipes prepare them."""
+    """Returns a backbone without a run, and images as ImageNet's recipes prepare them."""
     if args.config is not None:
         raise UserError("--config is for a checkpoint; a backbone needs none")
     size = 224 if args.img_size is None else read_value("--img_size", args.img_size)
@@ -101,17 +101,17 @@ def _backbone(args: argparse.Namespace) -> tuple[ImageData, list[AnalysedModel]]
 
 
 def _checkpoints(args: argparse.Namespace) -> tuple[ImageData, list[AnalysedModel]]:
-    """The models of checkpoints, and the data of a configuration, which the first run has if none is named."""
+    """Returns the models of checkpoints, and the data of a configuration (default: that of the first run)."""
     folder = run_of_checkpoint(args.ckpt_path[0])
     source = args.config or folder
     if missing := next((path for path in args.ckpt_path if not Path(path).exists()), None):
-        raise UserError(f"there is no checkpoint at '{missing}'")
+        raise UserError(f"checkpoint '{missing}' does not exist")
     if source is None or (folder and args.config is None and not run_config(folder).is_file()):
-        raise UserError(f"'{args.ckpt_path[0]}' lies in no run's folder; name its configuration: --config CONFIG")
+        raise UserError(f"'{args.ckpt_path[0]}' is not in the folder of a run; give its configuration: --config CONFIG")
     config = read_config(source, {"data.num_workers": 0, "model.compile": False, "seed_everything": False})
     if args.images is not None:
         config = replace_options(config, {"data.predict_path": args.images})
-    verb = "validate" if args.images is None else "predict"  # which has images of other classes than the model, too
+    verb = "validate" if args.images is None else "predict"  # predict also accepts images of other classes
     own = [replace_options(config, {"ckpt_path": path}) for path in args.ckpt_path]
     runs = [Run.from_config(each, verb, quiet=True) for each in own]
     paths, data = [Path(run.config["ckpt_path"]) for run in runs], runs[0].data
@@ -142,7 +142,7 @@ def _print(found: Sequence[Analysis]) -> None:
     index = STATISTICS.index("rank")
     for one in found:
         parts = [part for part in one.parts if part]
-        ranks = [one.layers(part) for part in ("", *parts)]  # of the whole matrix first
+        ranks = [one.layers(part) for part in ("", *parts)]  # the whole matrix first
         rows = [("  layer", "rank", "tokens", *parts, "")]
         for layer in dict.fromkeys(layer for layer, *_ in one.rows):
             whole, *own = (f"{of_part[layer][index]:.1f}" if layer in of_part else "" for of_part in ranks)

@@ -1,4 +1,4 @@
-"""`linvit check`: holds attention mechanisms and backbones to their contracts, a plug-in's like linvit's own."""
+"""`linvit check`: tests attention mechanisms and backbones, including plug-ins, against their contracts."""
 
 from linvit.cli.spec import read_spec, read_value
 from linvit.errors import UserError
@@ -17,24 +17,24 @@ EPILOG = """examples:
                                              this folder or installed
   linvit check                               every registered mechanism
   linvit check --backbone deit_nano --attention focused --img_size 32
-                                             in a backbone: torch.compile,
-                                             export and ONNX, too
+                                             in a backbone: also torch.compile,
+                                             export and ONNX
 
-exit code: 0 if nothing failed, 1 if something did. What a mechanism does not
-declare does not fail. In Python: linvit.testing.check_attention("focused"),
+exit code: 0 if nothing failed, else 1. Properties that a mechanism does not
+declare do not fail. In Python: linvit.testing.check_attention("focused"),
 check_backbone("swin_tiny", attention="focused")
 """
 
 
 def main(argv: list[str]) -> int:
-    """Runs `linvit check`; prints a table for each that is checked; returns 1 if a line failed, else 0."""
+    """Runs `linvit check`; prints a table per subject; returns 1 if a line failed, else 0."""
     parser = argument_parser("linvit check", __doc__, EPILOG)
     one = parser.add_mutually_exclusive_group()
-    one.add_argument("name", nargs="?", help="a name, package.module:Class, or {name: ..., option: value}; or all")
+    one.add_argument("name", nargs="?", help="a name, package.module:Class, or {name: ..., option: value} (all)")
     one.add_argument("--backbone", metavar="NAME", help="check a backbone instead; written like a mechanism")
-    parser.add_argument("--attention", metavar="SPEC", help="the backbone's attention: NAME, {name: ...}, or a list")
-    parser.add_argument("--img_size", metavar="SIZE", help="images of the backbone: a side or [H, W] (default: 64)")
-    parser.add_argument("--quick", action="store_true", help="without the largest sizes, torch.compile, export, ONNX")
+    parser.add_argument("--attention", metavar="SPEC", help="attention of the backbone: NAME, {name: ...}, or a list")
+    parser.add_argument("--img_size", metavar="SIZE", help="image size of the backbone: a side or [H, W] (default: 64)")
+    parser.add_argument("--quick", action="store_true", help="skip the largest sizes, torch.compile, export, ONNX")
     args = parser.parse_args(argv)
 
     given = {each: text for each in ("attention", "img_size") if (text := getattr(args, each)) is not None}
@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
 
 
 def _check_all(quick: bool) -> int:
-    """Every registered mechanism; one that cannot be imported fails, and the others are checked."""
+    """Checks every registered mechanism; one that cannot be imported fails, and the others are still checked."""
     failed = []
     names = attentions.names()
     for name in names:

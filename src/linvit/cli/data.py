@@ -1,4 +1,4 @@
-"""`linvit data`: looks at every image of a set before hours are spent on it; cuts large pictures with masks."""
+"""`linvit data`: checks every image of a dataset before training; cuts large pictures with masks into tiles."""
 
 import argparse
 import os
@@ -38,17 +38,17 @@ EPILOG = """examples:
   linvit data check path/to/coco --masks
                                         images and objects with masks
   linvit data check path/to/scenes --num_classes 6 --bands [4,1,2]
-                                        GeoTIFFs of which three bands are used:
+                                        three bands of GeoTIFFs:
                                         their percentiles, and the options that
                                         linvit fit needs
   linvit data check recall --pairs 8    a diagnostic task: chance and ceiling
   linvit data check path/to/set --data SegmentationData --num_classes 2
-                                        the task, if the set does not say it
+                                        the task, if it cannot be detected
 
 It takes the --data options of linvit fit, in full or in short:
 --data.num_classes=6, or --num_classes 6. Every image is decoded as training
 decodes it. The exit code is 1 if an image or a label is bad or if
-linvit fit would refuse the set, else 0; images that are there twice, classes
+linvit fit would reject the dataset, else 0; duplicate images, classes
 without images and files that are not read are warnings.
 """
 TILE = """examples:
@@ -61,27 +61,27 @@ TILE = """examples:
 
 The output is a folder of images and masks for --data.source. Pictures keep
 their bands, bits and georeference; masks of a folder keep their numbers or
-colours (--data.mask_values), those of the ISPRS sets become the classes of
+colours (--data.mask_values), those of the ISPRS datasets become the classes of
 --data.class_names=isprs. Tiles of validation and test do not overlap, so each
 pixel counts once. linvit predict takes whole pictures: --model.window=512.
 """
-SHOWN = 20  # bad images and copies that are printed
+SHOWN = 20  # maximum number of bad images and copies to print
 TASKS: list[type[ImageData]] = [getattr(linvit.data, name) for name in linvit.data.__all__ if name.endswith("Data")]
 UNRECOGNISED = (linvit.data.ClassificationData, linvit.data.SegmentationData, linvit.data.DetectionData)
-"""The tasks of data that none recognises: the first with the options that are given."""
+"""Tasks for data that no task recognises: the first one with the given options is used."""
 
 
 def main(argv: list[str]) -> int:
-    """Runs `linvit data check`; prints what was found and returns 1 if something is bad, else 0."""
-    parser = argparse.ArgumentParser("linvit data", description="Looks at data sets, and cuts large pictures.")
+    """Runs `linvit data check`; prints the results and returns 1 if something is bad, else 0."""
+    parser = argparse.ArgumentParser("linvit data", description="Checks datasets and cuts large pictures into tiles.")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="check|tile")
-    check = _add_verb(verbs, "check", "decode every image of a set, and list the bad ones", EPILOG)
-    source = "what --data.source takes: a folder, parquet, arrow, hub:owner/name"
+    check = _add_verb(verbs, "check", "decode every image of a dataset, and list the bad ones", EPILOG)
+    source = "as --data.source: a folder, parquet, arrow, hub:owner/name"
     check.add_argument("source", metavar="PATH", help=source)
     check.add_argument("--output", type=Path, metavar="FILE", help="write split, image and reason of bad images as CSV")
     check.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: one per core)")
     names = [task.__name__ for task in TASKS]
-    check.add_argument("--data", choices=names, metavar="TASK", help=f"{', '.join(names)}; found if left out")
+    check.add_argument("--data", choices=names, metavar="TASK", help=f"{', '.join(names)}; detected by default")
     tasks: list[type] = [*TASKS]
     for name, option in {name: one for task in tasks for name, one in options_of(task).items()}.items():
         short = [f"--{name}"] * (name != "source")
@@ -93,14 +93,14 @@ def main(argv: list[str]) -> int:
         return _tile(args)
     check_number("--workers", args.workers, at_least=0, whole=True)
     if args.output is not None and not args.output.absolute().parent.is_dir():
-        raise UserError(f"cannot write '{args.output}': there is no folder '{args.output.absolute().parent}'")
+        raise UserError(f"cannot write '{args.output}': the folder '{args.output.absolute().parent}' does not exist")
 
     with _collected() as warned:
         return _check(args, warned)
 
 
 def _check(args: argparse.Namespace, warned: list[str]) -> int:
-    """Prints what was found and warned of, and returns 1 if something is bad."""
+    """Prints results and warnings, and returns 1 if something is bad."""
     given = {name: value for name, value in vars(args).items() if name.startswith("data.") and value is not None}
     data = _module(_task(args.source, args.data, {*given}), {"data.source": args.source, **given})
     if isinstance(data, linvit.data.DiagnosticData | linvit.data.PathfinderData):
@@ -108,7 +108,7 @@ def _check(args: argparse.Namespace, warned: list[str]) -> int:
         return 0
     if data.data_source.streaming:
         raise UserError(
-            "linvit data check reads rows in any order, which a stream does not; leave out --data.streaming"
+            "linvit data check reads rows in any order, which a stream does not support; remove --data.streaming"
         )
     image, reader = data.image_column, data.data_source.images
     pictures = {split: rows for split, rows in data.splits.items() if image in rows.features}
@@ -140,10 +140,10 @@ def _check(args: argparse.Namespace, warned: list[str]) -> int:
 
 @contextmanager
 def _collected() -> Iterator[list[str]]:
-    """Collects what linvit warns of, each text once; other warnings are shown as ever."""
+    """Collects linvit's warnings, each text once; other warnings are shown as usual."""
     told: list[str] = []
     with warnings.catch_warnings():
-        warnings.filterwarnings("always", module=r"linvit\.")  # whatever PYTHONWARNINGS hides
+        warnings.filterwarnings("always", module=r"linvit\.")  # also those that PYTHONWARNINGS hides
         shown = warnings.showwarning
 
         def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, *more: Any) -> None:
@@ -161,7 +161,7 @@ def _collected() -> Iterator[list[str]]:
 
 
 def _task(source: str, asked: str | None, given: Set[str]) -> type[ImageData]:
-    """Returns the data module that was asked for, or else the one that recognises the source and has the options."""
+    """Returns the data module that was asked for, or the one that recognises the source and has the options."""
     likely = [task for task in TASKS if (task.__name__ == asked if asked else task.recognises(source))]
     missing = {task: sorted(given - _options(task)) for task in likely or UNRECOGNISED}
     task = min(missing, key=lambda task: len(missing[task]))
@@ -180,7 +180,7 @@ def _options(task: type) -> set[str]:
 
 
 def _module(task: type[ImageData], given: Mapping[str, str]) -> ImageData:
-    """The data module with the given options, read as `linvit fit` reads them."""
+    """Returns the data module with the given options, read as `linvit fit` reads them."""
     parser = Parser()
     parser.add_class_arguments(task, "data")
     parser.set_defaults({f"data.{name}": value for name, value in task.check_defaults.items()})
@@ -191,7 +191,7 @@ def _module(task: type[ImageData], given: Mapping[str, str]) -> ImageData:
     if "bands" in options.data:
         channels = Bands.parse(options.data.bands, options.data.value_range).channels
         for name in {"mean", "std"}.difference(name.removeprefix("data.") for name in given):
-            options.data[name] = [0.5] * channels  # which does not matter here
+            options.data[name] = [0.5] * channels  # not used here
     module: ImageData = parser.instantiate(options).data
     return module
 
@@ -210,7 +210,7 @@ def _bad(found: ScanResult, output: Path | None) -> list[str]:
 
 
 def _ignored(source: str, data: ImageData) -> list[str]:
-    """A line for each kind of file in a folder of images that is not read, and for annotations of objects."""
+    """Returns a line for each kind of file in an image folder that is not read, and for annotations of objects."""
     folder = folder_of_images(source)
     if folder is None:
         return []
@@ -240,14 +240,14 @@ def _first(lines: list[str], where: str = "") -> list[str]:
 
 def _add_tile(verbs: Any) -> None:
     tile = _add_verb(verbs, "tile", "cut large pictures with masks into tiles, once", TILE)
-    tile.add_argument("set", choices=["folder", *sorted(SETS)], help="any folders, or a set of ISPRS with its splits")
+    tile.add_argument("set", choices=["folder", *sorted(SETS)], help="any folders, or an ISPRS dataset with its splits")
     tile.add_argument("--images", type=Path, required=True, help="folder of the pictures, or of train/, val/, test/")
-    tile.add_argument("--masks", type=Path, required=True, help="folder of the masks; of ISPRS, the colour-coded ones")
-    tile.add_argument("--eval_masks", type=Path, help="of ISPRS: masks of validation and test, with eroded boundaries")
-    tile.add_argument("--mask_suffix", default="", help="what names of masks have after that of their picture")
-    tile.add_argument("--val", nargs="+", default=[], metavar="NAME", help="pictures of validation, without extension")
-    tile.add_argument("--test", nargs="+", default=[], metavar="NAME", help="pictures of the test set")
-    tile.add_argument("--output", type=Path, required=True, help="a folder that does not exist yet")
+    tile.add_argument("--masks", type=Path, required=True, help="folder of the masks; for ISPRS, the colour-coded ones")
+    tile.add_argument("--eval_masks", type=Path, help="for ISPRS: masks of validation and test, with eroded boundaries")
+    tile.add_argument("--mask_suffix", default="", help="suffix of mask names after the name of their picture")
+    tile.add_argument("--val", nargs="+", default=[], metavar="NAME", help="pictures for validation, without extension")
+    tile.add_argument("--test", nargs="+", default=[], metavar="NAME", help="pictures for testing")
+    tile.add_argument("--output", type=Path, required=True, help="a new folder")
     tile.add_argument("--size", type=int, default=1024, help="side of a tile (default: %(default)s)")
     tile.add_argument("--stride", type=int, help="step between training tiles (default: half of the size)")
 
@@ -255,14 +255,14 @@ def _add_tile(verbs: Any) -> None:
 def _tile(args: argparse.Namespace) -> int:
     stride = max(args.size // 2, 1) if args.stride is None else args.stride
     if not 0 < stride <= args.size:
-        raise UserError(f"--stride must lie between 1 and --size={args.size}; got {stride}")
+        raise UserError(f"--stride must be between 1 and --size={args.size}; got {stride}")
     if args.output.exists():
         raise UserError(f"'{args.output}' exists; remove it, or choose another --output")
     of_folder = args.set == "folder"
     if of_folder and args.eval_masks is not None:
-        raise UserError("--eval_masks is of the ISPRS sets; put masks of validation and test into folders of splits")
+        raise UserError("--eval_masks is for ISPRS datasets; put masks of validation and test into folders of splits")
     if not of_folder and (args.val or args.test or args.mask_suffix):
-        raise UserError(f"{args.set} has splits and names of its own; leave --val, --test and --mask_suffix out")
+        raise UserError(f"{args.set} defines its splits and names; remove --val, --test and --mask_suffix")
     chosen = (
         find_areas(args.images, args.masks, args.mask_suffix, args.val, args.test)
         if of_folder
@@ -280,7 +280,7 @@ def _tile(args: argparse.Namespace) -> int:
     print(f"wrote {tiles.total():,} tiles to {args.output} ({counted}){classes}")
     if not tiles["val"]:
         print(
-            "WARNING: no picture is for validation. Tiles of one picture on both sides of a split are alike, so that "
-            "the score says little: name pictures with --val"
+            "WARNING: no picture is for validation. Tiles of one picture in several splits are similar, so the "
+            "score is not reliable: name pictures with --val"
         )
     return 0

@@ -1,4 +1,4 @@
-"""`linvit evaluate`: a classifier on the sets that reviewers ask for, with calibration and costs, as a page."""
+"""`linvit evaluate`: scores a classifier on several test sets, with calibration and costs, and writes a page."""
 
 import shlex
 from collections.abc import Sequence
@@ -25,17 +25,17 @@ from linvit.runs.run import Run
 from linvit.runs.trainer import usable_accelerator
 
 EPILOG = """sets:
-  clean=FOLDER    the images that others are compared with; of a run its own
-                  test images if it is left out
+  clean=FOLDER    images for comparison (default: the test images of
+                  a run)
   real=FILE       ReaL's labels of the clean images: a JSON list of lists
   v2=FOLDER sketch=FOLDER a=FOLDER r=FOLDER, or any NAME=FOLDER
-                  folders called by classes or their numbers; if they are not
-                  all, logits of the others are left out, and the clean score
-                  on the same classes stands beside
+                  folders named by classes or their numbers; if classes
+                  are missing, their logits are left out, and the clean
+                  score on the same classes is shown as well
   objectnet=FOLDER,FILE
                   with a JSON object: folder to classes, by name or number
   c=FOLDER c_extra=FOLDER
-                  ImageNet-C's 15 corruptions and the 4 others, which lie in
+                  ImageNet-C's 15 corruptions and the 4 others, in
                   FOLDER/CORRUPTION/SEVERITY, such as FOLDER/fog/3
 
 examples:
@@ -44,12 +44,12 @@ examples:
   linvit evaluate timm:deit_tiny_patch16_224 --sets clean=imagenet/val \\
     a=imagenet-a r=imagenet-r c=imagenet-c --devices 8
 
-Nothing is downloaded but timm's weights. A .pt2 is a program: trust its author.
+Only timm's weights are downloaded. A .pt2 is a program: only use trusted files.
 """
 
 
 def main(argv: list[str]) -> int:
-    """Runs `linvit evaluate`; prints a table and where the page is, and returns 0."""
+    """Runs `linvit evaluate`; prints a table and the path of the page, and returns 0."""
     parser = argument_parser("linvit evaluate", __doc__, EPILOG)
     parser.add_argument("model", metavar="MODEL", help="a run, a checkpoint, NAME.onnx, NAME.pt2, or timm:NAME")
     parser.add_argument("--sets", nargs="+", default=[], metavar="SET", help="NAME or NAME=PATH; see below")
@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--batch_size", type=int, default=32, metavar="N", help="(default: %(default)s)")
     parser.add_argument("--num_workers", type=int, default=2, metavar="N", help="loader processes per device")
     parser.add_argument("--devices", type=int, default=1, metavar="N", help="(default: %(default)s)")
-    parser.add_argument("--output", type=Path, metavar="DIR", help="to write to (default: RUN/evaluation)")
+    parser.add_argument("--output", type=Path, metavar="DIR", help="output folder (default: RUN/evaluation)")
     args = parser.parse_args(argv)
     for name, least in (("batch_size", 1), ("num_workers", 0), ("devices", 1)):
         check_number(f"--{name}", getattr(args, name), at_least=least)
@@ -87,17 +87,17 @@ def main(argv: list[str]) -> int:
 
 
 def read_spec(text: str) -> tuple[str, list[Path]]:
-    """NAME, or NAME=PATH, or NAME=PATH,FILE."""
+    """Parses NAME, NAME=PATH, or NAME=PATH,FILE."""
     name, _, paths = text.partition("=")
     if not paths:
-        raise UserError(f"'--sets {text}' names no images: write {name}=FOLDER")
+        raise UserError(f"'--sets {text}' has no path: write {name}=FOLDER")
     if name == "objectnet" and "," not in paths:
         raise UserError("ObjectNet's folders need a file that says which classes they are: objectnet=FOLDER,FILE")
     return name, [Path(path) for path in paths.split(",") if path]
 
 
 def read_sets(model: EvaluatedModel, given: dict[str, list[Path]], name: str) -> tuple[list[ImageSet], list[ImageSet]]:
-    """Reads the clean set, with ReaL's labels, too, and the others; none of their images yet."""
+    """Reads the clean set, also with ReaL's labels, and the other sets, without their images."""
     run = None if name.startswith(TIMM) else run_of_checkpoint(name)
     plain = {each: paths for each, paths in given.items() if each != "real" and each not in CORRUPTIONS}
     sets = {each: read_folder(each, model, paths) for each, paths in plain.items()}
@@ -109,7 +109,7 @@ def read_sets(model: EvaluatedModel, given: dict[str, list[Path]], name: str) ->
             sets["clean"] = read_set("clean", data, model.classes, whole=False)
     clean = sets.pop("clean", None)
     if clean is None and ("real" in given or not (sets or corrupted)):
-        raise UserError(f"'{name}' has no images of its own: name some, --sets clean=FOLDER")
+        raise UserError(f"'{name}' has no test images: add --sets clean=FOLDER")
     views = [] if clean is None else [clean]
     if clean is not None and "real" in given:
         every = range(len(model.classes))
@@ -119,7 +119,7 @@ def read_sets(model: EvaluatedModel, given: dict[str, list[Path]], name: str) ->
 
 
 def read_corrupted(name: str, model: EvaluatedModel, folder: Path) -> list[ImageSet]:
-    """Returns the sets of each corruption and severity in a folder; corruptions that are missing are named."""
+    """Returns the sets of each corruption and severity in a folder; warns about missing corruptions."""
     places = {each: [folder / each / str(severity) for severity in SEVERITIES] for each in CORRUPTIONS[name]}
     there = [each for each, own in places.items() if all(place.is_dir() for place in own)]
     missing = [each for each in places if each not in there]
@@ -135,7 +135,7 @@ def read_corrupted(name: str, model: EvaluatedModel, folder: Path) -> list[Image
 
 
 def read_folder(name: str, model: EvaluatedModel, paths: Sequence[Path]) -> ImageSet:
-    """The images of a folder or table, prepared as the network takes them, and a file that maps its classes."""
+    """Returns the images of a folder or table, prepared as for the network, and a file that maps its classes."""
     names = {each.name for each in fields(model.preprocessing)} - {"size", "resize_limits", "multiple"}
     options: Any = {name: getattr(model.preprocessing, name) for name in names}
     data = ClassificationData(str(paths[0]), img_size=model.preprocessing.size or 0, **options)

@@ -1,4 +1,4 @@
-"""`linvit export`: a trained network as an ONNX file, or as a program of torch.export, compared with torch."""
+"""`linvit export`: writes a trained network as an ONNX file or torch.export program, and compares it with torch."""
 
 import copy
 from collections.abc import Callable
@@ -25,7 +25,7 @@ EPILOG = """examples:
                                               takes pixels from 0 to 255
   linvit export RUN model.pt2                 for torch.export.load
 
-Batch, height and width of the images may be any, where the network allows it.
+Batch size, height and width are dynamic where the network allows it.
 The file's metadata has class names and preprocessing. docs/export.md shows how
 to run it without linvit. ONNX needs: pip install 'linvit[export]'
 
@@ -36,13 +36,13 @@ BUDGET = 3.0  # seconds of timing
 
 
 def main(argv: list[str]) -> int:
-    """Runs `linvit export`; prints how far the file is from torch, and how fast; returns 1 if it is too far."""
+    """Runs `linvit export`; prints the error of the file and its latency; returns 1 if the error is too large."""
     parser = argument_parser("linvit export", __doc__, EPILOG)
     parser.add_argument("model", metavar="RUN", help="a run, one of its checkpoints, or a .safetensors of linvit")
-    parser.add_argument("file", type=Path, metavar="FILE", help="what to write: NAME.onnx or NAME.pt2")
+    parser.add_argument("file", type=Path, metavar="FILE", help="output: NAME.onnx or NAME.pt2")
     parser.add_argument("--with_preprocessing", action="store_true", help="normalise pixels from 0 to 255 in the file")
     parser.add_argument("--dtype", choices=list(TOLERANCE), default="float32", help="(default: %(default)s)")
-    parser.add_argument("--skip_latency", action="store_true", help="do not measure how fast it is")
+    parser.add_argument("--skip_latency", action="store_true", help="do not measure the latency")
     args = parser.parse_args(argv)
     if args.file.suffix not in SUFFIXES:
         raise UserError(f"a network is exported as FILE.onnx or FILE.pt2 (torch.export); got '{args.file}'")
@@ -68,7 +68,7 @@ def main(argv: list[str]) -> int:
         print(f"the file differs from torch by {error:.0e}, more than {TOLERANCE[args.dtype]:.0e}")
         return 1
     if export.is_detector and not any(case.detections for case in cases):
-        print("nothing was detected in these images, of noise: the file is not compared with torch")
+        print("nothing was detected in these random images: the file is not compared with torch")
     if not args.skip_latency:
         print(reflow(latency(export, run)))
     return 0
@@ -76,12 +76,12 @@ def main(argv: list[str]) -> int:
 
 @torch.no_grad()
 def latency(export: Export, run: RunFile) -> str:
-    """Times torch, compiled torch and the file in turns on one batch of the nominal size, in words."""
+    """Times torch, compiled torch and the file in turns on one batch of the nominal size; returns a sentence."""
     images = export.images(export.cases[0][0], export.size)
     works: dict[str, Callable[[], Any]] = {"torch": lambda: export.exported(images)}
     if has_compiler():
         compiled = copy.deepcopy(export.exported)
-        compiled.network.compile()  # of a detector the backbone
+        compiled.network.compile()  # for a detector, the backbone
         works["compiled torch"] = lambda: compiled(images)
     works["the file"] = lambda: run(images)
     found = interleaved(works, budget=BUDGET)

@@ -1,4 +1,4 @@
-"""`linvit import-weights`: an official checkpoint as a safetensors file with linvit's names."""
+"""`linvit import-weights`: writes an official checkpoint as a safetensors file with linvit's names."""
 
 import argparse
 import importlib
@@ -34,25 +34,25 @@ then:
 or in Python:
   linvit.load_pretrained(model, "flatten_swin_tiny.safetensors")
 
-Nothing in SOURCE is executed. The output holds the tensors of SOURCE and none
-that were initialised at random.
+Nothing in SOURCE is executed. The output contains only tensors of SOURCE, no
+randomly initialised ones.
 """
 CLASSIFIERS = ("head.weight", "head.fc.weight", "fc.weight", "classifier.weight")
 
 
 def main(argv: list[str]) -> int:
-    """Runs `linvit import-weights`; prints what became of every tensor."""
+    """Runs `linvit import-weights`; prints the result for every tensor."""
     parser = argument_parser("linvit import-weights", __doc__, EPILOG)
     parser.add_argument("source", metavar="SOURCE", help="a file, or a repository of the hub (hf-hub:owner/name)")
     backbone = "or {name: ..., option: value}; see linvit list backbones"
     parser.add_argument("--backbone", metavar="NAME", required=True, help=backbone)
-    parser.add_argument("--head", metavar="NAME", help="of a whole network: its head too, see linvit list heads")
+    parser.add_argument("--head", metavar="NAME", help="head of a whole network, see linvit list heads")
     parser.add_argument("-o", "--output", metavar="OUT.safetensors", type=Path, required=True, help="the file to write")
-    parser.add_argument("--num_classes", metavar="N", type=int, help="classes; as many as SOURCE has if left out")
-    parser.add_argument("--img_size", metavar="SIDE", type=int, help="side of the images; the backbone's if left out")
-    ema = "take the averaged weights; left out: what was published, of a linvit .ckpt the plain weights"
+    parser.add_argument("--num_classes", metavar="N", type=int, help="number of classes (default: that of SOURCE)")
+    parser.add_argument("--img_size", metavar="SIDE", type=int, help="side of the images (default: the backbone's)")
+    ema = "use averaged weights (default: the published ones; for a linvit .ckpt the plain weights)"
     parser.add_argument("--ema", action=argparse.BooleanOptionalAction, help=ema)
-    fraction = "least fraction of the backbone in SOURCE (0.9)"
+    fraction = "minimum fraction of the backbone in SOURCE (0.9)"
     parser.add_argument("--min_fraction", metavar="FRACTION", type=float, default=0.9, help=fraction)
     args = parser.parse_args(argv)
 
@@ -66,7 +66,7 @@ def main(argv: list[str]) -> int:
     weights = read(args.source, args.ema)
     _, _, beside = parts(weights)
     if args.head is not None and not beside:
-        raise UserError(f"{weights.source} holds no head; leave --head out")
+        raise UserError(f"{weights.source} has no head; remove --head")
     size = {} if args.img_size is None else {"img_size": args.img_size}
     classes = args.num_classes
     if args.head is None:
@@ -79,15 +79,15 @@ def main(argv: list[str]) -> int:
         kind: Any = heads.get(heads.parse(head)[0])
         if classes is None:
             classes = kind.classes_in({key.removeprefix("head."): tensor for key, tensor in beside.items()})
-        create = getattr(importlib.import_module("linvit"), kind.maker)  # the public function that the head names
+        create = getattr(importlib.import_module("linvit"), kind.maker)  # the public function of this kind of head
         model = create(spec, head, classes, **size)
     report = load_weights(model, weights, args.min_fraction)
     print(report)
     if beside and args.head is None:
-        print("The source has a head, too: name it by --head, see linvit list heads")
+        print("The source also has a head: add --head NAME, see linvit list heads")
 
     state = model.state_dict()
-    # Copies: layers may share a parameter, which the format cannot.
+    # Copies, since layers may share a parameter, which the format does not support.
     written = {key: state[key].clone().contiguous() for key in (*report.loaded, *report.resized)}
     metadata = {
         "format": "pt",

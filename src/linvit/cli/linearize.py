@@ -1,4 +1,4 @@
-"""`linvit linearize`: trains a copy of a trained network with another attention, and says what it cost and gained."""
+"""`linvit linearize`: trains a copy of a trained network with another attention, and reports costs and gains."""
 
 import gc
 import shlex
@@ -25,27 +25,27 @@ EPILOG = """examples:
   linvit linearize --config mine.yaml --model.attention=efficient \\
     --teacher timm:vit_small_patch14_dinov2
 
-All options of linvit fit are taken. The student starts from all weights of its
-teacher, and learns from the labels and from the attention of its teacher; null
-in a list keeps a block's softmax. What is matched, and how much it counts:
+All options of linvit fit are accepted. The student starts from all weights of
+its teacher, and learns from the labels and from the teacher's attention; null
+in a list keeps a block's softmax. Losses and their weights:
   --model.teacher.attention_weight=50     outputs of attention, mean over blocks
   --model.teacher.block_weight=0          outputs of blocks
   --model.teacher.feature_weight=0        the last features
   --model.teacher.logit_weight=0          the logits
   --model.teacher.task_weight=1           the task's own loss; 0 needs no labels
-Stages (stages: in a configuration) are runs that start from one another's last
-weights, all but the last in folders stage_1, stage_2, ...; each is a mapping of
+Stages (stages: in a configuration) are runs that each start from the previous
+run's last weights, all but the last in folders stage_1, stage_2, ...; each is a mapping of
 options, such as
   {trainer.max_epochs: 4, model.teacher.attention_inputs: teacher,
    model.teacher.task_weight: 0}
-and --resume=auto continues the stage that was interrupted. A model of timm
-without --config is learned from images alone, of any folder; without a network,
+and --resume=auto resumes the stage that was interrupted. A model of timm
+without --config is trained on images alone, from any folder; without internet,
 its weights come from a file, of DINOv2-S or of another --model.backbone:
   linvit linearize --teacher FILE --model.attention=linear --data.source=IMAGES
 The run's folder gets a page, linearize.html.
 """
 OF_A_RUN = "base/linearize"
-ALONE = "linearize/features"  # of a teacher that is no run, and no data: its features, of images without labels
+ALONE = "linearize/features"  # for a teacher that is not a run, without data: its features, on images without labels
 
 
 def main(argv: list[str]) -> int:
@@ -54,11 +54,11 @@ def main(argv: list[str]) -> int:
     parser.allow_abbrev = False  # the other options are those of fit
     teacher = "a run's folder, one of its checkpoints, a file of weights, hf-hub:OWNER/NAME, or timm:MODEL"
     parser.add_argument("--teacher", metavar="WHAT", help=teacher)
-    parser.add_argument("--copy", metavar="WHAT", help="weights to start from: all, attention, mlp (all else), nothing")
-    parser.add_argument("--no_page", action="store_true", help="train alone; measure and write no page")
-    keep = "keep the softmax of N blocks, which are found before training by converting next what costs least"
+    parser.add_argument("--copy", metavar="WHAT", help="weights to copy: all, attention, mlp (all others), nothing")
+    parser.add_argument("--no_page", action="store_true", help="only train; do not measure and write the page")
+    keep = "keep the softmax of N blocks; before training, the blocks with the smallest loss are converted in turn"
     parser.add_argument("--keep", type=int, metavar="N", help=keep)
-    parser.add_argument("--resume", choices=["auto"], help="auto continues the newest run of this command")
+    parser.add_argument("--resume", choices=["auto"], help="auto resumes the newest run of this command")
     args, options = parser.parse_known_args(argv)
 
     from torch.distributed import destroy_process_group, is_initialized
@@ -83,17 +83,17 @@ def main(argv: list[str]) -> int:
         root = Path(config["trainer"]["default_root_dir"] or "checkpoints")
         places = [*(root / f"stage_{number}" for number in range(1, len(stages))), root]
         if config["ckpt_path"] and config["stages"]:
-            raise UserError("--ckpt_path names one run, and stages are several: --resume=auto continues them")
+            raise UserError("--ckpt_path is for one run, but stages are several runs: resume them by --resume=auto")
         teachers: list[Teacher] = []
-        for stage in stages:  # wrong options end it before anything is trained
+        for stage in stages:  # reject wrong options before anything is trained
             run = Run.from_config(stage_config(config, stage)) if config["stages"] else run
             if run.task.teacher is None:
-                raise UserError("name the trained network that becomes linear: --teacher RUN, or model.teacher.source")
+                raise UserError("give the trained network to linearize: --teacher RUN, or model.teacher.source")
             teachers.append(run.task.teacher)
         trained = [train_teacher(teacher) for teacher in teachers]
         for stage in stages if config["stages"] or any(trained) else []:
             run = Run.from_config(stage_config(config, stage))
-            run.task.distillation.load(run.task)  # one that does not fit a later stage ends it before the first
+            run.task.distillation.load(run.task)  # rejects a teacher that does not fit a later stage
             run.task.distillation.teardown()
         if args.keep is not None:
             from linvit.experiments.keep import TABLE, find_kept
@@ -109,11 +109,11 @@ def main(argv: list[str]) -> int:
                 here |= {"model.pretrained": before, "model.teacher.copied": "nothing"}
             run = Run.from_config(replace_options(stage_config(config, stage), here))
             run.command, run.resume_with = command, again
-            gc.collect()  # a trainer and its network, of the stage before, refer to one another
+            gc.collect()  # trainer and network of the previous stage refer to one another
             run.fit()
-            folders.append(Path(str(run.trainer.log_dir)))  # which all ranks ask for
+            folders.append(Path(str(run.trainer.log_dir)))  # all ranks take part in log_dir
             if not run.finished:
-                args.resume = None  # what follows upon other weights is another run
+                args.resume = None  # stages after one with new weights are new runs
         if is_initialized():
             destroy_process_group()  # one rank measures
         saved = run.trainer.loggers and not run.trainer.fast_dev_run  # type: ignore[attr-defined]
@@ -123,14 +123,14 @@ def main(argv: list[str]) -> int:
                     shutil.copyfile(table, part)
             page = folders[-1] / PAGE
             if not args.no_page:
-                if args.resume is None or not page.exists():  # else all was finished
+                if args.resume is None or not page.exists():  # else everything was finished
                     write_page(run, command, folders)
-                print(f"what came of it: {page}")
+                print(f"results: {page}")
     return 0
 
 
 def with_teacher(teacher: str | None, options: Sequence[str]) -> "Config":
-    """The configuration of `linvit fit` options with a teacher, which wins over what configurations say.
+    """Returns the configuration of `linvit fit` options with a teacher, which overrides that of configurations.
 
     The teacher is a run, or the backbone itself. Options of the command line replace those of stages.
     """
@@ -145,7 +145,7 @@ def with_teacher(teacher: str | None, options: Sequence[str]) -> "Config":
     parts: list[Source] = [*sources]
     own = dict[str, Any]()
     if teacher is None and not sources:
-        raise UserError("name the trained network that becomes linear, --teacher RUN, or a --config")
+        raise UserError("give the trained network to linearize, --teacher RUN, or a --config")
     if teacher is not None and teacher.startswith("timm:"):
         name = teacher.removeprefix("timm:")
         own = {"model.backbone": {"name": "timm", "model": name, "pretrained": True}, "model.teacher.source": None}
@@ -156,12 +156,10 @@ def with_teacher(teacher: str | None, options: Sequence[str]) -> "Config":
         own = {"model.teacher.source": teacher}
         if folder is not None:
             if not sources and "model.attention" not in named:
-                raise UserError(
-                    "which attention shall take the place of the teacher's? Such as --model.attention=focused"
-                )
-            if RunFolder(folder).model.get("mesa"):  # with an average that a student has not
+                raise UserError("give the attention of the student, such as --model.attention=focused")
+            if RunFolder(folder).model.get("mesa"):  # with a moving average, which a student lacks
                 own["model.mesa"] = 0
-            config = run_config(folder).resolve()  # which the user may have named, too
+            config = run_config(folder).resolve()  # which the user may also have given
             trusted = config in [Path(option).resolve() for option in sources]
             parts = [str(config) if trusted else saved_config(run_config(folder)), OF_A_RUN, *sources]
         elif not sources:
@@ -169,7 +167,7 @@ def with_teacher(teacher: str | None, options: Sequence[str]) -> "Config":
             if model is None and not Path(teacher).is_file():
                 raise UserError(
                     f"'{teacher}' is neither the folder of a run, nor a checkpoint in one, nor a file of weights. For "
-                    f"weights from elsewhere add a --config, or name their model of timm, which learns from images "
+                    f"other weights add a --config, or name their model of timm, which learns from images "
                     f"without labels: --model.backbone='{{name: timm, model: MODEL}}' --model.attention=linear "
                     f"--data.source=IMAGES"
                 )
@@ -181,7 +179,7 @@ def with_teacher(teacher: str | None, options: Sequence[str]) -> "Config":
 
 
 def timm_model(options: Sequence[str]) -> str | None:
-    """Returns the name of the model of timm that options name as the backbone, or None."""
+    """Returns the timm model in the option for the backbone, or None."""
     model = None
     for option, following in zip(options, [*options[1:], ""], strict=True):
         name, given, value = option.partition("=")
@@ -192,5 +190,5 @@ def timm_model(options: Sequence[str]) -> str | None:
 
 
 def prepared(model: str) -> dict[str, Any]:
-    """Returns the options that normalise images as a model of timm takes them."""
+    """Returns the options that normalise images for a model of timm."""
     return {f"data.{part}": value for part, value in timm_images(model).items() if part in ("mean", "std")}

@@ -1,4 +1,4 @@
-"""`linvit list`: the names that a configuration can use, who owns them; and the configurations of linvit."""
+"""`linvit list`: names for configurations with their owners, and the configurations that come with linvit."""
 
 import inspect
 import itertools
@@ -24,7 +24,7 @@ from linvit.runs.configs import chain, config_file, heading, names, shipped
 
 REGISTRIES = {"attentions": attentions, "backbones": backbones, "heads": heads}
 EXAMPLE = "{layout: jetvit, linear: focused, window: 14, full: [7, 10]}"
-LONGEST = 33  # characters of what is expected: beside it stand names, in 80 columns
+LONGEST = 33  # maximum width of the expected score, beside names in 80 columns
 KINDS = [*REGISTRIES, "configs"]
 COLUMNS = {
     "attentions": ("cost", "paper"),
@@ -47,10 +47,10 @@ EPILOG = """examples:
 def main(argv: list[str]) -> int:
     """Runs `linvit list`; returns 0."""
     parser = argument_parser("linvit list", __doc__, EPILOG)
-    parser.add_argument("kind", nargs="?", help=f"one of {', '.join(KINDS)}; all but configs if left out")
-    parser.add_argument("name", nargs="?", help="show the documentation and the options of this one")
+    parser.add_argument("kind", nargs="?", help=f"one of {', '.join(KINDS)}; default: all but configs")
+    parser.add_argument("name", nargs="?", help="show the documentation and options of a name")
     parser.add_argument("--filter", default="*", metavar="PATTERN", help='only names like "*linear*"')
-    parser.add_argument("--layouts", action="store_true", help="of attentions: the named layouts of blocks")
+    parser.add_argument("--layouts", action="store_true", help="for attentions: the named layouts of blocks")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the named configuration to FILE")
     args = parser.parse_intermixed_args(argv)  # linvit list configs --output mine.yaml quickstart
     if args.kind is not None:
@@ -58,7 +58,7 @@ def main(argv: list[str]) -> int:
     if args.output is not None and (args.kind != "configs" or args.name is None):
         raise UserError("--output is for one configuration. Write linvit list configs NAME --output FILE")
     if args.name is not None and args.filter != "*":
-        raise UserError(f"--filter is for lists, not for the one name '{args.name}'. Leave one of them out")
+        raise UserError(f"--filter is for lists, not for the one name '{args.name}'. Remove one of them")
     if args.layouts and (args.kind != "attentions" or args.name is not None):
         raise UserError("--layouts is for attentions. Write linvit list attentions --layouts")
     if args.layouts:
@@ -74,7 +74,7 @@ def main(argv: list[str]) -> int:
 
 
 def _section(kind: str, pattern: str) -> list[str]:
-    """A table with one row per name: name, owner if somebody else has any, facts, summary."""
+    """Returns a table with one row per name: name, owner if not linvit, facts, summary."""
     registry = REGISTRIES[kind]
     entries = registry.entries()
     rows = [
@@ -86,7 +86,7 @@ def _section(kind: str, pattern: str) -> list[str]:
         for name in registry.names(pattern)
     ]
     if not rows:
-        return [kind, f"  none of {len(entries)} is like '{pattern}'"]
+        return [kind, f"  no name of {len(entries)} matches '{pattern}'"]
     titles = (kind, "owner", *COLUMNS[kind], "summary")
     if all(owner == "linvit" for _, owner, *_ in rows):
         return table([(row[0], *row[2:]) for row in [titles, *rows]])
@@ -94,7 +94,7 @@ def _section(kind: str, pattern: str) -> list[str]:
 
 
 def _facts(kind: str, name: str, owners: list[Entry]) -> tuple[str, ...]:
-    """The columns of a name and its summary, or what is wrong with it: two owners, or an import that fails."""
+    """Returns the columns of a name and its summary, or its error: two owners, or a failed import."""
     blank = ("",) * len(COLUMNS[kind])
     if len(owners) > 1:
         return *blank, "conflict: " + " and ".join(f"{entry.owner} ({entry.target})" for entry in owners)
@@ -115,14 +115,14 @@ def _facts(kind: str, name: str, owners: list[Entry]) -> tuple[str, ...]:
 
 
 def _layouts(pattern: str) -> list[str]:
-    """A table with one row per layout: the blocks of networks of 12 and 24, options, summary; and how to write one."""
+    """Returns a table with one row per layout: blocks of networks of 12 and 24, options, summary; and an example."""
     rows: list[tuple[str, ...]] = [("layouts", "12 blocks", "24 blocks", "options", "summary")]
     for name, layout in LAYOUTS.items():
         if fnmatchcase(name, pattern):
             blocks = ("".join(kind[0].upper() for kind in block_kinds(name, depth)) for depth in (12, 24))
             rows.append((f"  {name}", *blocks, ", ".join(layout.takes), layout.summary))
     if len(rows) == 1:
-        return [f"layouts: none of {len(LAYOUTS)} is like '{pattern}'"]
+        return [f"layouts: no name of {len(LAYOUTS)} matches '{pattern}'"]
     return [*table(rows), "", "F: full softmax, W: softmax in windows, L: linear", f"--model.attention='{EXAMPLE}'"]
 
 
@@ -159,10 +159,10 @@ def _published(name: str) -> Iterator[str]:
 
 
 def _configurations(pattern: str) -> list[str]:
-    """A table of the experiments whose names match a wildcard pattern, and one of the parts that experiments share."""
+    """Returns a table of the experiments that match a wildcard pattern, and one of the parts that experiments share."""
     chosen = [name for name in names() if fnmatchcase(name, pattern)]
     if not chosen:
-        return ["configs", f"  none of {len(names())} is like '{pattern}'"]
+        return ["configs", f"  no name of {len(names())} matches '{pattern}'"]
     texts = {name: configs.text(config_file(name)) for name in chosen}
     fields = {name: found for name in chosen if "Paper" in (found := heading(texts[name]))}
     rows = []
@@ -180,7 +180,7 @@ def _configurations(pattern: str) -> list[str]:
 
 
 def _configuration(name: str, output: Path | None) -> str:
-    """A configuration with all that its bases say, each value with its file; its own text goes to `output`."""
+    """Returns a configuration merged with its bases, each value with its file; writes its own text to `output`."""
     path = shipped(name) or config_file(name)
     text = configs.text(path)
     lines = list(_with_expected(path, text))
@@ -198,7 +198,7 @@ def _configuration(name: str, output: Path | None) -> str:
 
 
 def _add(content: Mapping[str, Any], tree: dict[str, Any], file: Path) -> None:
-    """Adds what a file says, key by key, with the file; a mapping with a name, as of a backbone, as a whole."""
+    """Merges the content of a file key by key, with the file; a mapping with a name, such as a backbone, as a whole."""
     for key, value in content.items():
         if isinstance(value, dict) and "name" not in value:
             below = tree.get(key)
@@ -209,7 +209,7 @@ def _add(content: Mapping[str, Any], tree: dict[str, Any], file: Path) -> None:
 
 
 def _lines(tree: Mapping[str, Any], own: Path, indent: str = "") -> Iterator[str]:
-    """The tree as YAML. The comments are names of linvit's configurations, or paths."""
+    """Yields the tree as YAML. The comments are names of linvit's configurations, or paths."""
     for key, node in tree.items():
         if isinstance(node, dict):
             yield f"{indent}{key}:"
@@ -225,7 +225,7 @@ def _name(file: Path) -> str:
 
 
 def _with_expected(path: Path, text: str) -> Iterator[str]:
-    """The lines of a configuration, with what our tables publish of its model behind the command."""
+    """Yields the lines of a configuration, with the published scores of its model after the command."""
     own = path.is_relative_to(CONFIGS) and "Expected" not in heading(text)
     for line in text.splitlines():
         yield line
@@ -234,7 +234,7 @@ def _with_expected(path: Path, text: str) -> Iterator[str]:
 
 
 def expected_of(name: str, fields: Mapping[str, str]) -> str:
-    """What the opening comment of a configuration expects, or what is published of a recipe's model in our tables."""
+    """Returns the expected result in the opening comment of a configuration, or the published score of its model."""
     if "Expected" in fields:
         return fields["Expected"]
     set_, _, recipe = name.partition("/")

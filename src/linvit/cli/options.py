@@ -1,4 +1,4 @@
-"""Options of `linvit fit` and its like on a command line: from arguments to a configuration."""
+"""Converts command-line options of `linvit fit` and related verbs to a configuration."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from linvit.runs.parser import Config
 
 FLAG, SHORT = "--config", "-c"
-RESUME_AND_CHECKPOINT = "--resume=auto finds the checkpoint itself: leave --ckpt_path out, or --resume"
+RESUME_AND_CHECKPOINT = "--resume=auto finds the checkpoint: remove --ckpt_path, or --resume"
 
 
 def read_options(verb: str, argv: Sequence[str], base: Mapping[str, Any] | None = None, *, see: str = "") -> "Config":
@@ -20,10 +20,10 @@ def read_options(verb: str, argv: Sequence[str], base: Mapping[str, Any] | None 
     Args:
         verb: fit, validate, test or predict.
         argv: Its arguments, without the verb.
-        base: A complete configuration, which the arguments change.
+        base: A complete configuration that the arguments modify.
         see: Sentence that is added to errors, such as the command of the help.
     """
-    from linvit.runs.parser import parse  # which takes seconds to import
+    from linvit.runs.parser import parse  # takes seconds to import
 
     given = [argument.partition("=")[0] for argument in argv]
     if verb == "fit" and "--resume" in given and "--ckpt_path" in given:
@@ -34,9 +34,9 @@ def read_options(verb: str, argv: Sequence[str], base: Mapping[str, Any] | None 
 
 
 def with_bases(argv: Sequence[str]) -> list[str]:
-    """Replaces every `--config NAME` of a command line by the files that it stands for.
+    """Replaces every `--config NAME` of a command line by its files, including bases.
 
-    At the end `base` itself is set to null: the merged configuration is complete, wherever it is saved.
+    Finally sets `base` to null: the merged configuration is complete and can be saved anywhere.
     """
     expanded: list[str] = []
     for argument, config in arguments(argv):
@@ -50,12 +50,12 @@ def with_bases(argv: Sequence[str]) -> list[str]:
 
 
 def configs(argv: Sequence[str]) -> list[str]:
-    """The configurations that a command line names, in order."""
+    """Returns the configurations of a command line, in order."""
     return [config for _, config in arguments(argv) if config is not None]
 
 
 def arguments(argv: Sequence[str]) -> Iterator[tuple[str, str | None]]:
-    """The arguments of a command line, each with the configuration that it names, `--config NAME` as one."""
+    """Yields the arguments of a command line, each with the configuration that it names, `--config NAME` as one."""
     arguments = iter(argv)
     for argument in arguments:
         if argument in (FLAG, SHORT):

@@ -29,18 +29,18 @@ from linvit.runs.run import Run
 from linvit.tasks.pretrained import skip_pretrained
 
 EPILOG = """examples:
-  linvit probe RUN            on the images that the run was trained on
+  linvit probe RUN            on the images of the run's training
   linvit probe TEACHER STUDENT --random
                               several side by side, and one not trained
   linvit probe timm:vit_small_patch16_dinov3 --data.source=path/to/folder
   linvit probe --config mine.yaml --model.pretrained=FILE
                               a backbone with weights of a file
 
-Options of linvit validate say which images (--data.source=FOLDER) and how they
-are prepared; what they leave open, the configuration of a run says, or timm of
+Options of linvit validate set the images (--data.source=FOLDER) and their
+preparation; defaults are those of the run's configuration, or timm's for
 its models. The run's folder, or ./probe, gets index.html, with the scores over
 depth, probe.md and probe.csv. All features are kept in memory; --layers=-1 are
-those of the last layer alone.
+only the last layer.
 """
 ABOUT = (
     "Features are those of the training split, frozen and without augmentation: the mean of the patches, and the class "
@@ -49,15 +49,15 @@ ABOUT = (
     "convergence; cross-validation on the training split chooses the C of its regularisation, of {}."
 )
 Features = dict[tuple[int, str, str], Tensor]
-"""Of a split: (N, C) by position of a layer, its name, and what is pooled."""
+"""Features of a split: (N, C) by position of a layer, its name, and the pooled tokens."""
 
 
 ProbedModel = tuple[str, nn.Module, ImageData]
-"""The name of a network to probe, the network, and the images as it takes them."""
+"""Name of a network to probe, the network, and its images."""
 
 
 class ProbeScore(NamedTuple):
-    """Accuracies on the tested split, of one feature of one layer; see `linvit.analysis.probes`."""
+    """Accuracies on the tested split, for one feature of one layer; see `linvit.analysis.probes`."""
 
     network: str
     position: int  # of the layer, from 0
@@ -68,17 +68,17 @@ class ProbeScore(NamedTuple):
 
 
 def main(argv: list[str]) -> int:
-    """Runs `linvit probe`; prints a table and where the page is, and returns 0."""
+    """Runs `linvit probe`; prints a table and the path of the page, and returns 0."""
     parser = argument_parser("linvit probe", __doc__, EPILOG)
     parser.allow_abbrev = False  # the other options are those of validate
     parser.add_argument("networks", nargs="*", metavar="NETWORK", help="a run, one of its checkpoints, or timm:MODEL")
-    parser.add_argument("--random", action="store_true", help="also the first network with random weights")
+    parser.add_argument("--random", action="store_true", help="also probe the first network with random weights")
     parser.add_argument("--layers", nargs="+", type=int, metavar="N", help="blocks or stages: 0, 1, ... or -1, -2, ...")
-    neighbours = "of kNN (default: 10 20)"
+    neighbours = "numbers of neighbours of kNN (default: 10 20)"
     parser.add_argument("--neighbours", nargs="+", type=int, metavar="K", default=(10, 20), help=neighbours)
-    parser.add_argument("--config", metavar="CONFIG", help="of the images, and of a network that is named nowhere else")
-    parser.add_argument("--output", type=Path, metavar="DIR", help="to write to (default: RUN/probe, or probe)")
-    # argparse would take an option with a space in it for a network
+    parser.add_argument("--config", metavar="CONFIG", help="of the images, and of the network if none is given")
+    parser.add_argument("--output", type=Path, metavar="DIR", help="output folder (default: RUN/probe, or probe)")
+    # argparse would take an option that contains a space for a network
     options = [option for option in argv if option.startswith(("--data", "--model"))]
     args, others = parser.parse_known_args([option for option in argv if option not in options])
     folder = args.output or Path(*[run_of_checkpoint(name) or "" for name in args.networks[:1]], "probe")
@@ -88,13 +88,13 @@ def main(argv: list[str]) -> int:
     wanted = [*[(names[0], False)] * args.random, *((name, True) for name in names)]
     subjects = [read_subject(name, args.config, options, trained) for name, trained in wanted]
     if len(sources := {data.source: None for _, _, data in subjects}) > 1:
-        raise UserError(f"these networks have images of their own, {', '.join(sources)}: choose, --data.source=SOURCE")
+        raise UserError(f"these networks have different images, {', '.join(sources)}: choose one, --data.source=SOURCE")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     scores: list[ProbeScore] = []
     for name, network, data in subjects:
         found, images = probe(name, network.to(device).eval(), data, args)
         scores += found
-    about = f"Images of {', '.join(sources)}: {images}, the last of which is tested. "
+    about = f"Images of {', '.join(sources)}: {images}; the last split is tested. "
     about += ABOUT.format(", ".join(f"{strength:g}" for strength in STRENGTHS))
     titles = [*(f"kNN, k = {count}" for count in args.neighbours), "linear"]
     rows = [("network", "layer", "feature", *titles, "C")]
@@ -120,10 +120,10 @@ def main(argv: list[str]) -> int:
 
 
 def read_subject(name: str | None, config: str | None, options: Sequence[str], trained: bool) -> ProbedModel:
-    """A network and its images.
+    """Returns a network and its images.
 
-    The name is that of a run, a checkpoint, or timm:MODEL; None is the network that configuration and options, those of
-    `linvit validate`, describe. One that is not `trained` has random weights.
+    The name is that of a run, a checkpoint, or timm:MODEL; None is the network of the configuration and options, as in
+    `linvit validate`. If not `trained`, it has random weights.
     """
     folder, own = None, list[Source]()
     if name is not None and name.startswith("timm:"):
@@ -135,12 +135,10 @@ def read_subject(name: str | None, config: str | None, options: Sequence[str], t
         own = [folder]
     own += [config] if config else []
     run = _run(read_config(own) if own else None, options, name if folder else None)
-    if not isinstance(run.data, ClassificationData):  # of a dense task, whose backbone is probed
+    if not isinstance(run.data, ClassificationData):  # a dense task, whose backbone is probed
         data = run.data
         if not any(option.startswith("--data.source=") for option in options):
-            raise UserError(
-                f"'{data.source}' is for {type(data).__name__}: name others, labelled: --data.source=FOLDER"
-            )
+            raise UserError(f"'{data.source}' is for {type(data).__name__}: give labelled images: --data.source=FOLDER")
         images = classification({}, img_size=list(data.size), mean=list(data.mean), std=list(data.std))
         run.data = _run(read_config(images), options).data
     with nullcontext() if trained else skip_pretrained():
@@ -149,18 +147,18 @@ def read_subject(name: str | None, config: str | None, options: Sequence[str], t
 
 
 def _run(base: Config | None, options: Sequence[str], checkpoint: str | None = None) -> Run:
-    """The run of a configuration and of options on the command line."""
+    """Returns the run of a configuration and of command-line options."""
     config = replace_options(read_options("predict", options, base), {"model.compile": False})
     return Run(config if checkpoint is None else {**config, "ckpt_path": checkpoint}, "predict", quiet=True)
 
 
 def of_timm(model: str) -> Config:
-    """The configuration of a trained model of timm, and of images as it takes them."""
+    """Returns the configuration of a trained model of timm and its images."""
     return classification({"backbone": {"name": "timm", "model": model, "pretrained": True}}, **timm_images(model))
 
 
 def classification(model: dict[str, Any], **data: Any) -> Config:
-    """The configuration of a model for labelled images, and of these."""
+    """Returns the configuration of a model for labelled images, and of the images."""
     return {
         "model": {"class_path": "linvit.tasks.ClassificationTask", "init_args": model},
         "data": {"class_path": "linvit.data.ClassificationData", "init_args": data},
@@ -168,7 +166,7 @@ def classification(model: dict[str, Any], **data: Any) -> Config:
 
 
 def probe(name: str, network: nn.Module, data: ImageData, args: argparse.Namespace) -> tuple[list[ProbeScore], str]:
-    """Probes a network: a score for each feature of each layer, and the images of each split, in words."""
+    """Probes a network; returns a score for each feature of each layer, and a sentence on the images of each split."""
     device = next(network.parameters()).device
     tested = data.data_source.evaluated({*data.splits, "val"})
     read = {split: features_of_split(network, data, split, args.layers, device) for split in ("train", tested)}
@@ -188,7 +186,7 @@ def probe(name: str, network: nn.Module, data: ImageData, args: argparse.Namespa
 def features_of_split(
     network: nn.Module, data: ImageData, split: str, layers: Sequence[int] | None, device: torch.device
 ) -> tuple[Features, Tensor]:
-    """All features of a split, prepared as evaluation does, on the CPU; and the labels (N,) on the device."""
+    """Returns all features of a split, prepared as in evaluation, on the CPU, and the labels (N,) on the device."""
     parts: dict[tuple[int, str, str], list[Tensor]] = {}
     labels = []
     for batch in data.evaluation_dataloader(split):
@@ -201,7 +199,7 @@ def features_of_split(
 
 
 def plots(scores: Sequence[ProbeScore], titles: Sequence[str]) -> list[tuple[str, str]]:
-    """Each accuracy over depth, with what it is: a curve for each feature of each network."""
+    """Returns plots of each accuracy over depth with a title: a curve for each feature of each network."""
     depth = Axis("block or stage", ticks=tuple(sorted({score.position for score in scores})))
     curves: dict[tuple[str, str], list[ProbeScore]] = {}
     for score in scores:

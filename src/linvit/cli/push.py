@@ -1,4 +1,4 @@
-"""`linvit push`: a trained network to the Hugging Face hub, or to a folder, for linvit, timm and transformers."""
+"""`linvit push`: pushes a trained network to the Hugging Face hub or to a folder, for linvit, timm and transformers."""
 
 from pathlib import Path
 
@@ -16,18 +16,18 @@ then:
   after `import linvit.backbones`
 
 It writes model.safetensors, config.json and a card, README.md, with the run's
-configuration without paths of this machine: read it. A repository that does not
-exist is made public; make it yourself to keep it private.
+configuration without local paths: check it. A repository that does not
+exist is created as public; create it yourself to keep it private.
 """
 
 
 def main(argv: list[str]) -> int:
-    """Runs `linvit push`; prints where the network is."""
+    """Runs `linvit push`; prints the address or folder of the network."""
     parser = argument_parser("linvit push", __doc__, EPILOG)
     parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a finished run")
-    parser.add_argument("repository", nargs="?", metavar="OWNER/NAME", help="of the hub")
-    parser.add_argument("--to", type=Path, metavar="DIR", help="a new folder, in place of the hub")
-    parser.add_argument("--license", metavar="NAME", help="of the weights, as the hub calls it; must be given")
+    parser.add_argument("repository", nargs="?", metavar="OWNER/NAME", help="repository of the hub")
+    parser.add_argument("--to", type=Path, metavar="DIR", help="write to a new folder instead of the hub")
+    parser.add_argument("--license", metavar="NAME", help="licence of the weights, by the hub's name; required")
     args = parser.parse_args(argv)
     if (args.repository is None) == (args.to is None):
         raise UserError("name either a repository of the hub, OWNER/NAME, or a folder, --to DIR")

@@ -1,4 +1,4 @@
-"""Specs, mappings and sizes as one writes them in a shell."""
+"""Parses specs, mappings and sizes from a shell."""
 
 from typing import Any
 
@@ -10,12 +10,12 @@ HINT = "Write it like '{option: value}', in quotes"
 
 
 def read_spec(registry: Registry, text: str) -> Spec:
-    """A name, or a mapping with `name` and options, as a spec."""
+    """Returns a name, or a mapping with `name` and options, as a spec."""
     return read_value(f"the {registry.kind}", text) if text.lstrip().startswith("{") else text
 
 
 def parse_sizes(option: str, text: str) -> list[tuple[int, int]]:
-    """Sizes (H, W), each once, from sides and sizes such as "14,14x28"."""
+    """Returns sizes (H, W), each once, from sides and sizes such as "14,14x28"."""
     found = []
     for part in text.lower().split(","):
         sides = part.strip().split("x")
@@ -26,7 +26,7 @@ def parse_sizes(option: str, text: str) -> list[tuple[int, int]]:
 
 
 def timm_images(model: str) -> dict[str, Any]:
-    """How a trained model of timm takes its images, as options of data modules; empty if timm does not know it."""
+    """Returns the images of a trained timm model, as options of data modules; empty if timm does not know it."""
     import timm
 
     known: Any = timm.get_pretrained_cfg(model)
@@ -37,23 +37,23 @@ def timm_images(model: str) -> dict[str, Any]:
 
 
 def usable_device(name: str) -> str:
-    """The name of a device, if this machine has it; else a `UserError` says what it has."""
+    """Returns the name of a device if this machine has it; otherwise raises a `UserError` with the available ones."""
     import torch
 
     try:
-        torch.zeros(1, device=name).cpu()  # which of `meta` has no values
+        torch.zeros(1, device=name).cpu()  # fails for `meta`, which has no values
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        has = f"cpu and {torch.cuda.device_count()} CUDA devices" if torch.cuda.is_available() else "cpu alone"
+        has = f"cpu and {torch.cuda.device_count()} CUDA devices" if torch.cuda.is_available() else "only cpu"
         reason = str(error).partition("\n")[0]
         raise UserError(f"--device {name} cannot be used ({reason}); this machine has {has}") from error
     return name
 
 
 def read_value(what: str, text: str) -> Any:
-    """JSON or YAML, read as a configuration is."""
+    """Parses JSON or YAML like a configuration."""
     try:
         return yaml_text.load(text, what)
     except UserError:
         raise
-    except Exception as error:  # the loader's own kinds
+    except Exception as error:  # the loader's exceptions
         raise UserError(f"{what} {text!r} is neither JSON nor YAML. {HINT}") from error

@@ -102,13 +102,13 @@ class ImageData(LightningDataModule):
     cpu_keys: ClassVar[Collection[str]] = ()
     """Entries that Lightning neither moves to the device nor converts to half precision; see `NotTransferred`."""
     subset: bool = False
-    """Whether the data has some of the classes of the network that is scored; see `restrict_to`."""
+    """True if the data has only some of the classes of the network that is scored; see `restrict_to`."""
     how_to_restrict: ClassVar[str] = ""
-    """What to do about data with fewer classes than the network, for an error message."""
+    """Advice for data with fewer classes than the network, for an error message."""
     how_to_label: ClassVar[str] = "give the images labels"
-    """What to do about data without labels, for an error message."""
+    """Advice for data without labels, for an error message."""
     how_to_count: ClassVar[str | None] = None
-    """What to do where the number of classes is unknown, for an error message; None is `how_to_label`."""
+    """Advice if the number of classes is unknown, for an error message; None is `how_to_label`."""
     advanced_options: ClassVar[frozenset[str]] = frozenset(
         {"bands", "value_range", "mean", "std", "image_column", "val_fraction", "repeated_aug", "seed"}
         | {"max_bad_fraction", "max_pixels", "streaming_rows", "shuffle_buffer"}
@@ -202,7 +202,7 @@ class ImageData(LightningDataModule):
         return {}
 
     def prepare(self, splits: Splits) -> Splits:
-        """The splits with targets in the form that training needs, such as classes as numbers."""
+        """Returns the splits with targets in the form that training needs, such as classes as numbers."""
         return splits
 
     def restrict_to(self, classes: Sequence[str]) -> None:
@@ -317,7 +317,7 @@ class ImageData(LightningDataModule):
         return shown
 
     def drawn(self, sample: Sample) -> Sample:
-        """A sample with its targets drawn into its image, to be shown."""
+        """Returns a sample with its targets drawn into its image, to be shown."""
         return sample
 
     def train_dataloader(self) -> DataLoader[Any]:

@@ -125,7 +125,7 @@ class ClassificationData(ImageData):
         return list(feature.names) if isinstance(feature, datasets.ClassLabel) else None
 
     def prepare(self, splits: Splits) -> Splits:
-        """The splits with labels as numbers."""
+        """Returns the splits with labels as numbers."""
         label = self.label_column
         labelled = {name: rows for name, rows in splits.items() if label in rows.features}
         if label is None:
@@ -142,7 +142,7 @@ class ClassificationData(ImageData):
         return splits
 
     def targets(self, split: str) -> Mapping[str, Target]:
-        """The labels of a split, checked beforehand unless it is streamed."""
+        """Returns the labels of a split, checked beforehand unless it is streamed."""
         if not self.labels:
             return {}
         label = self.label_column

@@ -144,7 +144,7 @@ class DetectionData(ImageData):
         return [*range(1, len(ids) + 1)] if any(isinstance(key, str) for key in ids) else ids
 
     def targets(self, split: str) -> Mapping[str, Target]:
-        """The objects of a split, which are looked at."""
+        """Returns the objects of a split, which are looked at."""
         source = self.data_source
         if isinstance(source, SceneSource):
             return {name: Target("scene") for name in ("objects", "image_id")}
@@ -303,7 +303,7 @@ class DetectionData(ImageData):
         return TargetReport(lines, bad, malformed, refused, noted=noted)
 
     def drawn(self, sample: Sample) -> Sample:
-        """A sample with its boxes drawn into its image, if that is RGB of 8 bits."""
+        """Returns a sample with its boxes drawn into its image, if that is RGB of 8 bits."""
         image, boxes = sample["image"], sample["boxes"]
         if not self.bands.eight_bit_rgb:
             return sample
@@ -338,6 +338,6 @@ def _leaves_out_many(found: ObjectAudit) -> bool:
 
 
 def _findings(split: str, found: Sequence[AnnotationFinding], name: Callable[[int], str]) -> list[ImageFinding]:
-    """The same annotations as `linvit data check` lists them."""
+    """Returns the same annotations as `linvit data check` lists them."""
     reasons = [": ".join(filter(None, (one.reason, one.detail))) for one in found]
     return [ImageFinding(split, annotation_name(one, name), reason) for one, reason in zip(found, reasons, strict=True)]

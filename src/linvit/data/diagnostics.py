@@ -26,7 +26,7 @@ class GeneratedData(ImageData):
     """The entry of a sample that is to be predicted."""
 
     def targets(self, split: str) -> Mapping[str, Target]:
-        """The answers."""
+        """Returns the answers."""
         return {self.answer: Target("scene")}
 
     @classmethod

@@ -149,12 +149,12 @@ class SegmentationData(ImageData):
         return find_column(others, self.given_mask_column, datasets.Image, MASK_COLUMNS, self.source)
 
     def prepare(self, splits: Splits) -> Splits:
-        """The splits with masks as files."""
+        """Returns the splits with masks as files."""
         mask = self.mask_column
         return splits if mask is None else splits | as_images(splits, mask, self.source)
 
     def targets(self, split: str) -> Mapping[str, Target]:
-        """The masks of a split."""
+        """Returns the masks of a split."""
         table = self.data_source.table_of(split)
         mask = self.mask_column
         if mask is None or (table in self.splits and mask not in self.splits[table].features):
@@ -168,7 +168,7 @@ class SegmentationData(ImageData):
         return {"mask": Target(mask, reader)}
 
     def masks(self, rows: datasets.Dataset) -> Masks:
-        """The masks of a split that has some, to be looked at."""
+        """Returns the masks of a split that has some, to be looked at."""
         return Masks(rows, self.image_column, self.mask_column or "", self.mask_reader)
 
     @cached_property

@@ -1,1 +1,1 @@
-"""Scores of a trained network on sets that reviewers ask for, as a page."""
+"""Evaluates a trained network on sets such as ImageNet-C and ImageNet-V2 and writes a page."""

@@ -8,5 +8,5 @@ ALEXNET = {
 }
 """AlexNet's published errors for the 15 corruptions of the mCE, the mean over the severities."""
 CORRUPTIONS = {"c": [*ALEXNET], "c_extra": ["speckle_noise", "gaussian_blur", "spatter", "saturate"]}
-"""Names of the folders of each set; those of `c_extra` do not count for the mCE."""
+"""Names of the folders of each set; those of `c_extra` are not part of the mCE."""
 SEVERITIES = range(1, 6)

@@ -1,4 +1,4 @@
-"""What is evaluated: a run, an exported file, or a model of timm."""
+"""The model to evaluate: a run, an exported file, or a model of timm."""
 
 import json
 from collections.abc import Callable
@@ -25,7 +25,7 @@ Network = Callable[[Tensor], Tensor]
 
 
 class EvaluatedModel(NamedTuple):
-    """A classifier: what it computes of images (B, C, H, W), which are normalised unless it `takes_pixels`."""
+    """Classifier that maps images (B, C, H, W), normalised unless it `takes_pixels`, to logits."""
 
     network: Network
     classes: list[str]
@@ -33,12 +33,12 @@ class EvaluatedModel(NamedTuple):
     takes_pixels: bool = False
 
     def __call__(self, pixels: Tensor) -> Tensor:
-        """Images from 0 to 255 to logits (B, K)."""
+        """Maps images from 0 to 255 to logits (B, K)."""
         return self.network(pixels if self.takes_pixels else self.preprocessing.normalise(pixels))
 
 
 def read_model(name: str, device: torch.device) -> EvaluatedModel:
-    """Reads a run, a checkpoint, what `linvit push` or `linvit export` wrote, `.pt2` programs too, or `timm:NAME`."""
+    """Reads a run, a checkpoint, an output of `linvit push` or `linvit export` (also `.pt2`), or `timm:NAME`."""
     if name.startswith(TIMM):
         return _of_timm(name.removeprefix(TIMM), device)
     exported, takes_pixels = Path(name).suffix in SUFFIXES, False
@@ -47,9 +47,9 @@ def read_model(name: str, device: torch.device) -> EvaluatedModel:
     else:
         description, state = read_trained(name)
     if not issubclass(task_class(description.task), ClassificationTask):
-        raise UserError(f"linvit evaluate is for classification, and '{name}' is of {description.task}: linvit test")
+        raise UserError(f"linvit evaluate is for classification; use linvit test for {description.task} of '{name}'")
     if description.preprocessing is None:
-        raise UserError(f"'{name}' does not say how images are prepared")
+        raise UserError(f"'{name}' has no description of its preprocessing")
     if not exported:
         network = build_task(description, state, name).network.to(device)
     return EvaluatedModel(network, description.class_names, Preprocessing.of(description.preprocessing), takes_pixels)
@@ -74,14 +74,14 @@ def _of_file(path: Path, device: torch.device) -> tuple[Network, ModelDescriptio
         raise
     except Exception as error:  # files of any content
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-        raise UserError(f"'{path}' is no file of linvit export: {reason}") from error
+        raise UserError(f"'{path}' was not written by linvit export: {reason}") from error
     return network, description, "normalised" not in said["images"]
 
 
 def _of_timm(name: str, device: torch.device) -> EvaluatedModel:
     try:
         network = timm.create_model(name, pretrained=True).eval().to(device)
-    except Exception as error:  # of the hub, too
+    except Exception as error:  # also errors of the hub
         raise UserError(f"timm has no trained '{name}': {str(error).partition(chr(10))[0]}") from error
     given: Any = resolve_data_config(model=network)  # type: ignore[no-untyped-call]
     if given["interpolation"] != "bicubic":

@@ -1,4 +1,4 @@
-"""Scores on sets as a page with pictures, Markdown, CSV and JSON."""
+"""Writes scores on sets as a page with pictures, Markdown, CSV and JSON."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -20,11 +20,11 @@ from linvit.io.plain_text import markdown_code, markdown_table, markdown_text
 from linvit.runs.conditions import conditions
 
 Table = list[tuple[str, ...]]
-SHOWN = 3  # the severity of the pictures
+SHOWN = 3  # severity of the pictures
 ABOUT = (
     "Top-1 is right if one of the image's labels is chosen; 95 %: Wilson's interval over images. Where a set has some "
-    "of the network's classes, logits of the others are left out, and beside it stands the clean score on the same "
-    "classes. NLL in nats; ECE: expected calibration error, 15 bins. Throughput and memory are those of the network on "
+    "of the network's classes, logits of the others are left out, and the clean score on the same classes is given "
+    "beside it. NLL in nats; ECE: expected calibration error, 15 bins. Throughput and memory are of the network on "
     "one device and a full batch."
 )
 OURS = "mean error over severities and corruptions, not over AlexNet's: that is for all 15 corruptions at 224 pixels"
@@ -32,7 +32,7 @@ PUBLISHED = "mCE, over AlexNet's published errors (Hendrycks and Dietterich 2019
 
 
 def top1_by_set(scores: Sequence[Score], model: EvaluatedModel) -> dict[str, float]:
-    """Top-1 by the name of a set, with its size where that is another than the network's; see `table_of`."""
+    """Returns top-1 by the name of a set, with its size if that differs from the network's; see `table_of`."""
     found = {}
     for (name, size), group in groupby(scores, lambda score: (score.set, score.size)):
         own, nominal = [score.top1 for score in group], model.preprocessing.size
@@ -41,7 +41,7 @@ def top1_by_set(scores: Sequence[Score], model: EvaluatedModel) -> dict[str, flo
 
 
 def table_of(scores: Sequence[Score], model: EvaluatedModel) -> Table:
-    """A row per set and size, the titles first; of a corrupted set the mean over all."""
+    """Returns a row per set and size, preceded by the titles; for a corrupted set, the mean over all corruptions."""
     rows: Table = [("set", "size", "images", "classes", "top-1", "95 %", "on clean", "NLL", "ECE", "images/s", "MiB")]
     for (name, size), group in groupby(scores, lambda score: (score.set, score.size)):
         own = [*group]
@@ -56,7 +56,7 @@ def table_of(scores: Sequence[Score], model: EvaluatedModel) -> Table:
 
 
 def corruption_tables(scores: Iterable[Score], model: EvaluatedModel) -> dict[str, tuple[Table, str]]:
-    """Of each corrupted set, the errors by corruption and severity, and what they come to, in words."""
+    """Returns for each corrupted set the errors by corruption and severity, and a sentence with their mean."""
     tables = {}
     for name, group in groupby((score for score in scores if score.corruption), lambda score: score.set):
         own = [*group]
@@ -87,7 +87,7 @@ def write(
     lines = [Series(f"{s.set} {s.size[0]}, ECE {s.ece:.3f}", tuple((c, a) for _, a, c in s.bins)) for s in plain]
     exact = Series("exact", ((0.0, 0.0), (1.0, 1.0)))
     axes = Axis("probability of the choice"), Axis("accuracy")
-    plots = [(line_plot("Reliability", [exact, *lines], *axes), "Below the straight line a network is too sure.")]
+    plots = [(line_plot("Reliability", [exact, *lines], *axes), "Below the straight line a network is overconfident.")]
     sweep = sorted((score.size[0], score.top1) for score in plain if score.set == "clean")
     if len(sweep) > 1:
         over = line_plot("Resolution", [Series("clean", tuple(sweep))], Axis("side in pixels"), Axis("top-1"))

@@ -1,4 +1,4 @@
-"""What a network scores on sets of images: accuracy, calibration, corruption errors, and what it costs."""
+"""Scores of a network on sets of images: accuracy, calibration, corruption errors, throughput and memory."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -24,9 +24,9 @@ IMAGENET = ("n01440764", "tench, Tinca tinca")  # names of the first of its 1,00
 
 
 class Score(NamedTuple):
-    """A row of the table; `clean` is the top-1 of the clean images of the same classes, where a set has not all.
+    """Row of the table; `clean` is the top-1 of the clean images of the same classes, where a set lacks some classes.
 
-    Of the `bins` of the probability, a fifteenth wide, those that are not empty: images, accuracy, mean probability.
+    `bins` are the non-empty ones of 15 bins of probability: images, accuracy, mean probability.
     """
 
     set: str
@@ -45,14 +45,14 @@ class Score(NamedTuple):
 
 
 class Evaluator:
-    """Scores a network on all devices; each has a share of the images, and figures are those of a single one."""
+    """Scores a network on all devices, each with a share of the images; the results are those of a single device."""
 
     def __init__(self, model: EvaluatedModel, fabric: Fabric, batch_size: int, num_workers: int) -> None:
         self.model, self.fabric = model, fabric
         self.batch_size, self.num_workers = batch_size, num_workers
 
     def __call__(self, clean: Sequence[ImageSet], others: Sequence[ImageSet], sizes: Sequence[int]) -> list[Score]:
-        """The scores of all sets; `clean` are the same images with other answers, the first at further sizes, too."""
+        """Returns the scores of all sets; `clean` are images with other labels, the first also at other sizes."""
         nominal: Any = tuple(self.model.preprocessing.size or ())
         costs = {size: self.cost(size) for size in dict.fromkeys([nominal, *((side, side) for side in sizes)])}
         some = {each.name: each.classes for each in others if clean and {*each.classes} < {*clean[0].classes}}
@@ -73,7 +73,7 @@ class Evaluator:
             return []
         prepared = replace(self.model.preprocessing, size=size)
         if sets[0].kind is not None:
-            prepared = replace(prepared, crop_pct=1.0)  # the images of ImageNet-C are cropped already
+            prepared = replace(prepared, crop_pct=1.0)  # the images of ImageNet-C are already cropped
         images, rank = sets[0].images(prepared.transform), self.fabric.global_rank
         sampler = EvalSampler(len(images), rank, self.fabric.world_size)
         loader = make_loader(images, self.batch_size, self.num_workers, collate, sampler)
@@ -89,13 +89,13 @@ class Evaluator:
 
     @torch.inference_mode()
     def cost(self, size: Any) -> dict[str, Any]:
-        """Images per second and peak memory in bytes, where torch sees it, of a full batch, without loading."""
+        """Measures images per second, without loading, and peak memory in bytes, if torch reports it, at full batch."""
         prepared, device = self.model.preprocessing, self.fabric.device
         dtype = torch.float32 if prepared.value_range else torch.uint8
         images = torch.zeros(self.batch_size, prepared.reader.bands.channels, *size, dtype=dtype, device=device)
         try:
             self.model(images)
-        except Exception as error:  # of anybody's network
+        except Exception as error:  # of third-party networks
             said = f"the network does not take images of {size[0]}x{size[1]}: {error}"
             raise UserError(said.partition("\n")[0]) from error
         timing = interleaved({"network": lambda: self.model(images)}, budget=0.5, device=device)["network"]
@@ -104,9 +104,9 @@ class Evaluator:
 
 
 def outcomes(logits: Tensor, answers: Answers, classes: Sequence[int]) -> Tensor:
-    """(B, 3) of logits (B, K), of a choice among some classes: whether it is right, its probability, and the NLL.
+    """Returns (B, 3) for logits (B, K) and a choice among some classes: correctness, probability, and the NLL.
 
-    Where several classes are right, the NLL is that of their total probability. NaN for an image without a right class.
+    If several classes are right, the NLL is that of their total probability. NaN for an image without a right class.
     """
     right = torch.zeros(logits.shape, dtype=torch.bool)
     for row, own in enumerate(answers):
@@ -119,9 +119,9 @@ def outcomes(logits: Tensor, answers: Answers, classes: Sequence[int]) -> Tensor
 
 
 def summary(of: ImageSet, size: tuple[int, int], found: Tensor) -> Score:
-    """Returns the score of outcomes (N, 3) of a set, without those that are NaN.
+    """Returns the score of outcomes (N, 3) of a set, ignoring NaN.
 
-    The expected calibration error is that of Guo et al. 2017. Figures have no digits that depend on the batch size.
+    The expected calibration error is that of Guo et al. 2017. Results are rounded so that the batch size has no effect.
     """
     right, confidence, nll = found[~found[:, 0].isnan()].double().numpy().T
     if not len(right):
@@ -135,12 +135,12 @@ def summary(of: ImageSet, size: tuple[int, int], found: Tensor) -> Score:
 
 
 def corruption_errors(top1: Mapping[tuple[str, int], float], published: bool) -> dict[str, float]:
-    """The error of each corruption, the mean over its severities, with `published` over AlexNet's (CE)."""
+    """Returns the error of each corruption, the mean over its severities, divided by AlexNet's if `published` (CE)."""
     over = ALEXNET if published else {}
     names = dict.fromkeys(name for name, _ in top1)
     return {name: sum(1 - top1[name, each] for each in SEVERITIES) / 5 / over.get(name, 1.0) for name in names}
 
 
 def is_imagenet(classes: Sequence[str], size: Sequence[int]) -> bool:
-    """Whether AlexNet's published errors are for these classes and images."""
+    """Returns True if AlexNet's published errors are for these classes and images."""
     return len(classes) == 1000 and classes[0] in IMAGENET and tuple(size) == (224, 224)

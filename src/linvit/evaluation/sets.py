@@ -1,4 +1,4 @@
-"""Sets of images on the disk, and which of a network's classes are right for each image."""
+"""Sets of images on disk, and the classes of a network that are right for each image."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -18,14 +18,14 @@ from linvit.data.sources.read import BadImages
 from linvit.errors import UserError
 from linvit.io.reading import read_text
 
-BORDER = {"objectnet": 2}  # pixels that are cut off on each side: the images have a red frame
+BORDER = {"objectnet": 2}  # pixels to cut off on each side: the images have a red frame
 Kind = tuple[str, int] | None  # a corruption and its severity
 Answers = Sequence[Sequence[int]]
-"""The classes that are right, by image; an image without any is left out."""
+"""The right classes by image; images without any are left out."""
 
 
 class ImageSet(NamedTuple):
-    """Rows of a table, what is right for each, classes among which to choose, and the corruption of the images."""
+    """Rows of a table, right classes of each, classes to choose from, and the corruption of the images."""
 
     name: str
     source: DataSource
@@ -45,10 +45,10 @@ class ImageSet(NamedTuple):
 def read_set(
     name: str, data: ClassificationData, classes: Sequence[str], mapping: Path | None = None, whole: bool = True
 ) -> ImageSet:
-    """The images that data would test, all of a folder without splits if `whole`, and their places among `classes`.
+    """Returns the test images of data, all of a folder without splits if `whole`, and their places among `classes`.
 
-    The mapping is a JSON file that names, for each of the data's classes, one or several of the network's, by name or
-    number. Images of classes that it does not name are left out.
+    The mapping is a JSON file with one or several of the network's classes, by name or number, for each of the data's
+    classes. Images of missing classes are left out.
     """
     source = data.data_source
     if source.streaming:
@@ -62,7 +62,7 @@ def read_set(
     else:
         known = _read(mapping, dict)
         if not known.keys() & {*names}:
-            raise UserError(f"'{mapping}' names none of the classes of '{source.name}', such as '{names[0]}'")
+            raise UserError(f"'{mapping}' contains no class of '{source.name}', such as '{names[0]}'")
         several = [each if isinstance(each, list) else [each] for each in map(known.get, names, [[]] * len(names))]
         places = [places_of([*map(str, each)], classes, str(mapping)) for each in several]
     labels = np.array(rows.select_columns([data.label_column]).with_format("arrow")[:][data.label_column])
@@ -73,14 +73,14 @@ def read_set(
 
 
 def real_labels(path: Path, clean: ImageSet, classes: int) -> Answers:
-    """ReaL's labels (Beyer et al. 2020): a list per image, in the order of the files' names, or of a table's rows."""
+    """Returns ReaL's labels (Beyer et al. 2020): a list per image, in the order of file names, or of a table's rows."""
     lists = _read(path, list)
     if len(lists) != len(clean.chosen):
         raise UserError(f"'{path}' has labels of {len(lists)} images, but the clean set has {len(clean.chosen)}")
     if not all(isinstance(own, list) and all(type(i) is int and 0 <= i < classes for i in own) for own in lists):
         raise UserError(f"'{path}' must hold a list for each image, of numbers from 0 to {classes - 1}")
     images = clean.rows.with_format("arrow")[:][clean.source.image_column]
-    paths = pyarrow.compute.struct_field(images, "path").take(clean.chosen)  # which copies no bytes of images
+    paths = pyarrow.compute.struct_field(images, "path").take(clean.chosen)  # copies no bytes of images
     names = [Path(path or "").name for path in paths.to_pylist()]
     order = np.argsort(names, kind="stable") if len({*names}) == len(names) else np.arange(len(names))
     return [lists[place] for place in np.argsort(order)]

@@ -30,7 +30,7 @@ from linvit.tasks.base import Description
 
 EXPLAINED = {
     "weights": "The query token's row of the equivalent matrix, mean over heads and channels.",
-    "focus": "Each patch's share in the query token's output: how Hydra attention can be seen, too.",
+    "focus": "Each patch's share in the query token's output, which also exists for Hydra attention.",
 }
 TABLE = (
     "Rank: singular values above max(N, M) times the float64 epsilon of the largest. Effective rank: exp of the "
@@ -84,7 +84,7 @@ class Analysis(NamedTuple):
         return list(dict.fromkeys(part for _, part, _, _ in self.rows))
 
     def layers(self, part: str = "") -> dict[str, list[float]]:
-        """The numbers of each layer, means over its heads."""
+        """Returns the numbers of each layer, means over its heads."""
         heads: dict[str, list[list[float]]] = {}
         for layer, own, _, values in self.rows:
             if own == part:
@@ -146,7 +146,7 @@ def analyze(subject: AnalysedModel, photos: Sequence[Photo], query: Query, max_t
 
 
 def galleries(one: Analysis) -> list[tuple[tuple[Image.Image, Image.Image], str]]:
-    """The maps of a model, on light and on dark paper, with their kinds."""
+    """Returns the maps of a model, on light and on dark paper, with their kinds."""
     found = []
     for kind in (kind for kind in KINDS if kind in one.maps[0].maps):
         light, dark = (_with_legend(gallery(one.maps, kind, paper), one, paper) for paper in (LIGHT, DARK))
@@ -155,7 +155,7 @@ def galleries(one: Analysis) -> list[tuple[tuple[Image.Image, Image.Image], str]
 
 
 def _with_legend(picture: Image.Image, one: Analysis, paper: Paper) -> Image.Image:
-    """A picture of maps, and under it the colours and names of the classes in its masks."""
+    """Returns a picture of maps, and under it the colours and names of the classes in its masks."""
     if not one.drawn:
         return picture
     names = [printable(one.subject.class_names[number], lines=False) for number in one.drawn]
@@ -167,7 +167,7 @@ def _with_legend(picture: Image.Image, one: Analysis, paper: Paper) -> Image.Ima
 
 
 def prediction_table(found: Sequence[Analysis], photos: Sequence[Photo]) -> list[list[str]]:
-    """The titles, and a row per image: its class, if one is known, and what each model predicts."""
+    """Returns the titles, and a row per image: its class, if one is known, and what each model predicts."""
     labelled = any(image.truth for image in found[0].described)
     table = [["image", *["true class"] * labelled, *(one.subject.name for one in found)]]
     for photo, *images in zip(photos, *(one.described for one in found), strict=True):

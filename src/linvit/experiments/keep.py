@@ -59,7 +59,7 @@ class Measurements:
         self.rows = self._read()
 
     def __call__(self, converted: Collection[int]) -> Measured:
-        """The measurement of a choice."""
+        """Returns the measurement of a choice."""
         key = tuple(sorted(converted))
         while key not in self.rows and rank_zero_only.rank:  # type: ignore[attr-defined]
             time.sleep(1)

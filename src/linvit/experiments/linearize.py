@@ -40,8 +40,8 @@ SCORES = (
     "that it has a place for, and new parameters at their initial values."
 )
 ERRORS = (
-    "How far what a layer's attention puts out is from what that of the teacher does, on the same images: mean squared "
-    "error over the teacher's mean square, so 0 is the same, and 1 as far off as zeros would be. Attention outputs are "
+    "Error of a layer's attention output against the teacher's, on the same images: mean squared error over the "
+    "teacher's mean square, so 0 is equal, and 1 is the error of zeros. Attention outputs are "
     "taken before the output projection. Of the first batch of the validation split, in evaluation mode."
 )
 SPEED = (
@@ -49,8 +49,8 @@ SPEED = (
     "beyond weights and image. Measured on {device}, so the size from which the student is faster holds for that alone."
 )
 MAPS = (
-    "Where the token with the red ring (without a ring: the class token) looks: its row of each layer's attention "
-    "matrix, mean over heads, light is much; and what reaches it through all layers (rollout). Negative weights are "
+    "Attention of the token with the red ring (without a ring: the class token): its row of each layer's attention "
+    "matrix, mean over heads, light is high; and the rollout through all layers. Negative weights are "
     "drawn as 0."
 )
 
@@ -85,7 +85,7 @@ def write_page(run: Run, command: str, folders: Sequence[Path]) -> None:
 
 
 def by_epoch(runs: Sequence[RunFolder], tag: str) -> dict[int, float]:
-    """A curve of validations, of one run after the other, by the number of epochs that had been trained."""
+    """Returns a curve of validations, of one run after the other, by the number of epochs that had been trained."""
     found: dict[int, float] = {}
     before = 1
     for run in runs:
@@ -111,7 +111,7 @@ def scores(runs: Sequence[RunFolder]) -> dict[str, float]:
 
 
 def errors(runs: Sequence[RunFolder]) -> dict[str, dict[str, float]]:
-    """The relative error of each attention layer, at the start and after epochs."""
+    """Returns the relative error of each attention layer, at the start and after epochs."""
     found: dict[str, dict[str, float]] = {}
     for tag, curve in runs[0].curves.items():
         if tag.startswith(f"{START}{DISTANCE}"):
@@ -208,7 +208,7 @@ def add_maps(page: Page, networks: Mapping[str, nn.Module], photos: Sequence[Pho
 
 
 def in_place(task: Task, network: nn.Module) -> nn.Module:
-    """The network as `Task.measurable_network` makes it of a task's own."""
+    """Returns the network as `Task.measurable_network` makes it of a task's own."""
     kept = task.network
     try:
         task.network = network

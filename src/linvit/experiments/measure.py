@@ -30,7 +30,7 @@ class Estimate(NamedTuple):
 
     @classmethod
     def of(cls, samples: Sequence[float]) -> "Estimate":
-        """The interval by ranks: the true median is outside two ordered samples as often as n coins fall alike.
+        """Returns the interval by ranks: the true median is outside two ordered samples as often as n coins fall alike.
 
         It assumes nothing about the noise but that samples are independent. Six samples give 96.9 %, by their extremes.
         """
@@ -60,7 +60,7 @@ class Timing(NamedTuple):
         return low, high
 
     def over(self, other: "Timing") -> Estimate:
-        """The ratios to another of the same round: what lasts longer than a round slows down both."""
+        """Returns the ratios to another of the same round: what lasts longer than a round slows down both."""
         return Estimate.of([a / b for a, b in zip(self.samples, other.samples, strict=False)])
 
 

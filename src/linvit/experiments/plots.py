@@ -90,7 +90,7 @@ def line_plot(title: str, series: Sequence[Series], x: Axis, y: Axis, note: str 
 
 
 def pareto(points: Sequence[Point]) -> list[Point]:
-    """The points that no other one beats, from left to right: the smaller x and the larger y, the better."""
+    """Returns the points that no other one beats, from left to right: the smaller x and the larger y, the better."""
     return [
         point for point in sorted(points) if not any(x <= point[0] and y >= point[1] for x, y in {*points} - {point})
     ]
@@ -196,7 +196,7 @@ def _draw(axes: Axes, series: Series, x: Axis, y: Axis, **style: Any) -> tuple[l
 
 
 def svg(figure: Figure) -> str:
-    """A figure as the text of an SVG file."""
+    """Returns a figure as the text of an SVG file."""
     file = io.StringIO()
     with mpl.rc_context(STYLE):
         figure.savefig(file, format="svg", metadata={"Date": None})

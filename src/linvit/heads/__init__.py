@@ -1,1 +1,1 @@
-"""Heads for dense prediction: what turns the features of a backbone into the prediction for every pixel."""
+"""Heads for dense prediction: they map the features of a backbone to a prediction for every pixel."""

@@ -1,4 +1,4 @@
-"""What heads of all tasks have in common: the feature maps that they were made for, and which task they are for."""
+"""Base class of the heads of all tasks: the feature maps that a head accepts, and its task."""
 
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
@@ -9,26 +9,26 @@ from linvit.errors import UserError, check_number
 
 
 class Head(nn.Module):
-    """Base class of what turns the feature maps of a backbone into a prediction; one subclass per task.
+    """Base class of modules that map the feature maps of a backbone to a prediction; one subclass per task.
 
     Args:
         channels: Channels of each feature map, the finest map first.
-        reductions: Image side over map side of each map. None is less than the one before.
+        reductions: Image side over map side of each map, in ascending order.
         num_classes: Classes K.
 
     Attributes:
-        task: The task that the head is for, "segmentation" or "detection".
-        maker: The function that makes a network with a head of this task, for messages.
-        needs_pyramid: Whether it needs maps of several sizes. Those of a plain transformer, which have one size, then
+        task: Task of the head, "segmentation" or "detection".
+        maker: Function that creates a network with a head of this task, for messages.
+        needs_pyramid: True if it needs maps of several sizes. Those of a plain transformer, which have one size, then
             become a pyramid (`linvit.heads.neck`).
-        plain_maps: From how many blocks of a plain transformer that is made: 1 is the last, more are evenly spaced.
-        fpn_width: The option with the channels of its own feature pyramid network; empty without one. A head with it
-            takes `fpn: false`, for a plain transformer, whose maps are of that width already.
-        keeps_classifiers: Whether classifiers that a checkpoint of other classes does not fit stay as they were built,
-            rather than begin at zero.
+        plain_maps: Number of blocks of a plain transformer to use for this: 1 is the last, more are evenly spaced.
+        fpn_width: Option with the channels of its feature pyramid network; empty without one. A head with this option
+            accepts `fpn: false`, for a plain transformer, whose maps already have that width.
+        keeps_classifiers: True if classifiers that do not fit a checkpoint of other classes keep their initial
+            values instead of zeros.
 
     Raises:
-        UserError: If there is no map, or channels, reductions or classes are not positive, or out of order.
+        UserError: If there is no map, or if channels, reductions or classes are not positive or not in order.
     """
 
     task: ClassVar[str]
@@ -55,17 +55,17 @@ class Head(nn.Module):
 
     @classmethod
     def levels(cls, reductions: Sequence[int]) -> list[int]:
-        """Returns the positions of the feature maps, of all that a backbone has, that a network hands to this head.
+        """Returns the positions, among all feature maps of a backbone, of those that a network passes to this head.
 
         By default those at a reduction of 4 or more.
         """
         return [i for i, reduction in enumerate(reductions) if reduction >= 4]
 
     def check_pyramid(self, levels: int = 2, finest: int = 4, doubling: bool = False) -> None:
-        """Raises a `UserError` unless the maps are a pyramid, each coarser than the one before.
+        """Raises a `UserError` unless the maps are a pyramid, each coarser than the previous one.
 
         It has `levels` maps or more, the first of a reduction of `finest` at most. With `doubling` each reduction is
-        twice the one before.
+        twice the previous one.
         """
         steps = list(zip(self.reductions, self.reductions[1:], strict=False))
         fits = all(2 * fine == coarse if doubling else fine < coarse for fine, coarse in steps)
@@ -76,20 +76,20 @@ class Head(nn.Module):
         other = ", or the head fcn, which reads a single map" if self.task == "segmentation" else ""
         raise UserError(
             f"{type(self).__name__} needs {maps} or more, the first at a reduction of {finest} or less, each {each} "
-            f"the one before; got reductions {list(self.reductions)}. Take a pyramid, such as swin_tiny or "
+            f"the one before; got reductions {list(self.reductions)}. Use a pyramid, such as swin_tiny or "
             f"{{name: timm, model: resnet50}}{other}"
         )
 
     @classmethod
     def classes_in(cls, state: Mapping[str, Tensor]) -> int:
-        """Returns how many classes a state dict of such a head is for; 0 if it has no classifier."""
+        """Returns the number of classes of a state dict of such a head; 0 if it has no classifier."""
         return rows(state, "classifier.weight")
 
     def classifiers(self) -> list[nn.Module]:
-        """Returns all layers that another number of classes changes."""
+        """Returns all layers whose size depends on the number of classes."""
         raise NotImplementedError(f"{type(self).__name__} has no classifiers")
 
 
 def rows(state: Mapping[str, Tensor], name: str) -> int:
-    """Returns the length of a tensor of a state dict; 0 if it is not there."""
+    """Returns the length of a tensor of a state dict; 0 if it does not exist."""
     return len(state[name]) if name in state and state[name].ndim else 0

@@ -1,4 +1,4 @@
-"""Networks for dense prediction: a backbone, linvit's or timm's, and a head for its feature maps."""
+"""Builds networks for dense prediction: a backbone, linvit's or timm's, and a head for its feature maps."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
@@ -18,17 +18,17 @@ from linvit.registry.signatures import parameters_of, takes
 def create_head(
     spec: Spec, *, channels: Sequence[int], reductions: Sequence[int], num_classes: int, **options: Any
 ) -> Head:
-    """Builds the head that a spec describes; `create_segmentor` and `create_detector` build its backbone, too.
+    """Builds the head of a spec; `create_segmentor` and `create_detector` also build its backbone.
 
     Args:
         spec: A name, or a mapping with `name` and options of the head.
-        channels: Of each feature map (B, C, H, W) of the backbone, the largest map first.
-        reductions: How many pixels of the image a pixel of each map is wide.
+        channels: Channels of each feature map (B, C, H, W) of the backbone, the largest map first.
+        reductions: Image side over map side of each map.
         num_classes: Classes.
         options: Further options of the head.
 
     Raises:
-        UserError: If there is no such name, or it does not take an option or these maps.
+        UserError: If the name does not exist, or the head does not accept an option or these maps.
 
     Example:
         >>> linvit.create_head("fcn", channels=[64, 128], reductions=[4, 8], num_classes=150)
@@ -47,15 +47,15 @@ def backbone_and_head(
     drop_path_rate: float,
     in_chans: int = 3,
 ) -> tuple[nn.Module, Any, SimpleFeaturePyramid | None]:
-    """Builds a backbone in the form of its dense models, a head for the maps that it wants, and a neck if it needs one.
+    """Builds a backbone in its form for dense prediction, a head for its maps, and a neck if needed.
 
-    That is a plain transformer's under a head that needs a pyramid. It takes the place of a head's own pyramid (`fpn`).
+    A neck is needed for a plain transformer with a head that needs a pyramid; it replaces a head's own pyramid (`fpn`).
     """
     head_name, head_options = heads.parse(head)
     head_class: Any = heads.get(head_name)
     if head_class.task != task:
         raise UserError(
-            f"head '{head_name}' is for {head_class.task}, not for {task}. Make a network with it by "
+            f"head '{head_name}' is for {head_class.task}, not for {task}. Create a network with it by "
             f"linvit.{head_class.maker}, or name a head of {task}: {', '.join(heads_of(task))}"
         )
     name, options = backbones.parse(backbone)
@@ -80,7 +80,7 @@ def backbone_and_head(
 
 
 class DenseNetwork(nn.Module):
-    """A backbone and a head that fit together, with a neck between them where the head needs a pyramid of one map."""
+    """Backbone and head that fit together, with a neck between them where the head needs a pyramid from one map."""
 
     def __init__(self, backbone: nn.Module, head: Any, neck: SimpleFeaturePyramid | None = None) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class DenseNetwork(nn.Module):
         if made_for != given:
             raise UserError(
                 f"{type(head).__name__} was made for channels and reductions {made_for}, but {type(backbone).__name__} "
-                f"gives it {given}. Make both by linvit.{head.maker}"
+                f"gives it {given}. Create both by linvit.{head.maker}"
             )
         self.backbone = backbone
         self.neck = neck
@@ -98,22 +98,22 @@ class DenseNetwork(nn.Module):
         self.num_classes: int = head.num_classes
 
     def feature_maps(self, images: Tensor) -> list[Tensor]:
-        """What the head gets of images (B, 3, H, W): maps (B, C, H', W')."""
+        """Returns the input of the head for images (B, 3, H, W): maps (B, C, H', W')."""
         return self.through_neck(feature_maps(self.backbone, images, self.pyramid.indices))
 
     def through_neck(self, maps: list[Tensor]) -> list[Tensor]:
-        """The maps of the backbone, or the pyramid that the neck makes of them."""
+        """Returns the maps of the backbone, or the pyramid that the neck makes from them."""
         return maps if self.neck is None else self.neck(maps)
 
 
 def heads_of(task: str) -> list[str]:
-    """Returns the names of linvit's own heads of a task."""
+    """Returns the names of linvit's heads of a task."""
     own = [name for name, owners in heads.entries().items() if owners[0].owner == "linvit"]
     return [name for name in own if getattr(heads.get(name), "task", None) == task]
 
 
 class Pyramid(NamedTuple):
-    """Which feature maps of a backbone a head gets."""
+    """Selection of feature maps of a backbone for a head."""
 
     indices: tuple[int, ...]
     channels: tuple[int, ...]
@@ -121,12 +121,12 @@ class Pyramid(NamedTuple):
 
 
 def needs_neck(head: Any, reductions: Sequence[int]) -> bool:
-    """Returns whether a head needs a pyramid, but the features of the backbone have one size, a plain transformer's."""
+    """Returns True if a head needs a pyramid and all features of the backbone have one size (plain transformers)."""
     return head.needs_pyramid and len(set(reductions)) == 1
 
 
 def pyramid(backbone: nn.Module, head: Any) -> Pyramid:
-    """Returns what a head, or its class, gets of the features of a backbone, or the neck between them."""
+    """Returns the features of a backbone that a head (or head class) uses, and the neck between them."""
     levels = feature_levels(backbone)
     reductions = [level["reduction"] for level in levels]
     if needs_neck(head, reductions):
@@ -136,9 +136,9 @@ def pyramid(backbone: nn.Module, head: Any) -> Pyramid:
     else:
         indices = tuple(head.levels(reductions)) if levels else ()
     if not indices:
-        had = f"has features at reductions {reductions}, none that the head can use" if levels else "has no features"
+        had = f"has features at reductions {reductions}, none usable by the head" if levels else "has no features"
         raise UserError(
-            f"{type(backbone).__name__} {had}. Take a backbone with feature maps, such as swin_tiny or "
+            f"{type(backbone).__name__} {had}. Use a backbone with feature maps, such as swin_tiny or "
             f"{{name: timm, model: resnet50}}"
         )
     chosen = [levels[i] for i in indices]
@@ -152,7 +152,7 @@ def feature_levels(backbone: Any) -> list[dict[str, Any]]:
 
 
 def feature_maps(backbone: Any, images: Tensor, indices: Sequence[int]) -> list[Tensor]:
-    """Returns chosen features (B, C, H', W') of images (B, 3, H, W), with the norms that they have."""
+    """Returns chosen features (B, C, H', W') of images (B, 3, H, W), with their norms."""
     if hasattr(backbone, "forward_intermediates"):
         found: list[Tensor] = backbone.forward_intermediates(
             images, indices=list(indices), norm=has_norms(backbone), intermediates_only=True
@@ -165,16 +165,16 @@ def feature_maps(backbone: Any, images: Tensor, indices: Sequence[int]) -> list[
 
 
 def has_norms(backbone: Any) -> bool:
-    """Returns whether features have a norm: linvit's, and those of timm's plain transformers; its others refuse it."""
+    """Returns True if features have a norm: linvit's, and those of timm's plain transformers; its others refuse it."""
     plain = len({level["reduction"] for level in feature_levels(backbone)}) == 1
     return isinstance(backbone, Backbone) or (plain and hasattr(backbone, "norm"))
 
 
 def drop_unused(backbone: Any, indices: Sequence[int]) -> None:
-    """Drops the modules of a backbone that its features at `indices` do not need: they would get no gradient."""
+    """Deletes modules of a backbone that its features at `indices` do not use: they would get no gradient."""
     if hasattr(backbone, "prune_intermediate_layers"):
         idle = not has_norms(backbone)
         if not idle:
             trained = [parameter.requires_grad for parameter in backbone.norm.parameters()]
-            idle = bool(trained) and not any(trained)  # it does nothing, and checkpoints contain it
+            idle = bool(trained) and not any(trained)  # unused, but part of checkpoints
         backbone.prune_intermediate_layers(list(indices), prune_norm=idle, prune_head=True)

@@ -1,4 +1,4 @@
-"""Layers that several heads have: convolutions with the initial values of mmsegmentation and mmdetection, pyramids."""
+"""Layers shared by heads: convolutions with the initial values of mmsegmentation and mmdetection, pyramids."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -18,9 +18,9 @@ from linvit.errors import UserError
 class ConvNormReLU(nn.Sequential):
     """Convolution without bias, BatchNorm, ReLU: (B, C, H, W) -> (B, C', H, W).
 
-    Initial weights are normal, of a variance by the fan-out (He et al. 2015), as in mmsegmentation.
-    So is the name `bn`: its recipes exclude LayerNorms from weight decay by `norm` in their names, and no BatchNorm.
-    With `layer_norm` a LayerNorm over the channels, `norm`, takes its place.
+    Initial weights are normal, with a variance by the fan-out (He et al. 2015), as in mmsegmentation.
+    The name `bn` is mmsegmentation's: its recipes exclude `norm` (LayerNorms) from weight decay, but not BatchNorm.
+    With `layer_norm` it has a LayerNorm over the channels, `norm`, instead.
     """
 
     def __init__(self, in_channels: int, out_channels: int, kernel: int = 3, layer_norm: bool = False) -> None:
@@ -33,8 +33,8 @@ class ConvNormReLU(nn.Sequential):
 class PyramidPooling(nn.Module):
     """Means of a map over grids of several sizes, beside the map itself: (B, C, H, W) -> (B, width, H, W).
 
-    Paper: Zhao et al. 2017, "Pyramid Scene Parsing Network", Sec. 3.2. A map may be smaller than a grid. In training a
-    batch has two images or more, for the sake of the BatchNorm behind the mean over the whole map.
+    Paper: Zhao et al. 2017, "Pyramid Scene Parsing Network", Sec. 3.2. A map may be smaller than a grid. Training needs
+    batches of two images or more, because of the BatchNorm after the mean over the whole map.
     """
 
     def __init__(self, channels: int, width: int, pool_sizes: Sequence[int] = (1, 2, 3, 6)) -> None:
@@ -48,7 +48,7 @@ class PyramidPooling(nn.Module):
         if self.training and len(x) == 1 and 1 in self.pool_sizes and isinstance(self.branches[0].bn, nn.BatchNorm2d):
             raise UserError(
                 "a batch of one image cannot train pyramid pooling: BatchNorm behind the mean over the whole map has "
-                "one number per channel. Take a batch of 2 images or more (--data.batch_size), or several devices with "
+                "one number per channel. Use a batch of 2 images or more (--data.batch_size), or several devices with "
                 "--trainer.sync_batchnorm=true"
             )
         size = x.shape[-2:]
@@ -74,7 +74,7 @@ def resize(x: Tensor, size: Sequence[int]) -> Tensor:
 
 
 def conv(into: int, out: int, kernel: int = 3, std: float = 0.01) -> nn.Conv2d:
-    """Builds a convolution that keeps the size, of normal initial weights and biases 0."""
+    """Builds a convolution that keeps the size, with normal initial weights and zero biases."""
     layer = nn.Conv2d(into, out, kernel, padding=kernel // 2)
     nn.init.normal_(layer.weight, std=std)
     nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
@@ -89,9 +89,9 @@ def tower(width: int, convs: int) -> nn.Sequential:
 class FPN(FeaturePyramidNetwork):  # type: ignore[misc]  # torchvision has no types
     """torchvision's feature pyramid on lists of maps: (B, C_i, H_i, W_i) to (B, width, H_i, W_i), the finest first.
 
-    Paper: Lin et al. 2017, "Feature Pyramid Networks for Object Detection". There are biases and
+    Paper: Lin et al. 2017, "Feature Pyramid Networks for Object Detection". Convolutions have biases and
     no norms. Initial weights are uniform (Glorot and Bengio 2010) and biases 0, as in mmdetection and mmsegmentation.
-    `extra_levels` adds coarser maps; without `join` there is nothing else, for maps of `width` channels.
+    `extra_levels` adds coarser maps; without `join` it adds only these, to maps of `width` channels.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class FPN(FeaturePyramidNetwork):  # type: ignore[misc]  # torchvision has no ty
                 nn.init.zeros_(module.bias)  # type: ignore[arg-type]
 
     def forward(self, features: Sequence[Tensor]) -> list[Tensor]:
-        """Feature maps to maps of one width, as many or, with extra levels, more."""
+        """Maps feature maps to maps of one width, as many or, with extra levels, more."""
         if self.inner_blocks:
             return list(super().forward({str(i): feature for i, feature in enumerate(features)}).values())
         maps = list(features)
@@ -116,8 +116,8 @@ class FPN(FeaturePyramidNetwork):  # type: ignore[misc]  # torchvision has no ty
 class TwoMoreLevels(ExtraFPNBlock):  # type: ignore[misc]  # torchvision has no types
     """P6 and P7 by convolutions of stride 2 (Lin et al. 2017, "Focal Loss for Dense Object Detection", footnote 2).
 
-    P6 is made from C5 ("input") or P5 ("output"). torchvision's `LastLevelP6P7` puts a ReLU between them, which
-    mmdetection's RetinaNet has not, and takes P5 for P6 if it has as many channels as C5.
+    P6 is made from C5 ("input") or P5 ("output"). torchvision's `LastLevelP6P7` has a ReLU between them, which
+    mmdetection's RetinaNet does not have, and makes P6 from P5 if that has as many channels as C5.
     """
 
     def __init__(

@@ -13,14 +13,14 @@ from torch.nn import functional as F
 from linvit.errors import UserError
 
 REDUCTIONS = (4, 8, 16, 32)
-"""Those of the maps of a pyramid."""
+"""Reductions of the maps of a pyramid."""
 
 
 class SimpleFeaturePyramid(nn.Module):
     """Maps (B, C, H / s, W / s) to a pyramid of maps (B, width, H / r, W / r), the finest first.
 
-    Each level on its own doubles a map by transposed convolutions or pools its maxima; a 1 x 1 and a 3 x 3 convolution
-    follow, each with a LayerNorm over the channels, or without `norm` a bias. No level sees another one. The maps'
+    Each level is independent: it doubles a map by transposed convolutions or max-pools it, followed by a 1 x 1 and a
+    3 x 3 convolution, each with a LayerNorm over the channels, or without `norm` a bias. The maps'
     reduction s is 16 or a smaller power of two.
     """
 
@@ -37,7 +37,7 @@ class SimpleFeaturePyramid(nn.Module):
         self.levels = nn.ModuleList(level(channels, reduction / r, width, norm) for r in reductions)
 
     def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:
-        """One map for all levels, or several that they share out, those of earlier blocks for finer levels."""
+        """Maps one map to all levels, or distributes several maps, those of earlier blocks to finer levels."""
         count = len(self.levels)
         return [level(maps[i * len(maps) // count]) for i, level in enumerate(self.levels)]
 
@@ -55,19 +55,19 @@ class ConvNorm(nn.Conv2d):
 
 
 class MaxPool(nn.Module):
-    """Maxima of squares of `side` pixels, of which those cut by the border are left out unless there is no other."""
+    """Maxima of squares of `side` pixels; squares cut by the border are left out unless there is no other."""
 
     def __init__(self, side: int) -> None:
         super().__init__()
         self.side = side
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, C, H / side, W / side), at least one pixel."""
+        """Maps (B, C, H, W) to (B, C, H / side, W / side), at least one pixel."""
         return F.max_pool2d(x, [min(self.side, length) for length in x.shape[-2:]])
 
 
 def level(channels: int, scale: float, width: int, norm: bool) -> nn.Sequential:
-    """Builds the layers of one level, whose maps are `scale` times as large as the transformer's."""
+    """Builds the layers of one level, with maps `scale` times as large as the transformer's."""
     layers: list[nn.Module] = []
     if scale < 1:
         layers.append(MaxPool(round(1 / scale)))
@@ -80,10 +80,10 @@ def level(channels: int, scale: float, width: int, norm: bool) -> nn.Sequential:
 
 
 def check_reduction(reduction: int, backbone: str, others: str) -> None:
-    """Raises a `UserError` unless a pyramid can stand on a plain transformer's maps; it names `others`, other heads."""
+    """Raises a `UserError` if no pyramid can be made from a plain transformer's maps; `others` are other heads."""
     if reduction not in (1, 2, 4, 8, 16):
         hint = f", or a head that needs no pyramid: {others}" if others else ""
         raise UserError(
-            f"{backbone} has maps at a reduction of {reduction} alone, on which no feature pyramid at reductions of "
-            f"{', '.join(map(str, REDUCTIONS))} can stand. Take patches of 16, 8 or 4 pixels{hint}"
+            f"{backbone} has only maps at a reduction of {reduction}, from which a feature pyramid at reductions of "
+            f"{', '.join(map(str, REDUCTIONS))} cannot be made. Use patches of 16, 8 or 4 pixels{hint}"
         )

@@ -1,1 +1,1 @@
-"""From what a run has left to predictions, without its trainer and data."""
+"""Loads the results of a run for prediction, without its trainer and data."""

@@ -1,4 +1,4 @@
-"""What a trained network's file says of it besides the weights, as plain values, and the network built from that."""
+"""Description of a trained network in its file, in plain values, and the network built from it."""
 
 import json
 import pkgutil
@@ -32,14 +32,14 @@ Weights = Literal["raw", "ema"]
 
 @dataclass(frozen=True)
 class ModelDescription:
-    """What is known of a trained network. All of it is plain values, which JSON holds."""
+    """Description of a trained network, in plain values that JSON can store."""
 
-    version: str  # linvit's, which trained it
+    version: str  # version of linvit that trained it
     task: str  # class of its task: "linvit.tasks.classification:ClassificationTask"
-    options: dict[str, Any]  # arguments of the task that make the network and its predictions: `backbone`, `window` ...
-    weights: Weights = "raw"  # which of a run's weights these are; "ema" is their moving average
-    preprocessing: dict[str, Any] | None = None  # arguments of `Preprocessing`; None if nobody said
-    category_ids: list[int] | None = None  # COCO's, of the classes; None of other tasks, and of linvit 0.2.0
+    options: dict[str, Any]  # arguments of the task that determine network and predictions: `backbone`, `window` ...
+    weights: Weights = "raw"  # kind of a run's weights; "ema" is their moving average
+    preprocessing: dict[str, Any] | None = None  # arguments of `Preprocessing`; None if unknown
+    category_ids: list[int] | None = None  # COCO's ids of the classes; None for other tasks and linvit 0.2.0
 
     @property
     def class_names(self) -> list[str]:
@@ -48,7 +48,7 @@ class ModelDescription:
 
     @classmethod
     def from_dict(cls, content: Any, source: object) -> "ModelDescription":
-        """Reads one from content of any kind of the file `source`; a `UserError` if it is not that."""
+        """Reads a description from the content of the file `source`; raises a `UserError` if it is something else."""
         kinds: dict[str, Any] = {
             "version": str,
             "task": str,
@@ -76,7 +76,7 @@ class ModelDescription:
 
 
 def read_trained(source: str | Path, weights: Weights | None = None) -> tuple[ModelDescription, dict[str, Tensor]]:
-    """The description of a trained network, and its weights under the network's own names; nothing is executed."""
+    """Returns the description of a trained network, and its weights by name; nothing is executed."""
     path = download(source) if isinstance(source, str) and source.startswith(HUB) else Path(source)
     if (path / HUB_FILES[0]).is_file():
         path /= HUB_FILES[0]
@@ -88,7 +88,7 @@ def read_trained(source: str | Path, weights: Weights | None = None) -> tuple[Mo
 
 
 def run_in(folder: Path) -> RunFolder:
-    """The run whose folder this is, or the newest of several in it."""
+    """Returns the run whose folder this is, or the newest of several in it."""
     run = RunFolder(folder) if (folder / CHECKPOINTS).is_dir() else newest(folder)
     if run is None:
         raise UserError(f"'{folder}' is not the folder of a run: it has no {CHECKPOINTS}, nor runs version_N in it")
@@ -103,12 +103,12 @@ def _of_safetensors(path: Path) -> tuple[ModelDescription, dict[str, Tensor]]:
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         content = json.loads(metadata["description"]) if "description" in metadata else None
     except FileNotFoundError as error:
-        raise UserError(f"there is no file '{path}'") from error
+        raise UserError(f"the file '{path}' does not exist") from error
     except (OSError, SafetensorError, ValueError, RecursionError) as error:
         raise torch_file.broken(path, error) from error
     if content is None:
         raise UserError(
-            f"'{path}' holds weights alone: give the folder of the run, or linvit.load_pretrained(network, '{path}')"
+            f"'{path}' contains only weights: give the folder of the run, or linvit.load_pretrained(network, '{path}')"
         )
     return ModelDescription.from_dict(content, path), state
 
@@ -118,7 +118,7 @@ def _of_checkpoint(path: Path, weights: Weights | None) -> tuple[ModelDescriptio
     given, known = content["hyper_parameters"], content.get(DESCRIPTION)
     averaged = bool(content.get("ema_updates"))
     if weights == "ema" and not averaged:
-        raise UserError(f"checkpoint '{path}' has no moving average of the weights: take the raw ones")
+        raise UserError(f"checkpoint '{path}' has no moving average of the weights: use the raw ones")
     if weights is None:
         weights = "ema" if averaged and given.get("predict_with") == "ema" else "raw"
     options = {name: value for name, value in given.items() if name not in OF_TRAINING}
@@ -136,9 +136,9 @@ def build_task(
     allow: Collection[str] = (),
     **options: Any,
 ) -> Task:
-    """The task with its network and the weights, in evaluation mode; `task.network` is plain torch.
+    """Returns the task with its network and the weights, in evaluation mode; `task.network` is plain torch.
 
-    Nothing is imported that is neither registered nor in `allow`. `options` are those that a network does not decide.
+    Only registered classes and those in `allow` are imported. `options` are options that do not change the network.
     """
     try:
         found = task_class(description.task, allow)
@@ -146,7 +146,7 @@ def build_task(
             task = found(**{**description.options, **options})
         check_same_model(source, dict(state), task.network, model_named(description.options))
         if bad := not_finite(task.network, {"state_dict": state}):
-            raise UserError(f"its weights are not finite: {quote_first(bad, 3)}")
+            raise UserError(f"it has non-finite weights: {quote_first(bad, 3)}")
         task.network.load_state_dict(state)
     except Exception as error:  # options of any content
         reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}".partition("\n")[0]
@@ -158,7 +158,7 @@ def build_task(
 
 
 def task_class(name: str, allow: Collection[str] = ()) -> type[Task]:
-    """The class of a task by its path: linvit's own, one that this program has imported, or one that is allowed."""
+    """Returns the class of a task by its path: linvit's own, an already imported one, or an allowed one."""
     if name.replace(":", ".") in {path.replace(":", ".") for path in allow}:
         pkgutil.resolve_name(name)
     found: type[Task] | None = known_class(name, Task, tasks)
@@ -175,5 +175,5 @@ def write_trained(path: str | Path, network: nn.Module, description: ModelDescri
     state = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in network.state_dict().items()}
     names = ("backbone", "attention", "head", "img_size")
     options = {name: description.options[name] for name in names if name in description.options}
-    metadata = {WRITTEN_BY: description.version, "options": json.dumps(options)}  # which load_pretrained reads
+    metadata = {WRITTEN_BY: description.version, "options": json.dumps(options)}  # read by load_pretrained
     write_bytes(Path(path), save(state, metadata | {"description": json.dumps(asdict(description))}))

@@ -1,4 +1,4 @@
-"""A trained network as a file that other programs run: ONNX, or the program of `torch.export`."""
+"""Exports a trained network as a file for other programs: ONNX, or a program of `torch.export`."""
 
 import copy
 import io
@@ -25,19 +25,19 @@ from linvit.io.files import write_bytes
 
 Dtype = Literal["float32", "float16"]
 TOLERANCE = {"float32": 1e-5, "float16": 2e-2}
-"""The largest relative error of a file against the network in float32; half precision has 11 bits."""
+"""Maximum relative error of a file against the network in float32; half precision has 11 bits."""
 SUFFIXES = (".onnx", ".pt2")
-DESCRIPTION = "description.json"  # where a file of `torch.export` has what an ONNX file has in its metadata
+DESCRIPTION = "description.json"  # entry of a `torch.export` file for the metadata of an ONNX file
 OUTPUTS = ("num_detections", "boxes", "labels", "scores", "masks")
-"""Of a detector's file: (B,), (B, n, 4), (B, n), (B, n) and, of a head with masks, (B, n, 28, 28). Behind the number of
-an image's detections there are zeros. Boxes are x1, y1, x2, y2 in pixels of the images that the file takes. Masks are
-probabilities of the pixels of each box, which `linvit.heads.detection.masks.paste_masks` puts into the image."""
+"""Outputs of a detector's file: (B,), (B, n, 4), (B, n), (B, n) and, with masks, (B, n, 28, 28). Entries after
+an image's number of detections are zero. Boxes are x1, y1, x2, y2 in pixels of the input images of the file. Masks are
+probabilities of the pixels of each box, which `linvit.heads.detection.masks.paste_masks` pastes into the image."""
 
 RunFile = Callable[[Tensor], Any]  # images to logits, or to a list of a detector's outputs
 
 
 class Case(NamedTuple):
-    """How far a file is from torch on a batch of images, in which a detector has so many detections."""
+    """Error of a file against torch on a batch of images, and for a detector the number of detections."""
 
     batch: int
     size: tuple[int, int]
@@ -46,7 +46,7 @@ class Case(NamedTuple):
 
 
 class ExportedNetwork(nn.Module):
-    """What a file computes: images (pixels with `normalise`, mean and std) to logits, or a detector's `OUTPUTS`."""
+    """Network of a file: maps images (pixels with `normalise`, mean and std) to logits or a detector's `OUTPUTS`."""
 
     def __init__(
         self, network: nn.Module, normalise: tuple[Sequence[float], Sequence[float]] | None, dtype: Dtype = "float32"
@@ -59,7 +59,7 @@ class ExportedNetwork(nn.Module):
         self.mean, self.std = (nn.Buffer(255 * torch.tensor(each).view(-1, 1, 1)) for each in (mean, std))
 
     def forward(self, images: Tensor) -> Any:
-        """Images (B, C, H, W) to logits; of a detector, outside of an export, to a list of `Detections`."""
+        """Maps images (B, C, H, W) to logits; a detector, outside an export, to a list of `Detections`."""
         if self.normalise:
             images = (images.float() - self.mean) / self.std
         images = images.to(self.dtype)
@@ -73,7 +73,7 @@ class ExportedNetwork(nn.Module):
 
 @dataclass
 class Export:
-    """A network, in evaluation mode and float32, to be exported so that it computes in `dtype`.
+    """Export of a network, in evaluation mode and float32, so that the file computes in `dtype`.
 
     The file never resizes images: PIL's filters on 8 bits have no counterpart in ONNX.
     """
@@ -86,10 +86,10 @@ class Export:
     def __post_init__(self) -> None:
         self.is_detector = isinstance(self.network, Detector)
         if self.is_detector and self.dtype != "float32":
-            raise UserError("a detector is exported in float32: in half precision other boxes stay")
+            raise UserError("detectors can only be exported in float32 (half precision changes which boxes NMS keeps)")
         known = self.description.preprocessing or {}
         if self.with_preprocessing and "mean" not in known:
-            raise UserError("nobody wrote down how images are normalised: leave --with_preprocessing out")
+            raise UserError("the checkpoint has no normalisation constants: export without --with_preprocessing")
         options = self.description.options
         self.size = image_size(options["img_size"])
         self.channels = int(options.get("in_chans", 3))
@@ -100,13 +100,13 @@ class Export:
         if self.dtype == "float16":
             self.exported = ExportedNetwork(copy.deepcopy(self.network).half(), normalise, self.dtype).eval()
         self.fixed = self._fixed()
-        self.outputs = ["logits"]  # names of what the file gives
+        self.outputs = ["logits"]  # names of the file's outputs
         if isinstance(self.network, Detector):
             self.outputs = list(OUTPUTS if self.network.with_masks else OUTPUTS[:-1])
 
     @property
     def cases(self) -> list[tuple[int, tuple[int, int]]]:
-        """Batches and sizes at which a file is compared with torch: the nominal one, and others that are not square."""
+        """Returns batches and sizes at which a file is compared with torch: the nominal one, and others, not square."""
         if self.fixed:
             return [(batch, self.size) for batch in (1, 5)]
         height, width = self.size
@@ -128,7 +128,7 @@ class Export:
 
     @property
     def metadata(self) -> dict[str, str]:
-        """What a file says of itself."""
+        """Returns the metadata of a file."""
         known = self.description
         pixels = "0 to 255" if self.with_preprocessing else "normalised: (pixel / 255 - mean) / std"
         return {
@@ -140,7 +140,7 @@ class Export:
         }
 
     def write(self, path: Path) -> RunFile:
-        """Writes the file; returns what runs it. A `UserError` says why torch cannot export the network."""
+        """Writes the file; returns a function that runs it. Raises a `UserError` if torch cannot export the network."""
         traced = (288, 352) if self.is_detector and not self.fixed else self.size  # no map of a pyramid has a side of 1
         example = (self.images(2, traced),)
         dynamic = (dict.fromkeys([0, *([] if self.fixed else [2, 3])], torch.export.Dim.DYNAMIC),)
@@ -150,7 +150,7 @@ class Export:
             proto = to_onnx(self.exported, example, dynamic, ["images"], self.outputs)
         except UserError:
             raise
-        except Exception as error:  # of torch's exporter, of any kind
+        except Exception as error:  # any exception of torch's exporter
             while error.__cause__ is not None:
                 error = cast("Exception", error.__cause__)
             if isinstance(error, OSError):  # of the disk
@@ -169,7 +169,7 @@ class Export:
             program = torch.export.export(self.exported, example, dynamic_shapes=dynamic)
             for part in program.graph_module.modules():
                 for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
-                    node.meta.pop("stack_trace", None)  # folders of this machine
+                    node.meta.pop("stack_trace", None)  # contains folders of this machine
             content = io.BytesIO()
             torch.export.save(program, content, extra_files={DESCRIPTION: json.dumps(self.metadata)})
             content.seek(0)
@@ -193,21 +193,21 @@ class Export:
 
     @torch.no_grad()
     def _fixed(self) -> str:
-        """Says why a file is for one size of images only; "" if it is for any."""
+        """Returns the reason why a file is for one size of images only; "" if it is for any size."""
         parts = {type(part).__name__ for part in self.network.modules() if not getattr(part, "exports_any_size", True)}
         if parts:
-            return f"{', '.join(sorted(parts))} works differently on a map of another size"
+            return f"{', '.join(sorted(parts))} depends on the size of the map"
         self.fixed = ""
         try:
             for _, size in self.cases[1:]:
                 self.wanted(self.images(1, size))
-        except Exception as error:  # also of a third party's backbone
+        except Exception as error:  # also of third-party backbones
             return f"the network refuses other sizes: {error}".partition("\n")[0]
         return ""
 
 
 def _apart(found: Sequence[Tensor], want: Detections, size: tuple[int, int]) -> float:
-    """The distance of detections of an image (H, W) to the nearest of the same class: box, score, pixels of masks."""
+    """Returns the distance of an image's (H, W) detections to the nearest of the same class: box, score, masks."""
     count = int(found[0])
     if count != len(want["scores"]):
         return math.inf
@@ -225,7 +225,7 @@ def _apart(found: Sequence[Tensor], want: Detections, size: tuple[int, int]) -> 
 
 
 def run_onnx(content: bytes) -> RunFile:
-    """Returns what runs an ONNX file of a network."""
+    """Returns a function that runs an ONNX file of a network."""
     run = in_onnxruntime(content)
 
     def outputs(images: Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""A trained network as a folder in timm's layout, here or on the hub, with linvit's description and a card."""
+"""Writes a trained network to a folder in timm's layout, local or on the hub, with linvit's description and a card."""
 
 import json
 import re
@@ -27,13 +27,13 @@ TASKS = {
     "SegmentationTask": ("image-segmentation", "a class per pixel"),
     "DetectionTask": ("object-detection", "boxes of objects"),
 }
-"""By the class of the task: the hub's name of what it does, and ours."""
+"""Name of the task on the hub, and a description, by the class of the task."""
 OF_TRAINER = (
     *("max_epochs", "max_steps", "max_time", "limit_train_batches", "overfit_batches", "precision"),
     *("accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm", "sync_batchnorm"),
 )
 PATH, SECRET = "(a path)", "(not shown)"
-"""What stands in a card where the configuration has a place on the machine, or what may be a password."""
+"""Replacement in a card for local paths and possible passwords."""
 NAMED = re.compile(r"(hf-hub:|hub:)?[^/\\~]*|(hf-hub:|hub:)[\w.-]+/[\w.-]+(@[\w.-]+)?")  # texts that are not paths
 PRIVATE = re.compile(r"token|secret|password|credential|api_?key", re.IGNORECASE)
 MOST_NAMES = 20  # of classes
@@ -93,7 +93,7 @@ The weights: {licence}.
 
 
 def public(value: Any) -> Any:
-    """A part of a configuration without what belongs to the machine: paths, addresses and passwords."""
+    """Returns a part of a configuration without values specific to the machine: paths, addresses and passwords."""
     if isinstance(value, Mapping):
         return {str(key): SECRET if item and PRIVATE.search(str(key)) else public(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -106,7 +106,7 @@ def public(value: Any) -> Any:
 def write_card(
     description: ModelDescription, run: RunFolder, licence: str, place: Mapping[str, str], in_timm: bool
 ) -> str:
-    """The card as Markdown, with the hub's header; `place` is what `linvit`, `timm` and transformers (`name`) load."""
+    """Returns the card as Markdown with the hub's header; `place` has the names for linvit, timm and transformers."""
     task = description.task.rpartition(":")[2].rpartition(".")[2]
     pipeline, what = TASKS.get(task, ("", task))
     specs = [(registry, description.options.get(registry.kind)) for registry in (attentions, heads, backbones)]
@@ -145,7 +145,7 @@ def write_card(
         what=f"It predicts {what}, of {len(classes)} classes: {shown}.{taught}",
         linvit=place["linvit"],
         timm=ONLY_FOR_TIMM.format(**place) if in_timm else "",
-        preprocessing=prepared or "its file does not say how",
+        preprocessing=prepared or "its file has no description of the preprocessing",
         scores=scores,
         data="Images of a folder or a table." if origin in (None, PATH) else f"Trained and scored on {origin}.",
         version=description.version,
@@ -162,7 +162,7 @@ def _names(spec: Any) -> list[str]:
 
 
 def _papers(names: Mapping[Registry, Sequence[str]]) -> list[str]:
-    """Author, year and title of the papers of mechanisms, heads and backbones, as far as their modules name them."""
+    """Returns author, year and title of the papers of mechanisms, heads and backbones, if their modules have them."""
     found = [
         (name, registry.describe(name).citation)
         for registry, each in names.items()
@@ -173,7 +173,7 @@ def _papers(names: Mapping[Registry, Sequence[str]]) -> list[str]:
 
 
 WEIGHTS, CONFIG, CARD = HUB_FILES[0], "config.json", "README.md"
-# what timm notes of weights that a model began with
+# timm's notes on the initial weights of a model
 OF_OTHER_WEIGHTS = (
     *("url", "file", "hf_hub_id", "hf_hub_filename", "source", "state_dict", "tag", "label_offset"),
     *("test_input_size", "test_crop_pct"),
@@ -182,7 +182,7 @@ LICENCE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
 
 
 def check_licence(licence: str | None) -> str:
-    """The licence, if it is given in the hub's form."""
+    """Returns the licence if it has the hub's form; raises a `UserError` otherwise."""
     if licence is None or not LICENCE.fullmatch(licence):
         raise UserError(
             f"say under which licence the weights may be used, --license=apache-2.0, mit ...; got {licence!r}"
@@ -206,7 +206,7 @@ def write_folder(run: RunFolder, folder: Path, licence: str, place: Mapping[str,
 
 
 def timm_config(network: nn.Module, description: ModelDescription, licence: str) -> dict[str, Any]:
-    """What timm's config.json says of a network; empty for one that timm's registry cannot build."""
+    """Returns the content of timm's config.json for a network; empty if timm's registry cannot build it."""
     own = getattr(network, "pretrained_cfg", None)
     if own is None:
         return {}
@@ -218,7 +218,7 @@ def timm_config(network: nn.Module, description: ModelDescription, licence: str)
     config |= {"interpolation": "bicubic", "license": licence, "custom_load": False}
     return {
         "architecture": config.pop("architecture"),
-        "num_classes": network.num_classes,  # not in model_args: transformers takes it from here alone
+        "num_classes": network.num_classes,  # not in model_args: transformers reads only this
         "num_features": network.num_features,
         "label_names": description.class_names,
         "model_args": {name: value for name, value in get_model_args(network).items() if name != "num_classes"},
@@ -227,7 +227,7 @@ def timm_config(network: nn.Module, description: ModelDescription, licence: str)
 
 
 def push(run: RunFolder, repository: str, licence: str) -> str:
-    """Uploads a finished run to a repository of the hub, which is made if there is none; returns the address."""
+    """Uploads a finished run to a repository of the hub, which is created if necessary; returns its address."""
     if not REPOSITORY.fullmatch(repository):
         raise UserError(f"a repository of the hub is called owner/name; got '{repository}'")
     address = f"{HUB}{repository}"

@@ -1,4 +1,4 @@
-"""`linvit.load`: a trained network that is called with images, without its trainer and data."""
+"""`linvit.load`: a trained network that predicts images, without its trainer and data."""
 
 import warnings
 from collections import deque
@@ -28,17 +28,17 @@ from linvit.tasks.results import Result
 
 OnError = Literal["raise", "skip"]
 Reading = tuple[ImageLike, str, Future[Sample]]
-"""An image that is being read: as it was given, its name, and what comes of it."""
+"""An image being read: the input, its name, and its result."""
 
 
 class TrainedModel:
-    """A trained network with what it takes to predict: called with images, it gives a result of its task for each.
+    """Trained network with its preprocessing: called with images, it returns a result of its task for each.
 
-    Several threads may call it at once; their batches take turns.
+    Several threads may call it at once; their batches are processed in turn.
 
     Attributes:
-        network: The network, plain torch, in evaluation mode: a batch of `transform`ed images in, its output out.
-        description: What its file says of it.
+        network: The network, plain torch, in evaluation mode: maps a batch of `transform`ed images to its output.
+        description: The description in its file.
         class_names: Names of the classes.
     """
 
@@ -52,25 +52,25 @@ class TrainedModel:
 
     @property
     def preprocessing(self) -> Preprocessing:
-        """How images are prepared."""
+        """Preparation of images."""
         if self._preprocessing is None:
             raise UserError(
-                "this network's file does not say how images are prepared: linvit.load(..., preprocessing={...})"
+                "this network's file has no description of its preprocessing: linvit.load(..., preprocessing={...})"
             )
         return self._preprocessing
 
     @property
     def transform(self) -> EvaluationTransform:
-        """An image to what the network takes: a transform of torchvision's v2."""
+        """Transform from an image to the network's input, for torchvision's v2."""
         return EvaluationTransform(self.preprocessing)
 
     @property
     def device(self) -> torch.device:
-        """Where the network is."""
+        """Device of the network."""
         return next(self.network.parameters()).device
 
     def to(self, device: str | torch.device) -> "TrainedModel":
-        """Moves the network."""
+        """Moves the network to a device."""
         with self._lock:
             self._task.to(device)
         return self
@@ -88,17 +88,18 @@ class TrainedModel:
         """Predicts.
 
         Args:
-            images: A path, a picture of PIL, an array (H, W) or (H, W, C), a tensor (C, H, W), of 8 bits or floats in
+            images: A path, a PIL image, an array (H, W) or (H, W, C), a tensor (C, H, W), of 8 bits or floats in
                 [0, 1]; or a list, a batch in one array or tensor, or any other iterable of these.
-            batch_size: Images that the network gets at once.
-            device: Where to move the network first.
-            threads: How many read and decode images while the network runs; None takes the processors, at most 8.
-            on_error: What to do about an image that cannot be read: "raise" a `UserError` with its name, or "skip" it
+            batch_size: Number of images per batch.
+            device: Device to which the network is moved first.
+            threads: Number of threads that read and decode images while the network runs; None means the number of
+                processors, at most 8.
+            on_error: Action for an image that cannot be read: "raise" a `UserError` with its name, or "skip" it
                 with a warning; its result is then None.
-            **options: Of the task: `top_k` of classification, `threshold` of detection.
+            **options: Options of the task: `top_k` of classification, `threshold` of detection.
 
         Returns:
-            The result for an image; a list of them for a list; and for an iterator another one, which has no more than
+            The result for an image; a list of results for a list; and for an iterator an iterator with at most
             three batches in memory.
         """
         check_number("batch_size", batch_size, at_least=1, whole=True)
@@ -125,7 +126,7 @@ class TrainedModel:
     def _predict(
         self, given: Iterator[ImageLike], batch_size: int, threads: int, on_error: OnError, options: dict[str, Any]
     ) -> Iterator[Result | None]:
-        """Results in order; two batches are read ahead."""
+        """Yields results in order; two batches are read ahead."""
         ahead: deque[list[Reading]] = deque()
         pool = ThreadPoolExecutor(threads, "linvit-images")
 
@@ -194,21 +195,21 @@ def load(
     """Loads a trained network to predict with. Nothing in its file is executed.
 
     Args:
-        source: The folder of a run, whose best checkpoint is taken, or of several, whose newest is; a checkpoint of a
-            run; a safetensors file that `save` of the returned object wrote; or what `linvit push` wrote, a folder or
-            `hf-hub:owner/name`.
-        weights: "raw", or "ema", the moving average; None is what the run predicts with.
+        source: The folder of a run, whose best checkpoint is used, or of several, whose newest run is; a checkpoint of
+            a run; a safetensors file written by `save` of the returned object; or an output of `linvit push`, a folder
+            or `hf-hub:owner/name`.
+        weights: "raw", or "ema", the moving average; None selects the weights with which the run predicts.
         device: Where the network runs.
-        dtype: Computes in bfloat16 or float16 where that is safe (torch's autocast); None in float32.
-        compile: Whether torch compiles the network at its first batch.
-        preprocessing: Options of `linvit.inference.preprocessing.Preprocessing` that take the place of the file's.
-        allow: Paths, "package.module:Class", of classes that the file may have imported though no package registers
-            them. To import one runs its code.
+        dtype: bfloat16 or float16 for operations where this is safe (torch's autocast); None means float32.
+        compile: Compile the network at its first batch.
+        preprocessing: Options of `linvit.inference.preprocessing.Preprocessing` that replace those of the file.
+        allow: Paths, "package.module:Class", of unregistered classes that the file may import. Importing one runs its
+            code.
         **options: Options of the task that do not change its weights, such as `window`, `stride` and `scales` of
             segmentation.
 
     Raises:
-        UserError: If there is no such file, it does not say which network it is of, or names what is not registered.
+        UserError: If the file does not exist, does not describe its network, or names an unregistered class.
 
     Example:
         >>> model = linvit.load("checkpoints/quickstart/version_0")

@@ -1,4 +1,4 @@
-"""A module as an ONNX file, and such a file in onnxruntime."""
+"""Exports a module as an ONNX file, and runs such a file in onnxruntime."""
 
 import importlib
 import warnings
@@ -14,12 +14,12 @@ from linvit.heads.detection.boxes import onnx_translations
 
 OPSET = 20
 SCOPES = "pkg.torch.onnx.name_scopes"
-"""What a node says of the modules that it is of, "['', 'head', 'head.fc', 'linear']"; all else of it is left out: the
-lines of code would name folders of this machine."""
+"""Metadata of a node with the modules that contain it, "['', 'head', 'head.fc', 'linear']"; other metadata is left
+out, since lines of code would name folders of this machine."""
 
 
 def require(*packages: str) -> tuple[Any, ...]:
-    """Imports packages of the extra `linvit[export]`; a `UserError` says how to install it."""
+    """Imports packages of the extra `linvit[export]`; raises a `UserError` with the command to install it."""
     try:
         return tuple(map(importlib.import_module, packages))
     except ImportError as error:
@@ -39,7 +39,7 @@ def to_onnx(
 ) -> Any:
     """Exports a module in evaluation mode by `torch.onnx.export(dynamo=True)`, an `onnx.ModelProto` of opset 20.
 
-    `dynamic` are the dimensions that may be of any size, as `dynamic_shapes` of `torch.export.export`.
+    `dynamic` are the dimensions of variable size, as `dynamic_shapes` of `torch.export.export`.
     """
     require("onnx", "onnxscript")
     with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""How images become what a trained network takes: by the reader, evaluation transform and normalisation of runs."""
+"""Prepares images for a trained network, with the reader, evaluation transform and normalisation of runs."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -23,31 +23,31 @@ from linvit.errors import UserError, check_choice, check_number
 from linvit.image_size import image_size
 
 ImageLike = str | Path | Image.Image | np.ndarray | Tensor
-"""A path; a picture of PIL; an array (H, W), (H, W, C); a tensor (C, H, W), (H, W). Floats lie in [0, 1], or with a
-`value_range` are as stored."""
+"""A path; a PIL image; an array (H, W), (H, W, C); a tensor (C, H, W), (H, W). Floats are in [0, 1], or with a
+`value_range` as stored."""
 HOW_TO_SET = "In Python: linvit.load(RUN, preprocessing={NAME: VALUE}); linvit predict --model RUN: --data.NAME=VALUE"
 DEEP = ("I", "F", "I;16", "I;16B", "I;16L")  # modes of PIL with more than 8 bits
 
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """What evaluation does to an image; names and values are those of the options of data modules."""
+    """Preprocessing of images in evaluation; names and values are those of the options of data modules."""
 
-    mean: Sequence[float]  # of each channel, subtracted from images in [0, 1]
+    mean: Sequence[float]  # per channel, subtracted from images in [0, 1]
     std: Sequence[float]
-    size: Sequence[int] | None = None  # (H, W), bicubic, then a crop; None for images that keep their aspect
+    size: Sequence[int] | None = None  # (H, W), bicubic, then a crop; None keeps the aspect ratio
     crop_mode: CropMode = "center"
-    crop_pct: float = 1.0  # of the resized side that is kept
-    resize_limits: Sequence[int] | None = None  # without size: longest long and longest short side, bilinear
-    multiple: int = 1  # without size: images are resized once more, to multiples of this
-    bands: Sequence[int] | None = None  # numbers of those that become channels
-    value_range: Sequence[Any] | None = None  # the values that become 0 and 1
+    crop_pct: float = 1.0  # fraction of the resized side that is kept
+    resize_limits: Sequence[int] | None = None  # without size: maximum of the long and of the short side, bilinear
+    multiple: int = 1  # without size: sides are then resized to multiples of this
+    bands: Sequence[int] | None = None  # numbers of the bands to use as channels
+    value_range: Sequence[Any] | None = None  # values that become 0 and 1
     exif_orientation: bool = True
     max_pixels: int = MAX_PIXELS
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> "Preprocessing":
-        """Reads a mapping, of anybody's file; a `UserError` says which option is unknown, missing or wrong."""
+        """Reads a mapping from an untrusted file; raises a `UserError` for an unknown, missing or wrong option."""
         for name in options:
             check_choice("an option of preprocessing", name, [field.name for field in fields(cls)])
         try:
@@ -60,13 +60,13 @@ class Preprocessing:
 
     @cached_property
     def reader(self) -> ImageReader:
-        """Reads image files."""
+        """Reader of image files."""
         bands = Bands.parse(self.bands, self.value_range)
         return ImageReader(self.max_pixels, self.exif_orientation, bands=bands)
 
     @cached_property
     def transform(self) -> classification.EvalTransform | segmentation.EvalTransform:
-        """Resizes and crops the image of a sample."""
+        """Transform that resizes and crops the image of a sample."""
         check_number("multiple", self.multiple, at_least=1, at_most=4096, whole=True)
         check_choice("crop_mode", self.crop_mode, get_args(CropMode))
         check_number("crop_pct", self.crop_pct, above=0, at_most=1)
@@ -81,7 +81,7 @@ class Preprocessing:
 
     @cached_property
     def normalise(self) -> Normalisation:
-        """Normalises images from 0 to 255."""
+        """Normalisation of images from 0 to 255."""
         channels = self.reader.bands.channels
         finite = all(map(math.isfinite, (*self.mean, *self.std)))
         if not (finite and len(self.mean) == len(self.std) == channels and min(self.std) > 0):
@@ -89,65 +89,65 @@ class Preprocessing:
         return Normalisation(self.mean, self.std)
 
     def read(self, image: ImageLike, name: str) -> Tensor:
-        """An image of any kind as its file would be read, (C, H, W), from 0 to 255; or a `BadImageError`."""
+        """Returns an image of any type as if read from a file, (C, H, W), from 0 to 255; raises a `BadImageError`."""
         try:
             if isinstance(image, str | Path):
                 return self.reader.read({"bytes": None, "path": str(image)}, name)
             return self._read_values(_values(image, self.exif_orientation))
         except (BadImageError, OSError, ValueError, TypeError, RuntimeError) as error:
             reason = reason_of(error)
-            if "--data." in reason:  # of a run's data, which is not there
+            if "--data." in reason:  # an option of a run's data, which does not exist here
                 reason = f"{reason.replace('--data.', '')}. {HOW_TO_SET}"
             raise BadImageError(name, reason) from error
 
     def _read_values(self, values: np.ndarray) -> Tensor:
         bands = self.reader.bands
         if values.ndim != 3 or 0 in values.shape:
-            raise ValueError(f"it has the shape {values.shape}, and must be (H, W), or have three dimensions")
+            raise ValueError(f"it has the shape {values.shape}; it must be (H, W) or have three dimensions")
         if values.dtype.kind == "f" and bands.ranges is None:
             low, high = float(values.min()), float(values.max())
             if not (low >= 0 and high <= 1):
-                raise ValueError(f"its values, of floats, lie between {low:g} and {high:g}: give [0, 1], or 8 bits")
+                raise ValueError(f"its float values are between {low:g} and {high:g}: use [0, 1], or 8 bits")
             values = (values * 255).round().astype(np.uint8)
         count, height, width = values.shape
         self.reader.check(Kind("", width, height, count, str(values.dtype), 1))
         taken = bands.take(values)
-        if bands.ranges is None:  # channels last in memory, as an image file is decoded
+        if bands.ranges is None:  # channels last in memory, as a decoded image file
             return torch.from_numpy(np.ascontiguousarray(taken.transpose(1, 2, 0))).permute(2, 0, 1)
         return torch.from_numpy(taken)
 
     def sample(self, image: ImageLike, name: str) -> Sample:
-        """An image resized and cropped, `image` (C, h, w), and `size`, the (H, W) of the original."""
+        """Returns a resized and cropped image, `image` (C, h, w), and `size`, the (H, W) of the original."""
         pixels = self.read(image, name)
         return {"size": tuple(pixels.shape[1:]), **self.transform({"image": pixels}, 0), "id": name}
 
 
 def _values(image: Any, exif_orientation: bool) -> np.ndarray:
-    """The values (bands, H, W) of an image in memory."""
+    """Returns the values (bands, H, W) of an image in memory."""
     if isinstance(image, Image.Image):
-        image.load()  # which reads what a PNG says behind its pixels, and turns a TIFF
+        image.load()  # reads metadata after the pixels of a PNG, and turns a TIFF
         planes = np.atleast_3d(np.array(image if image.mode in DEEP else to_rgb(image))).transpose(2, 0, 1)
         return upright(planes, orientation_of(image) if exif_orientation else 1)
     if isinstance(image, Tensor):
         values: np.ndarray = image.detach().cpu().float().numpy() if image.is_floating_point() else image.cpu().numpy()
         return values[None] if values.ndim == 2 else values
     if not isinstance(image, np.ndarray):
-        raise TypeError(f"it is a {type(image).__name__}, and must be a path, a picture of PIL, an array or a tensor")
+        raise TypeError(f"it is a {type(image).__name__}, but must be a path, a PIL image, an array or a tensor")
     return image[None] if image.ndim == 2 else np.moveaxis(image, -1, 0)
 
 
 class EvaluationTransform(v2.Transform):  # type: ignore[misc]  # torchvision has no types
-    """An image, of PIL or a tensor (C, H, W) of 8 bits or in [0, 1], as the network takes it: normalised (C, h, w)."""
+    """Transform of a PIL image, or a tensor (C, H, W) of 8 bits or in [0, 1], to the network's input (C, h, w)."""
 
     def __init__(self, preprocessing: Preprocessing) -> None:
         super().__init__()
         self.preprocessing = preprocessing
 
     def transform(self, inpt: Any, params: dict[str, Any]) -> Tensor:
-        """What runs do in evaluation."""
+        """Applies the preprocessing of evaluation."""
         own = self.preprocessing
         return own.normalise(own.sample(inpt, "given")["image"])
 
     def extra_repr(self) -> str:
-        """The options."""
+        """Returns the options as text."""
         return repr(self.preprocessing)

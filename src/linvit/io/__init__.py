@@ -1,1 +1,1 @@
-"""Files, text, signals and the machine: the operating system, behind functions that need no torch."""
+"""Files, text, signals and properties of the machine, behind functions that do not need torch."""

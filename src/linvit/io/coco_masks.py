@@ -1,6 +1,6 @@
-"""Masks in COCO's run-length encoding (RLE), by faster-coco-eval, which computes what pycocotools does.
+"""Masks in COCO's run-length encoding (RLE), by faster-coco-eval, which gives the results of pycocotools.
 
-An RLE is a mapping `{"size": [H, W], "counts": ...}`. Ours have text as counts, so JSON and arrow can store them.
+An RLE is a mapping `{"size": [H, W], "counts": ...}`. linvit uses counts as text, which JSON and arrow can store.
 """
 
 from collections.abc import Sequence
@@ -12,11 +12,11 @@ import numpy as np
 from linvit.errors import UserError
 
 Rle = dict[str, Any]
-MAX_OUTLINE = 100  # length of all polygons of a mask, in units of height and width of its image
+MAX_OUTLINE = 100  # maximum total length of the polygons of a mask, in units of height and width of its image
 
 
 def encode(masks: Any) -> list[Rle]:
-    """RLEs of masks (n, H, W) of numbers or bools, where all but 0 belongs to the object."""
+    """Returns the RLEs of masks (n, H, W) of numbers or bools; nonzero pixels belong to the object."""
     masks = np.asarray(masks).astype(bool).astype(np.uint8)
     if not len(masks):
         return []
@@ -24,7 +24,7 @@ def encode(masks: Any) -> list[Rle]:
 
 
 def decode(rles: Sequence[Rle]) -> np.ndarray:
-    """Masks (n, H, W) of 0 and 1 in 8 bits, of RLEs of one size; (0, 0, 0) without any."""
+    """Returns masks (n, H, W) of 0 and 1, uint8, of RLEs of one size; (0, 0, 0) without any."""
     if not rles:
         return np.zeros((0, 0, 0), np.uint8)
     library = _library()
@@ -35,15 +35,15 @@ def decode(rles: Sequence[Rle]) -> np.ndarray:
 
 
 def area(rles: Sequence[Rle]) -> np.ndarray:
-    """Pixels of each mask, int64 (n,)."""
+    """Returns the number of pixels of each mask, int64 (n,)."""
     return np.asarray(_library().area(list(rles)) if rles else [], np.int64)
 
 
 def from_polygons(polygons: Sequence[Sequence[float]], size: tuple[int, int]) -> Rle:
-    """The RLE of all pixels within any of the polygons [x1, y1, x2, y2, ...], by COCO's rule of borders.
+    """Returns the RLE of all pixels within any of the polygons [x1, y1, x2, y2, ...], by COCO's rule of borders.
 
-    A `UserError` says if a polygon has fewer than three corners, an odd number of coordinates or one far outside the
-    image (H, W), or if all are too long together: the library draws whole lines, whose length costs time and memory.
+    Raises a `UserError` if a polygon has fewer than three corners, an odd number of coordinates or one far outside the
+    image (H, W), or if all are too long together: the library draws whole lines, which cost time and memory by length.
     """
     height, width = size
     outline = 0.0
@@ -51,7 +51,7 @@ def from_polygons(polygons: Sequence[Sequence[float]], size: tuple[int, int]) ->
         if len(polygon) < 6 or len(polygon) % 2:
             raise UserError(f"a polygon is [x1, y1, x2, y2, x3, y3, ...]; got {len(polygon)} coordinates")
         corners = np.asarray(polygon, float).reshape(-1, 2)
-        if not np.abs(corners).max() <= 10 * max(height, width):  # NaN is not, either
+        if not np.abs(corners).max() <= 10 * max(height, width):  # also true for NaN
             raise UserError(f"a polygon has corners far outside of its image of {width} x {height} pixels")
         outline += np.abs(corners - np.roll(corners, 2)).max(1).sum()
     if outline > MAX_OUTLINE * (height + width):
@@ -66,11 +66,11 @@ def from_polygons(polygons: Sequence[Sequence[float]], size: tuple[int, int]) ->
 
 
 def compress(counts: Sequence[int], size: tuple[int, int]) -> Rle:
-    """The RLE of uncompressed counts: pixels outside, inside, outside, ... of the object, column by column."""
+    """Returns the RLE of uncompressed counts: pixels outside, inside, outside, ... of the object, column by column."""
     if min(counts, default=-1) < 0 or sum(counts) != size[0] * size[1]:
         raise UserError(
             f"counts of a run-length encoded mask must be 0 or more and add up to the pixels of the image, "
-            f"{size[0]} x {size[1]}; they are {len(counts)} numbers of the sum {sum(counts)}"
+            f"{size[0]} x {size[1]}; got {len(counts)} numbers with the sum {sum(counts)}"
         )
     return _text(_library().frPyObjects({"size": list(size), "counts": list(counts)}, *size))
 

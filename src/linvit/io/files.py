@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and replace others in one operation; folders with one owner."""
+"""Writes and replaces files atomically; reserves folders for one process."""
 
 import errno
 import os
@@ -14,29 +14,29 @@ from linvit.io.reading import check_regular
 
 LAST, BEST, BEST_AVERAGE = "last.ckpt", "best.ckpt", "best_ema.ckpt"
 CHECKPOINTS = "checkpoints"
-"""Folder of the checkpoints in that of a run."""
+"""Folder of the checkpoints in the folder of a run."""
 
 TEMPORARY, LOCK = ".tmp", ".lock"
-_locked: dict[Path, BinaryIO] = {}  # folders of this process, and the open lock files
+_locked: dict[Path, BinaryIO] = {}  # folders reserved by this process, and their open lock files
 
 
 def temporary(path: Path) -> Path:
-    """Where this process prepares what will lie at `path`: beside it, on the same disk, so that a rename is enough."""
+    """Returns the path where this process prepares a file for `path`: in the same folder, so that a rename suffices."""
     return path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")
 
 
 def check_new_file(path: Path) -> None:
-    """Raises a `UserError` if there is something at a path already, or no folder for it."""
+    """Raises a `UserError` if a path already exists, or if its folder does not."""
     if path.exists():
         raise UserError(f"'{path}' exists: name another file, or remove it first")
     if not path.absolute().parent.is_dir():
-        raise UserError(f"there is no folder '{path.parent}' to write '{path.name}' to. Make it first")
+        raise UserError(f"cannot write '{path.name}': the folder '{path.parent}' does not exist. Create it first")
 
 
 def make_folder(folder: Path) -> None:
-    """Makes a folder for reports, and its parents, unless the folder of the run around it was renamed or deleted.
+    """Creates a folder for reports, and its parents, unless the folder of the run around it was renamed or deleted.
 
-    Raises a `FileNotFoundError` if this process trains the run: nothing is made in place of its folder.
+    Raises a `FileNotFoundError` if this process trains the run: nothing is created in place of its folder.
     """
     for run in (folder, *folder.parents):
         if (own := (run / CHECKPOINTS).resolve()) in _locked and not _is_own(own):
@@ -45,14 +45,14 @@ def make_folder(folder: Path) -> None:
 
 
 def write_bytes(path: Path, content: bytes | memoryview) -> None:
-    """Writes a file whole or not at all; it takes the place of `path`, and nothing is left of one that fails."""
+    """Writes a file atomically: it replaces `path` when complete, and nothing remains if writing fails."""
     prepared = temporary(path)
     try:
         with naming(path), prepared.open("wb") as file:
             size = file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        if prepared.stat().st_size != size:  # some network file systems say so only here
+        if prepared.stat().st_size != size:  # some network file systems report it only here
             raise OSError(errno.EIO, f"only {prepared.stat().st_size} of {size} bytes were written", str(path))
         publish(prepared, path)
     finally:
@@ -60,15 +60,15 @@ def write_bytes(path: Path, content: bytes | memoryview) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a text whole or not at all."""
+    """Writes a text atomically."""
     write_bytes(path, text.encode("utf-8", errors="backslashreplace"))
 
 
 @contextmanager
 def rewriting(path: Path, durable: bool = True) -> Iterator[Path]:
-    """Path to write what replaces `path` when the block ends, of the same suffix; nothing is left if the block fails.
+    """Yields a path, with the same suffix, whose file replaces `path` when the block ends; deleted if the block fails.
 
-    It is the same for all processes, so that what a kill leaves is reused. `durable` waits until the disk has it.
+    All processes use the same path, so remains of a killed process are overwritten. `durable` waits for the disk.
     """
     part = path.with_name(f".{path.stem}.part{path.suffix}")
     try:
@@ -84,9 +84,9 @@ def rewriting(path: Path, durable: bool = True) -> Iterator[Path]:
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """Folder to fill, which gets the name of a `folder` that is empty or missing when the block ends.
+    """Yields a folder to fill, renamed to `folder`, which must be empty or missing, when the block ends.
 
-    Nothing is left if the block fails; a kill leaves a hidden folder `.NAME.PROCESS.tmp` beside it.
+    It is deleted if the block fails; a kill leaves a hidden folder `.NAME.PROCESS.tmp` beside it.
     """
     prepared = temporary(folder.absolute())
     try:
@@ -103,7 +103,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Gives an `OSError` of writing the path and a number, which errors of an open file and of encoders do not have."""
+    """Adds path and error number to an `OSError` of writing; errors of an open file and of encoders lack them."""
     try:
         yield
     except OSError as error:
@@ -115,13 +115,13 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def publish(prepared: Path, path: Path) -> None:
-    """Renames a complete file to `path`, and waits until the disk has it; a kill leaves the old one or the new one."""
+    """Renames a complete file to `path` and waits for the disk; after a kill the old file or the new one exists."""
     os.replace(prepared, path)
     sync(path.parent)
 
 
 def sync(path: Path) -> None:
-    """Waits until the disk has a file, or the names in a folder. Windows cannot be asked to."""
+    """Waits until a file, or the names in a folder, are on disk. Not possible on Windows."""
     if os.name != "nt":
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -131,12 +131,12 @@ def sync(path: Path) -> None:
 
 
 def link(path: Path, other: Path) -> None:
-    """Makes `other` the same file as `path`, in one operation; where a file system has no links, a copy."""
+    """Makes `other` a link to the file `path`, atomically, or a copy where the file system has no links."""
     prepared = temporary(other)
     prepared.unlink(missing_ok=True)
     try:
         os.link(path, prepared)
-    except OSError:  # not every file system has links
+    except OSError:  # not all file systems have links
         shutil.copyfile(path, prepared)
         sync(prepared)
     try:
@@ -146,7 +146,7 @@ def link(path: Path, other: Path) -> None:
 
 
 def sweep(folder: Path) -> list[Path]:
-    """Deletes what dead processes left unfinished in a folder that no living one writes to; returns what it was."""
+    """Deletes unfinished files of dead processes in a folder to which no living process writes; returns their paths."""
     stale = sorted(folder.glob(f".*{TEMPORARY}"))
     for path in stale:
         path.unlink()
@@ -154,14 +154,14 @@ def sweep(folder: Path) -> list[Path]:
 
 
 def lock(folder: Path) -> None:
-    """Reserves a folder for this process, until it ends, however that comes about; once more does no harm.
+    """Reserves a folder for this process until it ends for any reason; repeated calls have no effect.
 
-    The lock is the operating system's: it needs no clearing up after a kill, and a child process does not inherit it.
+    This is a lock of the operating system: it disappears with the process, and child processes do not inherit it.
     """
     folder = folder.resolve()
     if folder in _locked and _is_own(folder):
         return
-    unlock(folder)  # the one that was there when this process reserved it
+    unlock(folder)  # the folder that existed when this process reserved it
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / LOCK).exists():
         check_regular(folder / LOCK)
@@ -173,13 +173,13 @@ def lock(folder: Path) -> None:
             file.close()
             raise UserError(
                 f"another process saves its checkpoints to '{folder}', perhaps the same run on another machine. Wait "
-                f"for its end, or start a run of its own: without --resume and --ckpt_path"
+                f"until it ends, or start a new run: without --resume and --ckpt_path"
             ) from error
     _locked[folder] = file
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether another process has reserved a folder."""
+    """Returns True if another process has reserved a folder."""
     try:
         lock(folder)
     except UserError:
@@ -189,15 +189,15 @@ def is_locked(folder: Path) -> bool:
 
 
 def check_reserved(folder: Path, config: str) -> None:
-    """Raises a `UserError` unless a folder that this process has reserved is still where it was.
+    """Raises a `UserError` if a folder that this process has reserved was moved or deleted.
 
-    It names the configuration from which the run is continued, a file beside the folder.
+    The error names the configuration from which to resume, a file beside the folder.
     """
     if not _is_own(folder):
         raise UserError(
-            f"'{folder}' was renamed, replaced or deleted while the run trained, so the run ends: it could not be "
-            f"resumed from what it saves now. If the folder was deleted, start a new run; if not, give it back its "
-            f"name, then continue from its last checkpoint with\n  {resume_command(folder.parent / config)}"
+            f"'{folder}' was renamed, replaced or deleted while the run trained, so the run ends: its new checkpoints "
+            f"could not be resumed. If the folder was deleted, start a new run; otherwise restore its "
+            f"name, then resume from its last checkpoint with\n  {resume_command(folder.parent / config)}"
         )
 
 
@@ -207,7 +207,7 @@ def resume_command(config: Path) -> str:
 
 
 def unlock(folder: Path) -> None:
-    """Gives a folder back."""
+    """Releases a folder."""
     file = _locked.pop(folder.resolve(), None)
     if file is not None:
         file.close()

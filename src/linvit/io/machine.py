@@ -1,4 +1,4 @@
-"""What a machine, or the container that this process runs in, has of processors, memory and disk."""
+"""Processors, memory and disk of the machine, or of the container that this process runs in."""
 
 import ctypes
 import os
@@ -23,19 +23,19 @@ STATUS = Path("/proc/self/status")
 
 
 def cpus() -> float:
-    """Processors that this process may use, or as many as its container grants the time of if that is less."""
+    """Returns the number of processors that this process may use, or the CPU time of its container if that is less."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    granted = (_read(group / "cpu.max").split() for group in _groups())  # microseconds, and in how many
+    granted = (_read(group / "cpu.max").split() for group in _groups())  # microseconds per period
     return min([usable, *(float(given[0]) / float(given[1]) for given in granted if given[:1] not in ([], ["max"]))])
 
 
 def has_compiler() -> bool:
-    """Returns whether there is a C++ compiler, which `torch.compile` needs on a CPU."""
+    """Returns True if there is a C++ compiler, which `torch.compile` needs on a CPU."""
     return "CXX" in os.environ or any(map(shutil.which, ("g++", "clang++", "cl")))
 
 
 def memory() -> tuple[int, int] | None:
-    """Bytes of memory in all, and those that are free, as far as the container grants them; None if unknown."""
+    """Returns the bytes of total and free memory, within the limits of the container; None if unknown."""
     found = {}
     for line in _read(MEMORY).splitlines():
         name, _, amount = line.partition(":")
@@ -51,7 +51,7 @@ def memory() -> tuple[int, int] | None:
 
 
 def largest_resident_set() -> int | None:
-    """Bytes of memory that this process has had at most; None where the system does not say it, as on Windows."""
+    """Returns the peak memory of this process in bytes; None where the system does not report it, as on Windows."""
     if resource is None:
         return None
     unit = 1 if platform.system() == "Darwin" else 1024  # bytes there, KiB elsewhere
@@ -60,7 +60,7 @@ def largest_resident_set() -> int | None:
 
 @contextmanager
 def memory_limit(share: float = 0.8) -> Iterator[None]:
-    """Lets this process allocate a share of the memory that is free, on Linux: more is an error, and not its end."""
+    """Limits this process to a share of the free memory, on Linux, so that exceeding it is an error, not a kill."""
     free, used = memory(), re.search(r"VmData:\s*(\d+)", _read(STATUS))
     if resource is None or free is None or used is None:
         yield
@@ -75,7 +75,7 @@ def memory_limit(share: float = 0.8) -> Iterator[None]:
 
 
 def _groups() -> Iterator[Path]:
-    """The folders of the control groups (version 2) that this process is in, from its own up to the root."""
+    """Yields the folders of the control groups (version 2) that contain this process, from its own up to the root."""
     for line in _read(OWN_GROUPS).splitlines():
         if line.startswith("0::"):
             own = GROUPS / line[3:].strip("/")
@@ -95,10 +95,10 @@ MOST_OPEN = 2**16  # files; more would be slow, since programs that this process
 def let_open(files: int, what: str, way_out: str) -> None:
     """Raises this process's limit of open files as far as the system allows, up to `MOST_OPEN`.
 
-    The number that a loader needs depends on its batches: each tensor of a list, as in detection, is an open file.
+    The number that a loader needs depends on its batches: each tensor of a list, as in detection, needs an open file.
 
     Raises:
-        UserError: The limit cannot be raised to `files`, which are needed in any case.
+        UserError: If the limit cannot be raised to `files`, the minimum.
     """
     if resource is None:
         return
@@ -111,7 +111,7 @@ def let_open(files: int, what: str, way_out: str) -> None:
     for limit in (MOST_OPEN if most == resource.RLIM_INFINITY else min(most, MOST_OPEN), files):
         if now == resource.RLIM_INFINITY or now >= limit:
             return
-        with suppress(ValueError, OSError):  # macOS allows fewer than it says
+        with suppress(ValueError, OSError):  # macOS allows fewer than it reports
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
             return
 

@@ -1,4 +1,4 @@
-"""Text from data and weights, such as class names and file names: harmless to a terminal and a page."""
+"""Makes text from data and weights, such as class names and file names, harmless to a terminal and a page."""
 
 import csv
 import re
@@ -11,9 +11,9 @@ from typing import IO, Any, TypeVar
 from linvit.io.reading import read_regular
 
 CONTROL = [
-    *(*range(0x20), *range(0x7F, 0xA0)),  # C0, DEL and C1, which a terminal obeys
+    *(*range(0x20), *range(0x7F, 0xA0)),  # C0, DEL and C1, which terminals interpret
     *(0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)),  # the direction of writing
-    *(0x2028, 0x2029, *range(0xD800, 0xE000)),  # line ends, and what no encoding has: a file name that is not UTF-8
+    *(0x2028, 0x2029, *range(0xD800, 0xE000)),  # line ends; surrogates, which occur in file names that are not UTF-8
 ]
 _ESCAPED = {code: chr(code).encode("unicode_escape").decode() for code in CONTROL}
 _LINES = {code: text for code, text in _ESCAPED.items() if chr(code) not in "\n\t"}
@@ -21,21 +21,21 @@ Row = TypeVar("Row")
 
 
 def printable(text: str, lines: bool = True) -> str:
-    r"""A text whose control characters are written out, such as `\x1b`; with `lines`, line feeds and tabs stay."""
+    r"""Returns a text with control characters escaped, as `\x1b`; with `lines`, line feeds and tabs are kept."""
     return text.translate(_LINES if lines else _ESCAPED)
 
 
 class PrintableStream:
-    """A stream for a terminal, on which no text, wherever it is from, does more than to be read.
+    """Wraps the stream of a terminal so that printed text, from any source, cannot control the terminal.
 
-    What moves the cursor is written out, but as a progress bar writes it; so is what the stream's encoding lacks.
+    Control characters are escaped, except those of progress bars; so are characters that the encoding lacks.
     """
 
     def __init__(self, stream: Any) -> None:
         self.unchecked = stream
 
     def write(self, text: str) -> int:
-        """Writes a text; returns the length of what was given."""
+        """Writes a text; returns its length before escaping."""
         if text.replace("\x1b[A", "").strip("\n"):
             start, end = text.startswith("\r"), len(text) - text.endswith("\r")
             shown = f"{text[:start]}{printable(text[start:end])}{text[max(start, end) :]}"
@@ -56,12 +56,12 @@ class PrintableStream:
 
 
 MARKDOWN = re.compile(r"[`|<&]|\\(?=[^\w\s]|_)|~(?=~)|(?<!\s)\*|\*(?=\S)|(?<!\w)_|_(?!\w)|:(?=//)|(?<=www)\.")
-BRACKETS = re.compile(r"[\[\]]")  # those of an interval stay as they are
+BRACKETS = re.compile(r"[\[\]]")  # brackets of an interval are kept
 LINK = re.compile(r"\][(\[:]")
 
 
 def markdown_text(text: str) -> str:
-    """Returns a text as Markdown that shows it in one line: no HTML, link, code or emphasis comes of it."""
+    """Returns a text as one line of Markdown, escaped so that it forms no HTML, link, code or emphasis."""
     escaped = MARKDOWN.sub(r"\\\g<0>", printable(text, lines=False))
     return BRACKETS.sub(r"\\\g<0>", escaped) if LINK.search(text) else escaped
 
@@ -74,7 +74,7 @@ def markdown_code(text: str) -> str:
 
 
 def markdown_table(rows: Sequence[Sequence[str]]) -> str:
-    """A table in GitHub's Markdown: its head and its rows, the first column of text, the others of numbers."""
+    """Returns a table in GitHub's Markdown: head and rows; the first column is text, the others are numbers."""
     head, *lines = (f"| {' | '.join(map(markdown_text, row))} |" for row in rows)
     return "\n".join([head, f"|---{'|---:' * (len(rows[0]) - 1)}|", *lines])
 
@@ -87,14 +87,14 @@ def write_csv(file: IO[str], rows: Iterable[Iterable[object]]) -> None:
 
 
 def read_csv(path: Path, column: str, parse: Callable[[Mapping[str, str]], Row]) -> list[Row]:
-    """Returns the rows of a CSV file as `write_csv` and `metrics.csv` have it: a head, and a line per row.
+    """Returns the rows of a CSV file with a header line, as written by `write_csv` and for `metrics.csv`.
 
     Args:
         path: The file, which may be damaged: a kill, a full disk or an editor cuts and changes lines.
-        column: One that the file must have; without it no row is read.
-        parse: Makes what is returned of the cells by column, or raises a `ValueError`.
+        column: A required column; without it no row is read.
+        parse: Converts the cells, by column, to a row, or raises a `ValueError`.
 
-    Warns of the lines that it skips: not UTF-8, more or fewer cells than the head, refused by `parse`.
+    Warns about skipped lines: not UTF-8, more or fewer cells than the head, or rejected by `parse`.
     """
     found: list[Row] = []
     bad: list[tuple[int, str]] = []
@@ -118,7 +118,7 @@ def read_csv(path: Path, column: str, parse: Callable[[Mapping[str, str]], Row])
             bad.append((number, str(error)))
     if bad:
         warnings.warn(
-            f"{len(bad)} of {len(lines)} rows of '{path}' cannot be read, and are skipped: line {bad[0][0]}: "
+            f"{len(bad)} of {len(lines)} rows of '{path}' cannot be read and are skipped: line {bad[0][0]}: "
             f"{printable(bad[0][1], lines=False)}",
             stacklevel=2,
         )
@@ -130,17 +130,17 @@ def _cells(line: bytes, errors: str = "strict") -> list[str]:
 
 
 def shown(path: Path) -> Path:
-    """A path relative to the current folder if it lies in it."""
+    """Returns a path relative to the current folder if it is inside it."""
     absolute = path.absolute()
     return absolute.relative_to(Path.cwd()) if absolute.is_relative_to(Path.cwd()) else absolute
 
 
 def as_argument(path: Path) -> str:
-    """Returns a path as text that is not read as an option or as a prefix such as `timm:`."""
+    """Returns a path as text that cannot be taken for an option or for a prefix such as `timm:`."""
     text = path.as_posix()
     return f"./{text}" if re.match(r"-|[^/]*:", text) and not path.is_absolute() else text
 
 
 def in_shell(path: Path) -> str:
-    """Returns a path as a command has it: `shown`, and quoted."""
+    """Returns a path as written in a shell command: `shown`, and quoted."""
     return shlex.quote(as_argument(shown(path)))

@@ -1,4 +1,4 @@
-"""Rasters by rasterio, an extra: what Pillow cannot read, and where on earth a picture lies."""
+"""Reads with rasterio, an optional dependency, the rasters that Pillow cannot read, and georeferences of images."""
 
 import warnings
 from collections.abc import Sequence
@@ -11,17 +11,17 @@ from linvit.errors import UserError
 from linvit.io.reading import check_regular
 
 DRIVERS = {"TIFF": "GTiff", "PNG": "PNG", "JPEG2000": "JP2OpenJPEG"}
-"""GDAL's names of the formats that are read. Its other drivers stay closed: some follow addresses in a file."""
+"""GDAL's names of the formats that are read. Its other drivers are disabled: some follow addresses in a file."""
 
 
 class Georeference(NamedTuple):
-    """Where a picture lies: what rasterio writes into a GeoTIFF."""
+    """Georeference of an image, as rasterio writes it into a GeoTIFF."""
 
     crs: Any  # coordinate reference system, or None
     transform: Any  # from columns and rows to coordinates of that system
 
     def of_window(self, top: int, left: int) -> "Georeference":
-        """That of a part of the picture whose upper left pixel is at row `top` and column `left`."""
+        """Returns the georeference of a part whose upper left pixel is at row `top` and column `left`."""
         return Georeference(self.crs, self.transform @ type(self.transform).translation(left, top))
 
 
@@ -37,8 +37,8 @@ def load_rasterio(what: str) -> Any:
 def read_values(data: bytes, kind: str, name: str, most: int, numbers: Sequence[int] | None = None) -> np.ndarray:
     """Reads the values (bands, H, W) of a file of one of the formats in `DRIVERS`, as they are stored.
 
-    All bands, or those of some numbers, from 1 on. An `OSError` if they, or a block of the file, have more than `most`
-    bytes, or all bands more than four times as many where a block holds all of them, which are decoded then.
+    All bands are read, or those of the given numbers, from 1 on. Raises an `OSError` if they, or a block of the file,
+    have more than `most` bytes, or all bands more than four times as many where a block holds, and so decodes, all.
     """
     rasterio = load_rasterio(f"'{name}', a {kind} of more than 8 bits or more than 3 bands,")
     try:
@@ -57,7 +57,7 @@ def read_values(data: bytes, kind: str, name: str, most: int, numbers: Sequence[
 
 
 def georeference(path: str | Path) -> Georeference | None:
-    """The georeference of a TIFF, or None if it has none, or if rasterio is not installed, of which it warns."""
+    """Returns the georeference of a TIFF; None without one, or, with a warning, if rasterio is not installed."""
     if not str(path).lower().endswith((".tif", ".tiff")) or not Path(path).is_file():
         return None
     try:

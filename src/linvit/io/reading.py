@@ -1,11 +1,11 @@
-"""The one way in which files are read whole: regular files of at most a given size, and no pipes or devices."""
+"""Reads whole files: only regular files up to a given size, no pipes or devices."""
 
 import errno
 import os
 import stat
 
 MOST = 2**33
-"""Bytes that are read if nothing else is said: more than the annotations of any published dataset have."""
+"""Default limit in bytes: more than the annotations of any published dataset have."""
 
 
 def read_regular(path: str | os.PathLike[str], most: int | None = MOST, size: int = -1) -> bytes:
@@ -16,7 +16,7 @@ def read_regular(path: str | os.PathLike[str], most: int | None = MOST, size: in
     """
     check_regular(path, most)
     with open(path, "rb", opener=_not_waiting) as file:
-        check_regular(file.fileno(), most)  # another file may have been put there
+        check_regular(file.fileno(), most)  # the file may have been replaced since
         content = file.read(size)
     return content
 
@@ -34,7 +34,7 @@ def read_text(path: str | os.PathLike[str], most: int = MOST, errors: str = "str
 def check_regular(path: str | os.PathLike[str] | int, most: int | None = None) -> None:
     """Raises an `OSError` unless a file, links followed, is a regular one of at most `most` bytes.
 
-    Pipes and devices may have no end, and to open them may wait for ever.
+    Pipes and devices may be endless, and opening them may block forever.
     """
     found, name = os.stat(path), path if isinstance(path, int) else os.fspath(path)
     if stat.S_ISDIR(found.st_mode):

@@ -1,6 +1,6 @@
 """Signals that ask a run to stop: SIGTERM, SIGUSR1, SIGHUP and Ctrl-C.
 
-This module imports no torch, so that they are caught from the first moment.
+This module imports no torch, so that signals are caught from the start.
 """
 
 import multiprocessing
@@ -16,15 +16,15 @@ from types import FrameType
 from typing import Any
 
 SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGHUP", "SIGINT") if hasattr(signal, name)]
-SAME = 1.0  # seconds; launchers and `timeout` pass a signal on that the process group has had already
-WORKER_SECONDS = 30  # that a loader process lives on after SIGTERM
+SAME = 1.0  # seconds; launchers and `timeout` pass on a signal that the process group has already received
+WORKER_SECONDS = 30  # during which a loader process continues after SIGTERM
 END_WITH_STDIN = "LINVIT_END_WITH_STDIN"
-"""Variable of a process that stops when its standard input ends: whatever ends its parent closes that pipe."""
+"""Variable of a process that stops when its standard input ends: the pipe closes when its parent ends."""
 RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID")  # variables by which launchers number processes
 
 
 class Stopped(BaseException):
-    """Ends a run that a signal has asked to stop, when its state is saved."""
+    """Raised to end a run that a signal has stopped, after its state was saved."""
 
     def __init__(self, by: signal.Signals, step: int) -> None:
         super().__init__(f"ended by {name(by)} at step {step}")
@@ -34,20 +34,20 @@ class Stopped(BaseException):
 class StopSignals:
     """Catches the signals that ask this process to stop.
 
-    A thread reads them from a socket which Python's own handler writes to. So a signal is noticed at once, also while
-    the main thread waits in C++ code for another rank.
+    A thread reads them from a socket to which Python's own handler writes, so that a signal is noticed at once, even
+    while the main thread waits in C++ code for another rank.
     """
 
     def __init__(self) -> None:
-        self.received: signal.Signals | None = None  # the first that came
-        self.agreed = False  # whether all ranks know of it
-        # Whether the run notices it by itself and saves. Otherwise, and at a second one, this process ends at once.
+        self.received: signal.Signals | None = None  # the first one
+        self.agreed = False  # True if all ranks know of it
+        # True if the run polls for signals and saves. Otherwise, and at a second signal, this process ends at once.
         self.deferred = False
-        # What has ended the run, whose state is saved. One that comes later, as from a launcher that ends all ranks
-        # when one has ended, changes nothing of the exit code.
+        # Signal that ended the run, after its state was saved. A later one, as from a launcher that ends all ranks when
+        # one has ended, does not change the exit code.
         self.ended_by: signal.Signals | None = None
-        self.requeue_exit_code = 128 + signal.SIGTERM  # under SLURM, of a run that not Ctrl-C has ended
-        self.children: list[subprocess.Popen[Any]] = []  # which end with this process
+        self.requeue_exit_code = 128 + signal.SIGTERM  # under SLURM, for signals other than Ctrl-C
+        self.children: list[subprocess.Popen[Any]] = []  # end with this process
         self._before: dict[int, Any] = {}
         self._descriptor = -1
         self._writer: socket.socket | None = None
@@ -55,16 +55,16 @@ class StopSignals:
 
     @contextmanager
     def caught(self) -> Iterator[None]:
-        """Catches the signals within a block. Those that are ignored, as after `nohup`, stay so.
+        """Catches the signals within a block. Ignored signals, as after `nohup`, remain ignored.
 
-        After a signal they are caught until the process ends, which it is about to do.
+        After a signal has arrived, signals stay caught until the process ends.
         """
         self.release()
         self.received = self.ended_by = None
         self.agreed = self.deferred = False
         self.children = []
         if threading.current_thread() is not threading.main_thread():
-            yield  # where Python has no handlers
+            yield  # Python has no handlers here
             return
         reader, self._writer = socket.socketpair()
         self._writer.setblocking(False)
@@ -82,18 +82,18 @@ class StopSignals:
                 self.release()
 
     def take_handlers(self) -> None:
-        """Handles the signals that are caught, also after a library has set handlers of its own."""
+        """Installs the handlers of the caught signals again, after a library has replaced them."""
         for number in self._before:
             signal.signal(number, _nothing)
 
     def agree(self, by: signal.Signals) -> None:
-        """Takes a signal that a rank has received for one that has come to this process, as all ranks do now."""
+        """Treats a signal that another rank has received as received by this process; all ranks do so together."""
         self.agreed = True
         if self.received is None:
             self.received, self._noticed = by, time.monotonic()
 
     def release(self) -> None:
-        """Gives the signals the handlers back that they had before, if they are caught."""
+        """Restores the previous handlers of the signals, if they are caught."""
         if self._writer is None:
             return
         signal.set_wakeup_fd(self._descriptor)
@@ -103,17 +103,17 @@ class StopSignals:
         self._writer = None
 
     def exit_code(self, by: signal.Signals) -> int:
-        """130 for Ctrl-C, 143 for the others, or under SLURM what `requeue_exit_code` says."""
+        """Returns 130 for Ctrl-C, 143 for other signals, or under SLURM `requeue_exit_code`."""
         if by == signal.SIGINT:
             return 128 + signal.SIGINT
         return self.requeue_exit_code if "SLURM_JOB_ID" in os.environ else 128 + signal.SIGTERM
 
     def is_exit_code(self, code: int) -> bool:
-        """Whether a rank that a signal has ended may end with this exit code."""
+        """Returns True if a rank that a signal has ended may have this exit code."""
         return code in [self.exit_code(by) for by in SIGNALS]
 
     def exit_now(self, code: int, message: str = "") -> None:
-        """Ends this process and its children now, without any cleaning up that could wait for another process."""
+        """Ends this process and its children immediately, without cleaning up, which could wait for another process."""
         if message:
             _say(message)
         for child in self.children:
@@ -143,12 +143,12 @@ class StopSignals:
 
 
 def name(by: signal.Signals) -> str:
-    """What users call a signal."""
+    """Returns the usual name of a signal."""
     return "Ctrl-C" if by == signal.SIGINT else by.name
 
 
 def ignore_stop_signals(worker: int = 0) -> None:
-    """Lets a loader process live when a signal reaches all processes of a run, which needs it up to the next step."""
+    """Keeps a loader process alive when a signal reaches all processes of a run, which needs it for one more step."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     if hasattr(signal, "alarm"):
@@ -158,22 +158,22 @@ def ignore_stop_signals(worker: int = 0) -> None:
 
 
 def _say(message: str) -> None:
-    """Prints a line on rank 0, past Python's buffers, which the main thread may be writing to."""
+    """Prints a line on rank 0, bypassing Python's buffers, to which the main thread may be writing."""
     if all(os.environ.get(variable, "0") == "0" for variable in RANKS):
         os.write(2, f"\nlinvit: {message}\n".encode())
 
 
 def _stop_with_stdin() -> None:
-    """Raises SIGTERM when standard input ends. Python's own reader is left alone: its lock would outlive a thread."""
+    """Raises SIGTERM when standard input ends. Does not use Python's reader, whose lock would outlive a thread."""
     while os.read(0, 1024):
         pass
     signal.raise_signal(signal.SIGTERM)
 
 
 def _nothing(number: int, frame: FrameType | None) -> None:
-    """The thread does what is to be done."""
+    """Does nothing: the thread handles the signal."""
 
 
 STOP = StopSignals()
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=STOP.release)  # a signal to another process is not ours
+    os.register_at_fork(after_in_child=STOP.release)  # signals of a child process are not handled here

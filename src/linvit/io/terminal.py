@@ -1,4 +1,4 @@
-"""Tables, prose and help that fit the terminal."""
+"""Prints tables, prose and help that fit the terminal."""
 
 import argparse
 import re
@@ -9,23 +9,23 @@ from typing import Any
 
 from linvit.io.plain_text import printable
 
-LEAST = 32  # characters that the last column needs beside the others
+LEAST = 32  # minimum width of the last column beside the others
 BENEATH = " " * 6
-FULL = 116  # characters of a docstring's line: 120 less the indentation that is taken off
+FULL = 116  # width of a docstring's line: 120 minus the indentation
 ENTRY = re.compile(r" *\w+: ")
 RAW = argparse.RawDescriptionHelpFormatter
 
 
 def terminal_width() -> int:
-    """Columns of the terminal, or of `COLUMNS`; 80 where neither is known."""
+    """Returns the number of columns of the terminal, or `COLUMNS`; 80 if both are unknown."""
     return shutil.get_terminal_size().columns
 
 
 def table(rows: Sequence[tuple[str, ...]], width: int | None = None) -> list[str]:
-    """Aligned columns, those with numbers to the right, no line longer than `width` if that is possible.
+    """Returns the lines of a table with aligned columns, numbers to the right, at most `width` wide if possible.
 
-    The last column holds sentences. It is wrapped beside the others, or stands beneath its row where they leave it too
-    little room; one that does not fit and equals that of the row above is left out.
+    The last column contains sentences. It is wrapped beside the others, or printed below its row if too little space
+    is left; if it does not fit and equals that of the previous row, it is left out.
     """
     width = terminal_width() if width is None else width
     rows = [tuple(printable(cell, lines=False) for cell in row) for row in rows]
@@ -51,7 +51,7 @@ def table(rows: Sequence[tuple[str, ...]], width: int | None = None) -> list[str
 
 
 def entry(start: str, text: str, column: int = 40) -> list[str]:
-    """An option and its explanation, which begins at a column and is wrapped there."""
+    """Returns an option and its explanation, which starts at a column and is wrapped there."""
     parts = textwrap.wrap(text, terminal_width() - column, break_on_hyphens=False) or [""]
     if len(start) + 2 > column:
         return [start, *(" " * column + part for part in parts)]
@@ -59,13 +59,13 @@ def entry(start: str, text: str, column: int = 40) -> list[str]:
 
 
 def reflow(text: str, width: int | None = None) -> str:
-    """Prose of a docstring, wrapped again where its lines are longer than `width`; lines that were not full stay."""
+    """Returns the prose of a docstring with lines longer than `width` wrapped again; short lines are kept."""
     width = terminal_width() if width is None else width
     paragraphs: list[list[str]] = []  # lines that belong together
     for line in text.splitlines():
         above = paragraphs[-1][-1] if paragraphs else ""
         deeper = _indent(line) - _indent(above)
-        # a sentence continues because its first word did not fit above, an entry in lines that are indented
+        # a line continues a sentence if its first word did not fit on the previous line, or an entry if it is indented
         full = len(above) + 1 + len((line.split() or [""])[0]) > FULL and not ENTRY.match(line)
         if line.strip() and above.strip() and (full if deeper == 0 else deeper > 0 and ENTRY.match(above)):
             paragraphs[-1].append(line)
@@ -87,5 +87,5 @@ def _indent(line: str) -> int:
 
 
 def argument_parser(program: str, description: str | None, epilog: str = "") -> argparse.ArgumentParser:
-    """A parser whose help fits the terminal; `epilog` is printed as it is."""
+    """Returns a parser whose help fits the terminal; `epilog` is printed unchanged."""
     return argparse.ArgumentParser(program, description=reflow(description or ""), epilog=epilog, formatter_class=RAW)

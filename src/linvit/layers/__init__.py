@@ -1,4 +1,4 @@
-"""The layers of backbones: attention layers, feed-forward layers, patch embedding."""
+"""Layers of backbones: attention layers, feed-forward layers, patch embedding."""
 
 from linvit.layers.block import Block
 from linvit.layers.mlp import Mlp

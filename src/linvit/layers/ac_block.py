@@ -1,4 +1,4 @@
-"""The asymmetric convolution block of MACU-Net, in its encoder and its decoder.
+"""Asymmetric convolution block of MACU-Net, in its encoder and its decoder.
 
 Paper: Ding et al. 2019, "ACNet: Strengthening the Kernel Skeletons for Powerful CNN via Asymmetric Convolution Blocks".
 """
@@ -10,7 +10,7 @@ from torch.nn import functional as F
 class ACBlock(nn.Module):
     """The sum of 3 x 3, 1 x 3 and 3 x 1 convolutions, BatchNorm, ReLU: (B, C, H, W) -> (B, C', H, W).
 
-    The reference has one BatchNorm behind the sum and a bias in each convolution.
+    The reference has one BatchNorm after the sum and a bias in each convolution.
     """
 
     def __init__(self, in_channels: int, out_channels: int) -> None:

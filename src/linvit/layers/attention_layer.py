@@ -1,4 +1,4 @@
-"""The attention layer: projections around any mechanism, spatial reduction, gate, output projection, dropout."""
+"""Attention layer: projections around any mechanism, spatial reduction, gate, output projection, dropout."""
 
 from functools import partial
 from typing import Any, Literal
@@ -20,7 +20,7 @@ from linvit.layers.spatial_reduction import PooledReduction, StridedReduction, r
 from linvit.registry import Spec, attentions
 
 NOT_KEPT = ("self", "__class__", "attention")
-"""What a layer like another does not take over of the arguments."""
+"""Arguments that `like` does not copy."""
 
 
 class AttentionLayer(AttentionHost):
@@ -39,14 +39,14 @@ class AttentionLayer(AttentionHost):
             products small in half precision.
         sr_ratio: PVT's spatial reduction: keys and values come from patches merged R x R by a strided convolution.
         sr_pool: PVTv2's linear reduction: keys and values come from patches pooled to P x P; 0 is off.
-        sr_required: Refuse a mechanism that needs as many keys as queries. False leaves the reduction out for it.
-        input_norm: LayerNorm of the input, behind that of a block (MHLA).
-        rel_pos_bias: Add a learnable bias of relative positions, for a mechanism that takes a bias and whose keys are
-            not reduced. Its table is made for the nominal grid and resized for another; prefix tokens get none.
-            "decomposed" are ViTDet's, which depend on the query (`DecomposedPositions`).
+        sr_required: Raise an error for a mechanism that needs as many keys as queries; False disables the reduction.
+        input_norm: LayerNorm of the input, after that of a block (MHLA).
+        rel_pos_bias: Add a learnable bias of relative positions, for a mechanism that accepts a bias and whose keys are
+            not reduced. Its table is made for the nominal grid and resized for others; prefix tokens have no bias.
+            "decomposed" is ViTDet's, which depends on the query (`DecomposedPositions`).
 
     Attributes:
-        like: Builds such a layer with another mechanism: `layer.like(attention="hydra")`, with initial weights.
+        like: Builds an equal layer with another mechanism: `layer.like(attention="hydra")`, with initial weights.
 
     Example:
         >>> layer = linvit.AttentionLayer(192, 3, linvit.Grid((14, 14)), attention="focused")
@@ -126,9 +126,9 @@ class AttentionLayer(AttentionHost):
             self.relative_position_bias_table = position_table(size, self.mechanism.num_heads)
 
     def forward(self, x: Tensor, grid: Grid, bias: Tensor | None = None) -> Tensor:
-        """(B, N, C) -> (B, N, C) for the tokens of `grid`, prefix first, then the patches row by row.
+        """Maps (B, N, C) to (B, N, C) for the tokens of `grid`, prefix tokens first, then patches row by row.
 
-        A position bias or mask (B or 1, h, N, M), for a mechanism that takes one, is added to the layer's.
+        A position bias or mask (B or 1, h, N, M), for a mechanism that accepts one, is added to the layer's.
         """
         if x.shape[1] != grid.num_prefix + grid.size[0] * grid.size[1]:
             raise UserError(
@@ -145,7 +145,7 @@ class AttentionLayer(AttentionHost):
         if self.sr is None:
             width, projected = self.mechanism.head_dim, self.qkv(x)
             if self.q_norm is None is self.k_norm and len({*self.widths}) == 1:
-                # Heads before parts: gradients come back into the order of tokens by one copy.
+                # Heads before parts, so that one copy brings gradients into the order of tokens.
                 projected = projected.unflatten(-1, (-1, width)).split(self.mechanism.num_heads, 2)
             else:
                 projected = projected.split(self.widths, -1)
@@ -162,14 +162,14 @@ class AttentionLayer(AttentionHost):
         return attend(self.mechanism, q, k, v, grid, x=x, bias=bias)
 
     def _with_positions(self, own: Tensor, bias: Tensor | None, grid: Grid) -> Tensor:
-        """Adds the layer's bias of relative positions, (h, N, N) or (B, h, N, N), of which prefix tokens have none."""
+        """Adds the layer's bias of relative positions, (h, N, N) or (B, h, N, N); prefix tokens have none."""
         own = own if own.ndim == 4 else own[None]
         if grid.num_prefix:
             own = F.pad(own, (grid.num_prefix, 0, grid.num_prefix, 0))  # (1, h, N, N)
         return own if bias is None else own + bias
 
     def resize_tables(self, state: dict[str, Tensor], size_of: SizeOf) -> dict[str, Tensor]:
-        """The table of relative positions of a checkpoint for the nominal grid; see `Attention.resize_tables`."""
+        """Resizes a checkpoint's table of relative positions for the nominal grid; see `Attention.resize_tables`."""
         name, own = "relative_position_bias_table", self.relative_position_bias_table
         if own is not None and name in state:
             state[name] = resize_position_table(state[name], own, self.mechanism.grid.size, size_of)

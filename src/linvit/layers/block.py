@@ -1,4 +1,4 @@
-"""The pre-norm transformer block of all families but SOFT, also with convolutions for positions."""
+"""Pre-norm transformer block of all families except SOFT, with optional convolutions for positions."""
 
 import torch
 from timm.layers import DropPath
@@ -10,9 +10,9 @@ from linvit.attention.base import Grid
 class Block(nn.Module):
     """`x + attn(norm1 x)`, then `x + mlp(norm2 x)`, each under stochastic depth; (B, N, C) -> (B, N, C).
 
-    Both are called with tokens and grid; with `input_before_norm` attention gets `before_norm=x`, too. `cpe` counts the
-    conditional positional encodings: one before attention, a second one before the MLP. `layer_scale` is the initial
-    value of a learnable factor per channel on each branch. Without `norm_eps` there are no norms.
+    Both are called with tokens and grid; with `input_before_norm`, attention also gets `before_norm=x`. `cpe` is the
+    number of conditional positional encodings: one before attention, a second one before the MLP. `layer_scale` is the
+    initial value of a learnable factor per channel on each branch. `norm_eps=None` disables the norms.
     """
 
     def __init__(
@@ -49,9 +49,9 @@ class Block(nn.Module):
 
 
 class LayerScale(nn.Module):
-    """A learnable factor per channel (Touvron et al. 2021, "Going deeper with Image Transformers", Sec. 2).
+    """Learnable factor per channel (Touvron et al. 2021, "Going deeper with Image Transformers", Sec. 2).
 
-    Unlike timm's it is not a vector, (1, C), since the references decay it like weights.
+    Its shape is (1, C), not (C,) as in timm, because the references apply weight decay to it.
     """
 
     def __init__(self, dim: int, init: float) -> None:
@@ -64,10 +64,10 @@ class LayerScale(nn.Module):
 
 
 class ResidualConv(nn.Conv2d):
-    """`x + conv(x)` with a 3 x 3 depthwise convolution of the patches, (B, N, C) -> (B, N, C); prefix tokens stay.
+    """`x + conv(x)` with a 3 x 3 depthwise convolution of the patches, (B, N, C) -> (B, N, C); prefix tokens unchanged.
 
     Before attention it is the conditional positional encoding of Chu et al. 2021 ("Conditional Positional Encodings for
-    Vision Transformers"): where a patch lies follows from its neighbours and from the zeros around the image.
+    Vision Transformers"): a patch's position follows from its neighbours and from the zeros around the image.
     """
 
     def __init__(self, dim: int) -> None:

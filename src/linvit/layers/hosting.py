@@ -14,15 +14,15 @@ from linvit.attention.ops.functional import upcast
 from linvit.errors import UserError, check_choice
 from linvit.layers.mlp import BatchNormLinear, Linear
 
-CHECK = "linvit check NAME tests all that an attention has to do, where NAME is its name or class path"
+CHECK = "linvit check NAME tests all requirements of an attention; NAME is its name or class path"
 QKNorm = Literal["none", "rms", "l2"]
 
 
 class QueryKeyNorm(nn.Module):
-    """A norm of queries or keys (B, N, h d) before they are split into heads, computed in float32 or float64.
+    """Norm of queries or keys (B, N, h d) before they are split into heads, computed in float32 or float64.
 
-    "rms" divides by the root mean square of all channels, with a learnable factor per channel, 1 at first (Xie et al.
-    2025, "SANA 1.5"). "l2" brings each head to length 1, with a learnable factor per head, sqrt(d) at first (Henry et
+    "rms" divides by the root mean square of all channels, with a learnable factor per channel, initially 1 (Xie et al.
+    2025, "SANA 1.5"). "l2" scales each head to length 1, with a learnable factor per head, initially sqrt(d) (Henry et
     al. 2020, "Query-Key Normalization for Transformers").
     """
 
@@ -44,7 +44,7 @@ class QueryKeyNorm(nn.Module):
 
 
 def qk_norms(kind: QKNorm, mechanism: Attention) -> tuple[QueryKeyNorm | None, QueryKeyNorm | None]:
-    """Builds the norms of q and of k for a mechanism, where its host projects them."""
+    """Builds the norms of q and of k for a mechanism, if its host projects them."""
     check_choice("qk_norm", kind, get_args(QKNorm))
     q, k = (
         None
@@ -58,7 +58,7 @@ def qk_norms(kind: QKNorm, mechanism: Attention) -> tuple[QueryKeyNorm | None, Q
 class ConvStem(nn.Module):
     """A linear layer, a depthwise 3 x 3 convolution of the patches and SiLU, (B, N, C) -> (B, N, C).
 
-    Prefix tokens take no part in the convolution. Paper: Han et al. 2024, "Demystify Mamba in Vision: A Linear
+    Prefix tokens are not part of the convolution. Paper: Han et al. 2024, "Demystify Mamba in Vision: A Linear
     Attention Perspective", Fig. 3.
     """
 
@@ -79,7 +79,7 @@ class ConvStem(nn.Module):
 
 
 class OutputGate(Linear):
-    """Multiplies the output of a mechanism by a linear map of the layer's input, or by SiLU of that."""
+    """Multiplies the output of a mechanism by a linear map of the layer's input, or by SiLU of it."""
 
     recompute: bool = True
     OPEN = 1.278464542761074  # where SiLU is 1
@@ -89,7 +89,7 @@ class OutputGate(Linear):
         self.silu = silu
 
     def forward(self, out: Tensor, x: Tensor) -> Tensor:  # type: ignore[override]  # of two tensors
-        """(B, N, out_dim) and the layer's input (B, N, C) -> (B, N, out_dim)."""
+        """Maps (B, N, out_dim) and the layer's input (B, N, C) to (B, N, out_dim)."""
         gate = super().forward(x)
         return self._silu_times(out, gate) if self.silu else out * gate
 
@@ -99,14 +99,14 @@ class OutputGate(Linear):
 
     @torch.no_grad()
     def init_open(self) -> None:
-        """Sets the gate to 1, as a gate that joins trained weights should begin; it needs the bias."""
+        """Sets the gate to 1, as needed for a gate that is added to trained weights; requires the bias."""
         if self.bias is not None:
             nn.init.zeros_(self.weight)
             nn.init.constant_(self.bias, self.OPEN if self.silu else 1)
 
 
 class AttentionHost(nn.Module):
-    """Base of attention layers: the parts around mechanisms of one spec that work side by side."""
+    """Base class of attention layers: the parts around parallel mechanisms of one spec."""
 
     q: nn.Linear
     kv: nn.Linear
@@ -124,7 +124,7 @@ class AttentionHost(nn.Module):
         proj_drop: float = 0.0,
         reduced: bool = False,
     ) -> None:
-        """Adds stem, projections of the input and output, norm and gate, as the mechanisms declare them, for C = `dim`.
+        """Adds stem, projections of input and output, norm and gate, as the mechanisms declare them, for C = `dim`.
 
         One projection gives q, k and v, unless keys and values come from other tokens than the queries (`reduced`).
         """
@@ -151,7 +151,7 @@ class AttentionHost(nn.Module):
         self.proj_drop = nn.Dropout(proj_drop)
 
     def project(self, out: Tensor, x: Tensor) -> Tensor:
-        """Norms, gates by the layer's input x (B, N, C), projects and drops outputs, (B, N, out_dim) -> (B, N, C)."""
+        """Applies norm, gate by the layer's input x (B, N, C), projection and dropout, (B, N, out_dim) -> (B, N, C)."""
         if self.out_norm is not None:
             out = self.out_norm(out)
         if self.gate is not None:
@@ -165,7 +165,7 @@ def queries_keys_values(
     x: Tensor,
     norms: Sequence[nn.Module | None] = (),
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns q, k and v, (B, N, C) each with heads not yet split, from the projections of the input x.
+    """Returns q, k and v, (B, N, C) each, before splitting into heads, from the projections of the input x.
 
     `norms` are applied to the projected q and k, where they are not None.
     """
@@ -197,7 +197,7 @@ def attend(
     if mechanism.host.input:
         extra["x"] = x
     heads, key_heads = mechanism.num_heads, mechanism.key_heads
-    # Widths are counted: -1 stands for none where there are no images.
+    # Widths are computed, because -1 cannot be inferred for an empty batch.
     q = q.reshape(*q.shape[:2], key_heads, q.shape[2:].numel() // key_heads).transpose(1, 2)  # (B, h, N, d)
     k = k.reshape(*k.shape[:2], key_heads, k.shape[2:].numel() // key_heads).transpose(1, 2)
     v = v.reshape(*v.shape[:2], heads, v.shape[2:].numel() // heads).transpose(1, 2)
@@ -209,10 +209,10 @@ def attend(
 
 
 def wrong_output(mechanism: Attention, out: Any, q: Tensor, v: Tensor) -> UserError:
-    """Returns the error of a mechanism that has not returned (B, h', N, out_dim / h') for q (B, h, N, dk)."""
+    """Returns the error for a mechanism whose output is not (B, h', N, out_dim / h') for q (B, h, N, dk)."""
     given = str(tuple(out.shape)) if isinstance(out, Tensor) else f"a {type(out).__name__}"
     heads, tokens = v.shape[1], q.shape[2]
     return UserError(
-        f"{type(mechanism).__name__} returned {given} for queries {tuple(q.shape)}; expected are (B, h, N, d) = "
+        f"{type(mechanism).__name__} returned {given} for queries {tuple(q.shape)}; expected is (B, h, N, d) = "
         f"{(len(q), heads, tokens, mechanism.out_dim // heads)}: images, heads, queries, channels per head. {CHECK}"
     )

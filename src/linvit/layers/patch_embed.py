@@ -10,7 +10,7 @@ from torch.nn import functional as F
 class PatchEmbed(nn.Module):
     """(B, C, H, W) -> tokens (B, N, dim) and their grid (H', W'): convolution, then LayerNorm.
 
-    Without overlap (`kernel == stride`) a plane whose sides are not multiples of the stride is padded with zeros at the
+    Without overlap (`kernel == stride`) a plane whose sides are not multiples of the stride is padded with zeros on the
     right and the bottom. With overlap only the convolution pads.
     """
 
@@ -40,14 +40,14 @@ class PatchEmbed(nn.Module):
 
 
 def channels_last(x: Tensor) -> Tensor:
-    """(B, C, H, W) with the channels of a pixel side by side in memory, in a form that `torch.vmap` takes, too."""
+    """Returns (B, C, H, W) in channels-last memory layout, in a form that `torch.vmap` also accepts."""
     return x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
 
 
 class ConvEmbed(nn.Module):
     """(B, C, H, W) -> tokens (B, N, dim) and their grid (H', W'): 3 x 3 convolutions with BatchNorm and activation.
 
-    `widths` are the channels before the first and after each. A side that a stride does not divide is rounded up.
+    `widths` are the channels before the first and after each convolution. Sides are divided by the stride, rounded up.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Weights of one attention layer in another."""
+"""Copies the weights of one attention layer into another."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from linvit.attention.base import Attention
 
 Rows = Mapping[str, tuple[Tensor, Tensor | None]]
-"""Weight and bias of what is projected, by letter: "q", "k", "v"."""
+"""Weight and bias of each projection, by letter: "q", "k", "v"."""
 
 
 def rows_of(layer: Any) -> dict[str, tuple[Tensor, Tensor | None]]:
     """Returns views of the rows of `qkv`, or of `q` and `kv`, by the letters of the layer's `projections`."""
     letters, widths = layer.projections, layer.widths
-    count = len(widths) // len(letters)  # branches, whose rows of one letter lie side by side
+    count = len(widths) // len(letters)  # branches; their rows of one letter are adjacent
     wide = [sum(widths[i * count : (i + 1) * count]) for i in range(len(letters))]
     linears = [(layer.qkv, wide)] if hasattr(layer, "qkv") else [(layer.q, wide[:1]), (layer.kv, wide[1:])]
     weights = [rows for linear, parts in linears for rows in linear.weight.split(parts)]
@@ -28,7 +28,7 @@ def _split(bias: Tensor | None, parts: list[int]) -> list[Tensor | None]:
 
 
 def joined(rows: Rows, letters: str) -> nn.Linear:
-    """Builds one linear layer of the projections that letters name."""
+    """Builds one linear layer of the projections named by the letters."""
     weights, biases = zip(*(rows[letter] for letter in letters), strict=True)
     weight = torch.cat(weights)
     layer = nn.Linear(weight.shape[1], weight.shape[0], bias=biases[0] is not None)
@@ -51,26 +51,26 @@ def widened(proj: nn.Linear, width: int, heads: int, new_heads: int | None = Non
 
 
 def copy_heads(old: Tensor, new: Tensor, heads: int, new_heads: int | None = None) -> None:
-    """Copies an output projection's weight (C, h d) into one of other heads, fewer or more: their first channels."""
+    """Copies an output projection's weight (C, h d) into one with fewer or more heads: the first channels of each."""
     into, kept = new.unflatten(1, (new_heads or heads, -1)), old.unflatten(1, (heads, -1))  # (C, h, d)
     count, width = (min(into.shape[i], kept.shape[i]) for i in (1, 2))
     into[:, :count, :width] = kept[:, :count, :width]
 
 
 def copy_outputs(old: Tensor, new: Tensor, heads: Sequence[tuple[int, int]]) -> None:
-    """Copies the weight of a layer's output projection by `copy_heads`; `heads` are the old and new ones per branch."""
+    """Copies the weight of a layer's output projection by `copy_heads`; `heads` are (old, new) numbers per branch."""
     for counts, kept, into in zip(heads, old.chunk(len(heads), 1), new.chunk(len(heads), 1), strict=True):
         copy_heads(kept, into, *counts)
 
 
 @torch.no_grad()
 def keep_weights(old: Any, new: Any) -> None:
-    """Copies into an attention layer of linvit what a layer of another mechanism has in common with it.
+    """Copies the weights that two attention layers with different mechanisms have in common.
 
-    Kept are the rows of q, k and v of equal shape (where the old mechanism ties the keys to the queries, the new keys
+    Copied are the rows of q, k and v of equal shape (if the old mechanism ties the keys to the queries, the new keys
     start from the rows of q), the output projection, the spatial reduction, LePE, the table of relative positions, and
-    norm, gate and stem; of a mechanism of the same class its own parameters, too. A gate that the old layer does not
-    have, or has of another kind, begins at 1. What only the new layer has stays as it is.
+    norm, gate and stem; for a mechanism of the same class also its own parameters. A gate that the old layer lacks, or
+    that has another type, is set to 1. Other parameters of the new layer keep their values.
     """
     given, wanted = rows_of(old), rows_of(new)
     if "q" in given:

@@ -1,4 +1,4 @@
-"""Relative position bias: a learnable number per head for every way that one patch lies from another.
+"""Relative position bias: a learnable number per head for every offset between two patches.
 
 Paper: Liu et al. 2021, "Swin Transformer: Hierarchical Vision Transformer using Shifted Windows", Eq. 4. Decomposed
 positions, which depend on the query: Li et al. 2022, "MViTv2", Eq. 4, as in ViTDet.
@@ -36,7 +36,7 @@ def relative_position_bias(table: Tensor, nominal: tuple[int, int], size: tuple[
 
 
 def resize_position_table(given: Tensor, own: Tensor, size: tuple[int, int], size_of: SizeOf) -> Tensor:
-    """The table of a checkpoint resized (bicubic) for a plane (H, W); the table itself if it does not fit."""
+    """Returns the table of a checkpoint resized (bicubic) for a plane (H, W); the table itself if it does not fit."""
 
     def span_of(count: int) -> tuple[int, int] | None:
         for down in range(1, count + 1, 2):
@@ -51,9 +51,9 @@ def resize_position_table(given: Tensor, own: Tensor, size: tuple[int, int], siz
 
 
 class DecomposedPositions(nn.Module):
-    """A vector for every distance in rows and one in columns, whose products with a query are added to its logits.
+    """Vectors for every distance in rows and in columns, whose products with a query are added to its logits.
 
-    Tables (2 H - 1, d) and (2 W - 1, d) of a plane (H, W), zeros at first, are resized (linear) for another plane.
+    Tables (2 H - 1, d) and (2 W - 1, d) of a plane (H, W), initially zero, are resized (linear) for another plane.
     """
 
     def __init__(self, size: tuple[int, int], head_dim: int) -> None:
@@ -68,7 +68,7 @@ class DecomposedPositions(nn.Module):
         return (rows[..., :, None] + columns[..., None, :]).flatten(4).flatten(2, 3)
 
     def resize_tables(self, state: dict[str, Tensor], size_of: SizeOf) -> dict[str, Tensor]:
-        """The tables of a checkpoint for the nominal plane (linear); see `Attention.resize_tables`."""
+        """Returns the tables of a checkpoint for the nominal plane (linear); see `Attention.resize_tables`."""
         return {name: resized_line(table, len(getattr(self, name))) for name, table in state.items() if name in "hw"}
 
 
@@ -78,6 +78,6 @@ def resized_line(table: Tensor, length: int) -> Tensor:
 
 
 def between(table: Tensor, side: int) -> Tensor:
-    """Returns the entries (n, n, d) of a table of distances for each pair of n places in a line, query first."""
+    """Returns the entries (n, n, d) of a table of distances for each pair of n positions in a line, query first."""
     places = torch.arange(side, device=table.device)
     return resized_line(table, 2 * side - 1)[places[:, None] - places + side - 1]

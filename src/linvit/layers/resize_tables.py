@@ -13,11 +13,11 @@ from linvit.attention.ops.functional import SizeOf, grid_from_count, resize_tabl
 
 
 def resize_tables(model: nn.Module, state: Mapping[str, Tensor], img_size: tuple[int, int] | None) -> dict[str, Tensor]:
-    """Resizes the tables of a state dict, under the model's names, as far as they can be resized.
+    """Resizes the tables of a state dict, under the model's names, where possible.
 
-    Each module that has a method `resize_tables` resizes its own entries; see `linvit.Attention.resize_tables`. timm's
-    modules have none, so `resize_timm_tables` acts for them. A module whose tokens are those of windows has a method
-    `size_in_checkpoint(count, size_of)`, which replaces `size_of` for itself and what is in it.
+    Each module with a method `resize_tables` resizes its own entries; see `linvit.Attention.resize_tables`. timm's
+    modules have none, so `resize_timm_tables` does it for them. A module whose tokens form windows has a method
+    `size_in_checkpoint(count, size_of)`, which replaces `size_of` for the module and its parts.
     """
     resized = dict(state)
     own = {} if img_size else {name: tensor.shape for name, tensor in model.state_dict().items()}
@@ -46,9 +46,9 @@ def resize_timm_tables(module: nn.Module, state: dict[str, Tensor], size_of: Siz
     Embeddings are resized bicubic and antialiased, tables of square windows by `timm.layers.resize_rel_pos_bias_table`,
     and those of each axis (MViTv2, SAM) linearly.
     """
-    for name, patches in {"pos_embed": "patch_embed", "patch_pos": "pixel_embed"}.items():  # the latter of TNT
+    for name, patches in {"pos_embed": "patch_embed", "patch_pos": "pixel_embed"}.items():  # patch_pos is TNT's
         own, embed = getattr(module, name, None), getattr(module, patches, None)
-        size = getattr(embed, "grid_size", None) or getattr(module, "tokens_spatial_shape", None)  # the latter of Hiera
+        size = getattr(embed, "grid_size", None) or getattr(module, "tokens_spatial_shape", None)  # for Hiera
         if embed is None or name not in state or not isinstance(own, Tensor):
             continue
         given = state[name]

@@ -1,4 +1,4 @@
-"""Spatial reduction of keys and values: fewer patch tokens, prefix tokens kept."""
+"""Spatial reduction of keys and values: fewer patch tokens; prefix tokens are kept."""
 
 import torch
 from torch import Tensor, nn
@@ -50,11 +50,11 @@ class PooledReduction(nn.Module):
 
 
 def reducible(mechanism: Attention) -> bool:
-    """Returns whether a mechanism's keys and values may come from fewer tokens than its queries."""
+    """Returns True if a mechanism's keys and values may come from fewer tokens than its queries."""
     return not mechanism.facts.same_grid and mechanism.host.project == "qkv"
 
 
 def reducible_spec(spec: Spec, dim: int, num_heads: int, grid: Grid) -> bool:
-    """Builds the mechanism of a spec to ask `reducible` of it, without moving torch's random generator."""
+    """Builds the mechanism of a spec and returns `reducible` of it, without changing torch's random state."""
     with torch.random.fork_rng(devices=[]):
         return reducible(attentions.create(spec, dim=dim, num_heads=num_heads, grid=grid))

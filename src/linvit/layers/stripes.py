@@ -24,7 +24,7 @@ class StripeBranch(nn.Module):
     """One mechanism in each of the parallel stripes of a plane, plus LePE: a convolution of the values.
 
     LePE, the locally enhanced positional encoding, is a depthwise 3 x 3 convolution inside each stripe. Where the
-    mechanism widens its output it has as many filters per channel. A stripe is (H', W'), of which None is the plane's.
+    mechanism widens its output it has as many filters per channel. A stripe is (H', W'); None means the plane's side.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class StripeBranch(nn.Module):
         self.q_norm, self.k_norm = qk_norms(qk_norm, self.mechanism)
 
     def size_in_checkpoint(self, count: int, size_of: SizeOf) -> tuple[int, int] | None:
-        """The stripe of so many tokens in a checkpoint: as wide as this one, of another length."""
+        """Returns the stripe with this number of tokens in a checkpoint: as wide as this one, of another length."""
         match self.stripe:
             case None, int(width) if count % width == 0:
                 return count // width, width
@@ -59,11 +59,11 @@ class StripeBranch(nn.Module):
         return None
 
     def stripes(self, size: tuple[int, int]) -> Windows:
-        """Returns how a plane of this size is cut: padded by zeros to whole stripes, one half before and one behind."""
+        """Returns the division of a plane of this size: zero-padded to whole stripes, half before and half after."""
         return Windows(size, (self.stripe[0] or size[0], self.stripe[1] or size[1]), centred=True)
 
     def layout(self, size: tuple[int, int]) -> Tensor:
-        """Returns which patch of a plane (H, W) is at each place of each stripe, (stripes, H' W'); -1 for padding."""
+        """Returns the patch of a plane (H, W) at each position of each stripe, (stripes, H' W'); -1 for padding."""
         patches = torch.arange(1, size[0] * size[1] + 1).view(1, -1, 1)
         return self.stripes(size).partition(patches).squeeze(-1) - 1
 
@@ -83,13 +83,13 @@ class StripeAttention(AttentionHost):
     """Cross-shaped stripe attention, (B, N, C) -> (B, N, C).
 
     The first half of the channels and heads attends in vertical stripes H x w, the second in horizontal stripes w x W;
-    their lengths follow the plane of the call. A plane that w (`width`) does not divide is padded, after the
+    their lengths follow the plane of the call. A plane that is not divisible by w (`width`) is padded, after the
     projection, with tokens whose q, k and v (and x) are 0 and which take part in the attention, as in CSWin's dense
-    models. Each half has a mechanism of its own. A stripe as wide as the nominal plane, or a width of None, leaves one
+    models. Each half has its own mechanism. A stripe as wide as the nominal plane, or a width of None, gives one
     branch with all channels and heads, global on the plane of every call.
     """
 
-    exports_any_size = False  # the map decides the padding of stripes
+    exports_any_size = False  # the padding of stripes depends on the map
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class StripeAttention(AttentionHost):
                 f"heads and {dim} channels. Change them, or let one stripe cover the plane (width None)"
             )
         for name in ("stem", "qkv"):
-            self.register_module(name, None)  # parameters of these come first
+            self.register_module(name, None)  # registered first, so that their parameters come first
         self.branches = nn.ModuleList(
             StripeBranch(
                 *(dim // count, num_heads // count, grid, shape), attention=attention, key_dim=key_dim, qk_norm=qk_norm
@@ -135,11 +135,11 @@ class StripeAttention(AttentionHost):
         return [branch.mechanism for branch in self.branches]  # type: ignore[misc]
 
     def forward(self, x: Tensor, grid: Grid, before_norm: Tensor | None = None) -> Tensor:
-        """(B, N, C) -> (B, N, C); a mechanism that takes the layer's input gets `before_norm` in its place."""
+        """Maps (B, N, C) to (B, N, C); a mechanism that takes the layer's input gets `before_norm` instead."""
         count = len(self.branches)
         stemmed = x if self.stem is None else self.stem(x, grid)
         projected = self.qkv(stemmed).split(self.widths, dim=-1)
-        parts = [list(projected[i::count]) for i in range(count)]  # of each branch
+        parts = [list(projected[i::count]) for i in range(count)]  # per branch
         given = stemmed if before_norm is None or not self._mechanisms()[0].host.input else before_norm
         mixed = [
             branch(own, part, grid)

@@ -16,15 +16,15 @@ from linvit.errors import UserError, check_number
 from linvit.layers.attention_layer import NOT_KEPT, AttentionLayer
 
 MASK_VALUE = -1e4
-"""What is added to the logits of tokens that are not neighbours."""
+"""Added to the logits of tokens that are not neighbours."""
 
 
 class Windows(NamedTuple):
-    """How the tokens of a map (H, W) are laid out in windows (h, w).
+    """Layout of the tokens of a map (H, W) in windows (h, w).
 
-    The map is padded by zeros at the right and the bottom to whole windows, or if `centred` on all sides (the half that
-    is rounded down comes first), then rolled by `shift` rows and columns towards the top left. The rows and columns of
-    a window lie `dilation` (r) apart: each r h x r w tokens have r^2 windows, one for every place within r x r tokens.
+    The map is zero-padded on the right and at the bottom to whole windows, or if `centred` on all sides (the half that
+    is rounded down comes first), then rolled by `shift` rows and columns to the top left. Adjacent rows and columns
+    of a window are `dilation` (r) apart in the map: r h x r w tokens have r^2 windows, one per position in r x r.
     """
 
     size: tuple[int, int]
@@ -35,24 +35,24 @@ class Windows(NamedTuple):
 
     @property
     def counts(self) -> tuple[int, int]:
-        """Windows of one phase per column and per row of the padded map."""
+        """Numbers of windows of one phase per column and per row of the padded map."""
         height, width = (-(-side // (part * self.dilation)) for side, part in zip(self.size, self.window, strict=True))
         return height, width
 
     @property
     def padded(self) -> tuple[int, int]:
-        """The padded map, (H', W')."""
+        """Size of the padded map, (H', W')."""
         height, width = (n * part * self.dilation for n, part in zip(self.counts, self.window, strict=True))
         return height, width
 
     @property
     def before(self) -> tuple[int, int]:
-        """Rows and columns of padding above and at the left."""
+        """Rows and columns of padding above and on the left."""
         (height, width), (rows, columns) = self.padded, self.size
         return ((height - rows) // 2, (width - columns) // 2) if self.centred else (0, 0)
 
     def partition(self, x: Tensor) -> Tensor:
-        """Cuts tokens (B, H W, C) into windows (B n, h w, C), those of an image one after the other, row by row."""
+        """Cuts tokens (B, H W, C) into windows (B n, h w, C), ordered by image, then row by row."""
         plane: Tensor = x.unflatten(1, self.size)
         if self.padded != self.size:
             above, left = self.before
@@ -75,7 +75,7 @@ class Windows(NamedTuple):
         return plane[:, above : above + self.size[0], left : left + self.size[1]].flatten(1, 2)
 
     def apart(self, device: torch.device) -> Tensor:
-        """Returns which pairs of tokens in a window come from opposite sides of the map, (n, 1, h w, h w)."""
+        """Returns a mask of the pairs of tokens in a window from opposite sides of the map, (n, 1, h w, h w)."""
         rows, columns = (torch.arange(side, device=device) >= side - self.shift for side in self.padded)
         regions = 2 * rows[:, None] + columns  # (H', W'): only the last windows have more than one region
         regions = self._replace(size=self.padded, shift=0).partition(regions.view(1, -1, 1))  # (n, h w, 1)
@@ -85,15 +85,15 @@ class Windows(NamedTuple):
 class WindowAttention(AttentionLayer):
     """Any registered mechanism inside windows, (B, N, C) -> (B, N, C) on a map of any size.
 
-    The map is padded by zeros at the right and the bottom to a multiple of the window, and these tokens are keys like
-    any other, as in the reference for dense prediction. A norm behind the output projection (`bn2d`) sees them,
-    too. A stem is on the map, before it is cut. A map whose smaller side is not larger than the window has windows of
-    that side and no shift, as in the reference for classification, unless `shrink` is False.
+    The map is zero-padded on the right and at the bottom to a multiple of the window, and these tokens are keys like
+    any other, as in the reference for dense prediction. A norm after the output projection (`bn2d`) also includes
+    them. A stem is applied to the map before it is cut. A map whose smaller side is not larger than the window has
+    windows of that side and no shift, as in the reference for classification, unless `shrink` is False.
 
-    A mechanism that takes a bias gets a learnable bias for every relative position in the window (`rel_pos_bias`), and
-    under the shift a mask between tokens that are not neighbours in the map: -10,000, whose exponential is 0. (That of
-    the reference's -100 is a denormal number, with which a CPU multiplies many times more slowly.) The others get
-    neither, as the reference's focused blocks: under the shift their windows at the border mix tokens of opposite sides
+    A mechanism that accepts a bias gets a learnable bias for each relative position in the window (`rel_pos_bias`), and
+    under the shift a mask between tokens that are not neighbours in the map: -10,000, whose exponential is 0. (The
+    exponential of the reference's -100 is a denormal number, which slows down a CPU many times.) Other mechanisms get
+    neither, as the reference's focused blocks: under the shift, their border windows mix tokens of opposite sides
     of the map.
 
     Args:
@@ -101,11 +101,11 @@ class WindowAttention(AttentionLayer):
         window: Side of the windows, at most the smaller side of the nominal grid; None is the whole map of
             any size.
         shifted: Roll the map by half a window first.
-        dilation: Distance of a window's tokens in rows and columns. With 2, the pixels at each of the four places of
-            2 x 2 are among themselves, as MobileViTv2's separable attention has them (on the whole map).
-        rel_pos_bias: The bias of relative positions, for a mechanism that takes one; "decomposed" is ViTDet's.
+        dilation: Distance of a window's tokens in rows and columns. With 2, the pixels at each of the four positions of
+            2 x 2 form a window, as in MobileViTv2's separable attention (on the whole map).
+        rel_pos_bias: Bias of relative positions, for a mechanism that accepts one; "decomposed" is ViTDet's.
         shrink: False pads a map that is smaller than the window, as ViTDet does.
-        options: Further ones of `AttentionLayer`, such as `attention` and `qkv_bias`.
+        options: Further options of `AttentionLayer`, such as `attention` and `qkv_bias`.
     """
 
     def __init__(
@@ -130,14 +130,14 @@ class WindowAttention(AttentionLayer):
         super().__init__(dim, num_heads, Grid(nominal), **options)
         self.like = partial(WindowAttention, **arguments, **{k: v for k, v in options.items() if k not in NOT_KEPT})
         self.whole_map = window is None
-        self.exports_any_size = self.whole_map and dilation == 1  # padding, shift and window follow from the map
+        self.exports_any_size = self.whole_map and dilation == 1  # padding, shift and window depend on the map
         self.window, self.shrink = nominal, shrink
         self.shifted = shifted
         self.dilation = dilation
         if rel_pos_bias and self.mechanism.host.accepts_bias:
             self.add_positions(rel_pos_bias, nominal)
 
-    def forward(self, x: Tensor, grid: Grid) -> Tensor:  # type: ignore[override]  # windows bring their own mask
+    def forward(self, x: Tensor, grid: Grid) -> Tensor:  # type: ignore[override]  # windows have their own mask
         """(B, N, C) -> (B, N, C)."""
         windows = self.windows(grid.size)
         parts = windows.partition(x if self.stem is None else self.stem(x, grid))
@@ -146,7 +146,7 @@ class WindowAttention(AttentionLayer):
         return windows.reverse(self.project(out, inputs))
 
     def size_in_checkpoint(self, count: int, size_of: SizeOf) -> tuple[int, int] | None:
-        """The window of so many tokens in a checkpoint: square for any map, unless it is the whole map."""
+        """Returns the window with this number of tokens in a checkpoint: square, unless it is the whole map."""
         if not self.whole_map:
             return grid_from_count(count, (1, 1))
         size = size_of(count * self.dilation**2)
@@ -161,7 +161,7 @@ class WindowAttention(AttentionLayer):
         return Windows(size, window, shift, self.dilation)
 
     def layout(self, size: tuple[int, int]) -> Tensor:
-        """Returns which patch of a map (H, W) is at each place of each window, (n, h w); -1 for padding."""
+        """Returns the patch of a map (H, W) at each position of each window, (n, h w); -1 for padding."""
         patches = torch.arange(1, size[0] * size[1] + 1).view(1, -1, 1)
         return self.windows(size).partition(patches).squeeze(-1) - 1
 
@@ -174,11 +174,11 @@ class WindowAttention(AttentionLayer):
 
 
 def dilated(size: tuple[int, int], dilation: int) -> tuple[int, int]:
-    """Returns how many of a map's rows and columns are at one place, of every `dilation`, rounded up."""
+    """Returns the numbers of rows and columns of a map at one phase of `dilation`, rounded up."""
     return -(-size[0] // dilation), -(-size[1] // dilation)
 
 
 def square(side: int, size: tuple[int, int]) -> tuple[int, int]:
-    """Returns a square window of this side, or of the map's smaller side if that is less."""
+    """Returns a square window of this side, or of the map's smaller side if that is smaller."""
     side = min(side, *size)
     return side, side

@@ -27,23 +27,23 @@ PLAIN = (str, int, float, bool, tuple, type, FunctionType, BuiltinFunctionType, 
 
 @dataclass(frozen=True)
 class Matching:
-    """What of a student is matched to its teacher, and how much each part counts.
+    """Outputs of a student that are matched to its teacher, and their weights.
 
     Args:
         attention_weight: Weight of the mean over blocks of the mean squared error of attention outputs.
         block_weight: The same of the outputs of whole blocks.
-        feature_weight: Of the mean squared error of the last features, behind the network's final norm if it has one.
-        logit_weight: Of the Kullback-Leibler divergence of the logits, times the square of the temperature (Hinton et
+        feature_weight: Weight of the mean squared error of the last features, after the final norm if there is one.
+        logit_weight: Weight of the Kullback-Leibler divergence of the logits, times the squared temperature (Hinton et
             al. 2015). Logits are (B, K) or (B, K, H, W).
         temperature: Divides the logits of both.
-        attention_at: Attention outputs before ("mixed": heads side by side, behind gate and norm) or behind
+        attention_at: Attention outputs before ("mixed": heads concatenated, after gate and norm) or after
             ("projected") the output projection. Where a mechanism widens its output, or a layer of timm projects by
-            more than a linear layer, it is always behind.
+            more than a linear layer, always after.
         attention_tokens: "all", or "patches" without class and register tokens.
-        attention_inputs: What a block's attention gets: the "student"'s own tokens, or the "teacher"'s. With the
-            teacher's no error adds up, each block learns alone, and its attention alone gets gradients of it. What
-            is replaced by the teacher's gets no gradient: in DistributedDataParallel a module of yours must return the
-            loss from its `forward` and be wrapped with find_unused_parameters=True, as tasks of linvit are.
+        attention_inputs: Input of a block's attention: the "student"'s own tokens, or the "teacher"'s. With the
+            teacher's, errors do not add up, each block learns alone, and only its attention gets gradients. Modules
+            whose output is replaced by the teacher's get no gradient: in DistributedDataParallel your module must
+            return the loss from its `forward` and be wrapped with find_unused_parameters=True, as tasks of linvit are.
     """
 
     attention_weight: float = 50.0
@@ -74,7 +74,7 @@ class Distillation:
     """Measures the distance of a student to its teacher in every forward pass of the student in training mode.
 
     Hooks of the student run the teacher on the same images, without gradients and in evaluation mode, and compare what
-    both make of them. `loss()` then returns the weighted sum. The teacher is no part of the student: it is in none of
+    their outputs. `loss()` then returns the weighted sum. The teacher is not part of the student: it is in none of
     its state dicts and gets no gradients. A copy of the student, or one from a pickle, is a plain network.
 
     A student with BatchNorm normalises by its batch and its teacher by fixed statistics, so their distance has a floor.
@@ -83,11 +83,11 @@ class Distillation:
         teacher: The trained network. It is put into evaluation mode, and follows the student's device and precision.
         student: The same network with another attention, as `linvit.linearize` makes it; it may be wrapped in
             DistributedDataParallel, now or later.
-        matching: What is matched; None is attention outputs alone, with the weight 50.
+        matching: Outputs to match; None means only attention outputs, with the weight 50.
 
     Attributes:
-        layers: Names of the attention layers that are matched: those whose mechanism or its options differ;
-            all, if none does.
+        layers: Names of the matched attention layers: those whose mechanism or its options differ;
+            all, if none differs.
 
     Example:
         >>> student = linvit.linearize(teacher, "focused").train()
@@ -105,7 +105,7 @@ class Distillation:
         attention_alone = not any(weight for part, weight in weights.items() if part != "attention")
         self._layers_suffice = self.matching.attention_inputs == "teacher" and attention_alone
         self._size: Any = None  # of the images (C, H, W) that the student had last
-        self._measuring = False  # in evaluation mode, too
+        self._measuring = False  # also in evaluation mode
         self._of_teacher: dict[tuple[str, str], Tensor] = {}  # by part and module
         self._of_student: dict[tuple[str, str], Tensor] = {}
         self._inputs: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {}  # of the teacher's attention layers
@@ -123,11 +123,11 @@ class Distillation:
         self._hooks.append(student.register_forward_pre_hook(_Hook(self._start), with_kwargs=True, prepend=True))
 
     def run(self, images: Any) -> Any:
-        """What the student, and its teacher beside it, make of images, without the head of a dense task.
+        """Runs the student and its teacher on images and returns their outputs, without the head of a dense task.
 
-        Where attention alone is matched on the teacher's inputs, only the student's attention layers run, and it
-        returns None: the student's other parts change nothing. They run once for each size of images, which tells the
-        layers the grid of their tokens.
+        If only attention is matched on the teacher's inputs, only the student's attention layers run, and it returns
+        None: the student's other parts have no effect. They run once for each size of images, to record the grid of
+        the layers' tokens.
         """
         alone = self._layers_suffice and (self._measuring or self.student.training)
         if alone and isinstance(images, Tensor) and images.shape[1:] == self._size:
@@ -157,19 +157,19 @@ class Distillation:
         return {part: torch.stack([*own.values()]).mean() for part, own in self.errors().items()}
 
     def loss(self) -> Tensor:
-        """The weighted sum of the parts, a scalar."""
+        """Returns the weighted sum of the parts, a scalar."""
         return self.weighted(self.parts())
 
     def weighted(self, parts: Mapping[str, Tensor]) -> Tensor:
-        """The sum of losses, each times its weight; those of weight 0 give no gradients."""
+        """Returns the sum of losses, each times its weight; those of weight 0 give no gradients."""
         weights = self.matching.weights
         return torch.stack([weights[part] * loss for part, loss in parts.items() if weights[part]]).sum()
 
     @torch.no_grad()
     def distances(self, images: Any) -> dict[str, dict[str, float]]:
-        """How far the student is from its teacher on images, both in evaluation mode, by part and module.
+        """Returns the distance of the student to its teacher on images, both in evaluation mode, by part and module.
 
-        Squared errors are divided by the mean square of what the teacher makes: 0 is the same, 1 is as far as 0 is.
+        Squared errors are divided by the mean square of the teacher's output: 0 is equal, 1 is as far as zeros are.
         """
         with self._measured():
             self.run(images)
@@ -186,7 +186,7 @@ class Distillation:
             }
 
     def unreached(self, images: Any, *, by_outputs: bool) -> list[str]:
-        """Names of the parameters that nothing that is matched depends on; nor, `by_outputs`, what `run` returns."""
+        """Returns the names of parameters on which no matched output depends, nor, `by_outputs`, that of `run`."""
         # Images change nothing in evaluation mode.
         with self._measured(), torch.enable_grad(), torch.compiler.set_stance("force_eager"):
             self._size = None  # all of the student runs
@@ -200,7 +200,7 @@ class Distillation:
 
     @contextmanager
     def _measured(self) -> Iterator[None]:
-        """Compares in evaluation mode; then each module of the student has its mode back, a frozen one its own."""
+        """Compares in evaluation mode; then restores the mode of each module of the student."""
         modes = {module: module.training for module in self.student.modules()}
         self.student.eval()
         self._measuring = True
@@ -244,7 +244,7 @@ class Distillation:
         return [network.get_submodule(name) for network in (self.teacher, self.student)]
 
     def _watch(self, part: str, name: str) -> None:
-        """Compares the outputs of the modules of this name, or of attention what its projections get or give."""
+        """Compares the outputs of the modules of this name, or for attention inputs or outputs of its projection."""
         key, inputs = (part, name), False
         of_teacher, of_student = self._pair(name)
         if part == "attention":
@@ -285,7 +285,7 @@ class Distillation:
         return F.mse_loss(own, target)
 
     def _force(self, name: str) -> None:
-        """Gives an attention layer of the student the inputs and, to what follows, the outputs of the teacher's."""
+        """Replaces the inputs and outputs of a student's attention layer by the teacher's."""
         of_teacher, of_student = self._pair(name)
 
         def keep(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
@@ -363,7 +363,7 @@ def kind_of(layer: Any) -> list[Any]:
 
 
 def _options(module: nn.Module) -> dict[str, Any]:
-    """What a module has noted of its constructor's arguments, as far as a copy's are equal."""
+    """Returns the recorded constructor arguments of a module, to compare with those of a copy."""
     changeable = ("training", "recompute", "attention_kernel", "grid")
     return {
         name: value
@@ -373,5 +373,5 @@ def _options(module: nn.Module) -> dict[str, Any]:
 
 
 def first_tensor(values: Any) -> Tensor:
-    """The tensor, or the first of several."""
+    """Returns the tensor, or the first of several."""
     return values if isinstance(values, Tensor) else values[0]

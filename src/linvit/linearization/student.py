@@ -13,7 +13,7 @@ from linvit.registry import Spec
 def linearize(
     model: nn.Module, attention: Spec | Sequence[Spec | None], img_size: int | Sequence[int] = 224
 ) -> nn.Module:
-    """A copy of a trained network with another attention and all weights that this attention can use.
+    """Returns a copy of a trained network with another attention and all weights that this attention can use.
 
     The projections, feed-forward layers, norms, embeddings and the classifier are the network's; the parameters of
     another mechanism are new. The network itself stays as it is, so it can be the teacher of a `Distillation`.
@@ -54,21 +54,21 @@ class Conversions:
         self._choices = {name: (teacher.get_submodule(name), self._network.get_submodule(name)) for name in self.layers}
 
     def network(self, converted: Collection[int]) -> nn.Module:
-        """The network with these blocks converted. It is one network: the next call changes it."""
+        """Returns the network with these blocks converted. It is one network: the next call changes it."""
         for block in self.blocks:
             name = self.layers[block]
             self._network.set_submodule(name, self._choices[name][block in converted])
         return self._network
 
     def specs(self, converted: Collection[int]) -> list[Spec | None]:
-        """The attention of each block, with these converted; None keeps what a block has."""
+        """Returns the attention of each block, with these converted; None keeps a block's attention."""
         return [self.attention if block in converted else None for block in range(len(self.layers))]
 
 
 def greedy_order(blocks: Collection[int], error: Callable[[Collection[int]], float]) -> Iterator[int]:
     """Yields blocks in the order of their conversion: next is the one with the least error given those before it.
 
-    JetViT (2026) searches without training, too.
+    JetViT (2026) also searches without training.
     """
     order: list[int] = []
     while left := [block for block in blocks if block not in order]:

@@ -1,6 +1,6 @@
-"""Names of attention mechanisms, their kernels, backbones and heads, and how a spec becomes an object.
+"""Names of attention mechanisms, kernels, backbones and heads, and the construction of objects from specs.
 
-A name comes from an entry point, linvit's own ones, too, or from a decorator in the running program. Nothing is
+A name comes from an entry point (linvit's own names included) or from a decorator in the running program. Nothing is
 imported before it is used, so listing names imports no torch.
 """
 
@@ -22,7 +22,7 @@ Spec = str | Mapping[str, Any]
 
 
 def preset(constructor: Callable[..., Any], **options: Any) -> functools.partial[Any]:
-    """Registers the name that it is assigned to, with other defaults of a constructor.
+    """Registers a name, the variable that it is assigned to, for a constructor with other defaults.
 
     An entry point names the module, and the names are read from its source: write `NAME = preset(...)` at top level.
 
@@ -41,9 +41,9 @@ class Registry:
 
     def __init__(self, kind: str, group: str, base: str | None = None, supplied: tuple[str, ...] = ()) -> None:
         self.kind = kind  # for messages: "attention"
-        self.group = group  # of entry points, in which packages announce theirs: "linvit.attentions"
-        self.base = base  # `package.module:Class` that everything registered must subclass
-        self.supplied = supplied  # arguments that attention layers or networks supply, and not the user
+        self.group = group  # group of entry points in which packages register names: "linvit.attentions"
+        self.base = base  # `package.module:Class`, the required base class
+        self.supplied = supplied  # arguments that attention layers or networks supply, not the user
         self._registered: dict[str, Entry] = {}
 
     def register(self, name: str) -> Callable[[T], T]:
@@ -85,7 +85,7 @@ class Registry:
         return [name for name in self.entries() if fnmatchcase(name, pattern)]
 
     def get(self, name: str) -> Callable[..., Any]:
-        """Returns the constructor of a registered name, or of a class path `package.module:Class`; or a `UserError`."""
+        """Returns the constructor of a registered name or a class path `package.module:Class`; raises a `UserError`."""
         owners = [by_path(self.kind, name, self.entries())] if ":" in name else self.owners(name)
         if not owners:
             raise UserError(self._unknown(name))
@@ -102,16 +102,16 @@ class Registry:
         return constructor
 
     def describe(self, name: str) -> Description:
-        """Returns the docstrings of a name: files of linvit are read, all other names are imported, as by `get`."""
+        """Returns the docstrings of a name: linvit's files are parsed, all other names are imported, as by `get`."""
         owners = self.owners(name)
         if len(owners) == 1 and owners[0].owner == "linvit":
             return source.read(owners[0].target)
         return source.of(self.get(name))
 
     def create(self, spec: Spec, **context: Any) -> Any:
-        """Builds what a spec describes, with what the caller (a layer, a task) supplies, such as `dim`.
+        """Builds the object of a spec with the arguments that the caller (a layer, a task) supplies, such as `dim`.
 
-        A `UserError` says what the spec lacks, or what the constructor does not take of either.
+        Raises a `UserError` if the spec lacks an argument, or if the constructor does not accept one.
         """
         name, options = self.parse(spec)
         constructor = self.get(name)

@@ -1,4 +1,4 @@
-"""Where a registered name comes from: an entry point of an installed package, or a decorator in the running program.
+"""Origin of a registered name: an entry point of an installed package, or a decorator in the running program.
 
 An entry point is `name = "package.module:Class"`, or `family = "package.module"` for all names that the module assigns
 from `linvit.preset`. Nothing is imported before it is used: presets are read from the source of their module.
@@ -24,15 +24,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Entry:
-    """A name, and who registers it."""
+    """Registered name and its owner."""
 
     name: str
     target: str  # "package.module:Class"
     owner: str  # "linvit", "linvit-cosine 0.2", or the module that used the decorator
-    registered: Callable[..., Any] | None = None  # the object itself, when a decorator brought it
+    registered: Callable[..., Any] | None = None  # the object itself, if registered by a decorator
 
     def load(self, kind: str) -> Callable[..., Any]:
-        """Imports the object; what a plug-in raises on import, `SystemExit` too, becomes a `UserError`."""
+        """Imports the object; any exception of a plug-in during import, also `SystemExit`, becomes a `UserError`."""
         if self.registered is not None:
             return self.registered
         module, _, attribute = self.target.partition(":")
@@ -64,7 +64,7 @@ _named: ContextVar[frozenset[str] | None] = ContextVar("class paths that may be 
 
 @contextmanager
 def restrict_imports_to(options: object) -> Iterator[None]:
-    """In this context, in which a checkpoint's options are used, class paths are imported that stand in these, too."""
+    """Context for using a checkpoint's options: only registered class paths and those in `options` may be imported."""
     token = _named.set(frozenset(texts(options)))
     try:
         yield
@@ -101,14 +101,14 @@ def subclasses(base: type) -> Iterator[type]:
 
 
 def by_path(kind: str, path: str, known: Mapping[str, list[Entry]]) -> Entry:
-    """What a class path `package.module:Class` means."""
+    """Returns the entry of a class path `package.module:Class`; raises a `UserError` if it must not be imported."""
     named = _named.get()
     registered = (entry.target for entries in known.values() for entry in entries)
     if named is not None and path not in named and path not in registered:
         raise UserError(
             f"the {kind} class '{path}' is not registered, and to import it for a file or for timm would run its code. "
             f"If you trust it, register it, by an entry point of its package for all commands, or by "
-            f"linvit.register_{kind}; or name it, too: --model.{kind}={shlex.quote(path)} beside --config, "
+            f"linvit.register_{kind}; or name it explicitly: --model.{kind}={shlex.quote(path)} beside --config, "
             f"--allow={shlex.quote(path)} of linvit predict --model, load_from_checkpoint(..., {kind}={path!r}), or "
             f"linvit.load(..., allow=[{path!r}])"
         )
@@ -117,15 +117,15 @@ def by_path(kind: str, path: str, known: Mapping[str, list[Entry]]) -> Entry:
 
 @functools.cache
 def installed() -> EntryPoints:
-    """Returns the entry points of all packages, which takes a file of each."""
+    """Returns the entry points of all packages, which reads a file of each."""
     return cast("EntryPoints", entry_points())
 
 
 @functools.cache
 def announced(group: str) -> tuple[Entry, ...]:
-    """The names of a group, read without an import: an entry point is a class, or a module with its presets."""
+    """Returns the names of a group without importing them: an entry point is a class, or a module with presets."""
     found: list[Entry] = []
-    owners: dict[Distribution | None, str] = {}  # a distribution parses its name and version at each look
+    owners: dict[Distribution | None, str] = {}  # a distribution parses them at each access
     for point in installed().select(group=group):
         match = point.pattern.match(point.value)  # without spaces and `[extras]`
         module, attribute = (match["module"], match["attr"] or "") if match else (point.value, "")

@@ -1,6 +1,6 @@
 """Layouts by name: which blocks of a network have full softmax attention, windows, or linear attention.
 
-`{layout: vitdet, window: 14}` stands for a list with one spec per block, of a network of any number of blocks. Blocks
+`{layout: vitdet, window: 14}` stands for a list with one spec per block, for any number of blocks. Blocks
 are counted from 0, over all stages.
 """
 
@@ -68,8 +68,8 @@ def block_kinds(name: str, depth: int, full: Sequence[int] | None = None) -> lis
         full: Blocks of full softmax attention; None means the layout's own.
 
     Raises:
-        UserError: If there is no such layout, if it lists no full blocks for this depth, or if `full` names a block
-            that the network does not have.
+        UserError: If the layout does not exist, lists no full blocks for this depth, or `full` contains a block that
+            the network does not have.
     """
     check_choice("layout", name, LAYOUTS)
     layout = LAYOUTS[name]
@@ -80,7 +80,7 @@ def block_kinds(name: str, depth: int, full: Sequence[int] | None = None) -> lis
         if depth not in layout.full:
             known = " and ".join(map(str, layout.full))
             raise UserError(
-                f"layout '{name}' knows its full blocks for networks of {known} blocks; this one has {depth}. "
+                f"layout '{name}' lists its full blocks for networks of {known} blocks; this one has {depth}. "
                 f"Write {{layout: {name}, full: [{depth // 2}, {depth - 1}]}}, with the blocks that you want"
             )
         full = layout.full[depth]

@@ -1,4 +1,4 @@
-"""What is published of linvit's models: of backbones in `models.csv`, of dense recipes in `configs/`."""
+"""Published facts of linvit's models: of backbones in `models.csv`, of dense recipes in `configs/`."""
 
 import csv
 import functools
@@ -9,30 +9,30 @@ import yaml
 
 PACKAGE = Path(__file__).resolve().parents[1]
 CONFIGS = PACKAGE / "configs" if (PACKAGE / "configs").is_dir() else PACKAGE.parents[1] / "configs"
-"""The configurations that come with linvit: a wheel has them in the package, a checkout beside `src`."""
+"""Configurations that come with linvit: in the package in a wheel, beside `src` in a checkout."""
 
 MODELS, ADE20K, COCO = PACKAGE / "backbones" / "models.csv", CONFIGS / "ade20k.csv", CONFIGS / "coco.csv"
 
 
 class ModelInfo(NamedTuple):
-    """One backbone as its authors published it, 1000 classes."""
+    """Published facts of one backbone with 1000 classes."""
 
-    img_size: int  # that the numbers hold for
+    img_size: int  # of the numbers below
     parameters: int
     macs: int  # multiply-accumulates of convolutions, linear layers and matrix products on one image
-    top1: float | None  # published accuracy on ImageNet-1K in per cent; nothing that linvit measured
+    top1: float | None  # published accuracy on ImageNet-1K in per cent; not measured by linvit
     top1_source: str  # repository: file, or paper
     crop_pct: float  # side of the evaluated crop over the side that the image is resized to
-    crop_mode: str  # timm's word: "center" keeps the aspect, "squash" makes a square
-    also: dict[str, Any]  # options of a second model that the accuracy may be of, if the authors contradict each other
+    crop_mode: str  # as in timm: "center" keeps the aspect ratio, "squash" makes a square
+    also: dict[str, Any]  # options of a second model that may have the accuracy, if the authors are not clear
 
 
 class DenseInfo(NamedTuple):
-    """What was published of a segmentor on ADE20K or a detector on COCO val2017, at one scale; no mirrored images."""
+    """Published scores of a segmentor on ADE20K or a detector on COCO val2017, at one scale, no mirrored images."""
 
     scores: dict[str, float]  # "mIoU", or "box_AP" and "mask_AP", in [0, 1]; empty if none is published
     source: str
-    options: dict[str, Any]  # of the backbone that the scores are of, where they are not its defaults
+    options: dict[str, Any]  # of the backbone that has the scores, where they differ from its defaults
 
 
 @functools.cache
@@ -68,11 +68,11 @@ def dense_info() -> dict[tuple[str, str, str], DenseInfo]:
 
 
 def mapping(text: str) -> dict[str, Any]:
-    """The mapping in a cell of a table, as YAML; an empty cell is an empty one."""
+    """Returns the mapping in a cell of a table, as YAML; {} for an empty cell."""
     return yaml.safe_load(text) or {}
 
 
 def table(path: Path) -> list[dict[str, str]]:
-    """The rows of a file of comma-separated values, by column."""
+    """Returns the rows of a file of comma-separated values, by column."""
     with path.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))

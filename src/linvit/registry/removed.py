@@ -1,7 +1,7 @@
-"""Names that this release has removed, and what to use instead; the next minor release drops its rows.
+"""Names that this release has removed, and their replacements; the next minor release drops these rows.
 
-In configurations and checkpoints, a value that changed nothing is left out, so runs of earlier versions can be resumed
-and scored. Any other value is refused with one line, as are verbs and options of command lines.
+In configurations and checkpoints, a value that had no effect is left out, so runs of earlier versions can be resumed
+and scored. Any other value raises a one-line error, as do verbs and options of command lines.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,19 +11,19 @@ from linvit.errors import UserError
 
 
 class Removed(NamedTuple):
-    """An option that was removed."""
+    """Removed option."""
 
     default: Any
-    """The value that changed nothing."""
+    """Value that had no effect."""
     instead: str
     owner: str = ""
-    """Class of linvit that had the option, where other classes in the same place may have one of this name."""
+    """Class of linvit that had the option, if other classes in the same place may have an option of this name."""
 
 
 RECALL = "Use diagnostics/recall, or linvit 0.2 for the tasks copy, counting, nearest and distractors"
 SEARCH = "Use --tune OPTION=VALUE,VALUE, or a loop of Optuna around linvit fit (docs/guides/search.md)"
-BUDGET = "Use equal epochs, --trainer.max_epochs=N, or a grid of variants with epochs of their own"
-LEVEL = "Use the curves in TensorBoard or metrics.csv, which say when a score is reached"
+BUDGET = "Use equal epochs, --trainer.max_epochs=N, or a grid whose variants set different epochs"
+LEVEL = "Use the curves in TensorBoard or metrics.csv, which show when a score is reached"
 OPTIONS = {
     "compare.budget": Removed("epochs", BUDGET, "compare"),
     "compare.level": Removed(None, LEVEL, "compare"),
@@ -61,7 +61,7 @@ An option may have one of its values, `VERB --option=value`, where only that is 
 
 
 def without_removed(config: Mapping[str, Any], source: str, section: str = "") -> dict[str, Any]:
-    """Returns a configuration, or a section of one, without removed options that changed nothing.
+    """Returns a configuration, or a section of one, without removed options that had no effect.
 
     Raises:
         UserError: If a removed option has another value. It names `source`, the option, and what to use instead.
@@ -87,7 +87,7 @@ def without_removed(config: Mapping[str, Any], source: str, section: str = "") -
 
 
 def answer(option: str, owner: str = "") -> str | None:
-    """Returns the sentence that answers a removed option, which may lack its section if its class is given; or None."""
+    """Returns the sentence about a removed option, given without its section if its class is given; else None."""
     for name, row in OPTIONS.items():
         same = name == option or (owner and name.endswith(f".{option}"))
         if same and (not owner or row.owner in ("", owner)):
@@ -96,7 +96,7 @@ def answer(option: str, owner: str = "") -> str | None:
 
 
 def _had(owner: str, option: str) -> bool:
-    """True if the class of a path, which may be its bare name, had an option that was removed."""
+    """Returns True if the class of a path, which may be a bare name, had an option that was removed."""
     row = OPTIONS.get(option)
     if row is None or not row.owner:
         return row is not None

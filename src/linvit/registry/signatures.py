@@ -1,4 +1,4 @@
-"""What the constructors of mechanisms, backbones and heads take, so that a wrong option is refused before the call."""
+"""Signatures of the constructors of mechanisms, backbones and heads, to reject wrong options before the call."""
 
 import functools
 import inspect
@@ -11,7 +11,7 @@ from linvit.errors import check_choice
 
 
 def equal_options(given: Any, other: Any) -> bool:
-    """Returns whether two options are equal however they are written: a tuple is a list, and a path its name."""
+    """Returns True if two options are equal in any notation: tuple and list, path and its name."""
     return json.dumps(given, sort_keys=True, default=str) == json.dumps(other, sort_keys=True, default=str)
 
 
@@ -21,26 +21,26 @@ def parameters_of(constructor: Callable[..., Any]) -> dict[str, Any]:
 
 
 def takes(constructor: Callable[..., Any], option: str) -> bool:
-    """Returns whether a constructor has this parameter, or `**kwargs` that no parent's signature restricts."""
+    """Returns True if a constructor has this parameter, or `**kwargs` that no parent's signature restricts."""
     parameters, takes_any = signature(constructor)
     return takes_any or option in parameters
 
 
 def choices(parameter: inspect.Parameter) -> tuple[str, ...]:
-    """Returns the words that a parameter's annotation allows, `Literal["mean", "sum"]`; () if it is another."""
+    """Returns the words that a parameter's annotation allows, `Literal["mean", "sum"]`; () for other annotations."""
     found = get_args(parameter.annotation) if get_origin(parameter.annotation) is Literal else ()
     return found if all(isinstance(choice, str) for choice in found) else ()
 
 
 def check_choices(owner: type, given: Mapping[str, Any]) -> None:
-    """Raises a `UserError` unless options have the words that the annotations of a constructor allow (`Literal`)."""
+    """Raises a `UserError` for options with a word that the annotations of a constructor (`Literal`) do not allow."""
     for name, parameter in signature(owner)[0].items():
         if name in given and (allowed := choices(parameter)):
             check_choice(name, given[name], allowed)
 
 
 def signature(constructor: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter], bool]:
-    """Returns parameters by name, and whether the constructor takes others too."""
+    """Returns parameters by name, and True if the constructor also accepts others."""
     if isinstance(constructor, functools.partial):
         parameters, takes_any = signature(constructor.func)
         parameters = dict(list(parameters.items())[len(constructor.args) :])
@@ -54,7 +54,7 @@ def signature(constructor: Callable[..., Any]) -> tuple[dict[str, inspect.Parame
         if isinstance(owner, type) and "__init__" not in vars(owner):
             continue
         if owner is object or (owner.__module__, owner.__qualname__) == ("torch.nn.modules.module", "Module"):
-            break  # neither takes what its signature says
+            break  # their signatures do not show what they accept
         forwards = False
         own = inspect.signature(vars(owner)["__init__"] if isinstance(owner, type) else owner)
         for parameter in own.parameters.values():
@@ -68,7 +68,7 @@ def signature(constructor: Callable[..., Any]) -> tuple[dict[str, inspect.Parame
 
 
 def descriptions(constructor: Callable[..., Any]) -> dict[str, str]:
-    """Returns what docstrings say of a constructor's arguments: that of the class first, then those of its parents."""
+    """Returns the descriptions of a constructor's arguments from docstrings: of its class, then of the parents."""
     while isinstance(constructor, functools.partial):
         constructor = constructor.func
     found: dict[str, str] = {}

@@ -1,6 +1,6 @@
 """Docstrings of registered names, and names that a module assigns or imports on first use.
 
-The files of linvit are read and not imported, so that `linvit list` imports no torch.
+linvit's files are parsed, not imported, so that `linvit list` imports no torch.
 """
 
 import ast
@@ -24,10 +24,10 @@ class Description(NamedTuple):
     """Docstrings of a class or function."""
 
     module: str
-    """That of its module, which has the formula and the paper."""
+    """Docstring of its module, which has the formula and the paper."""
     own: str
     complexity: str = ""
-    """Of an attention, such as "O(N)"."""
+    """Complexity of an attention, such as "O(N)"."""
 
     @property
     def summary(self) -> str:
@@ -36,7 +36,7 @@ class Description(NamedTuple):
 
     @property
     def documentation(self) -> str:
-        """The docstring of the module, then its own."""
+        """Docstring of the module, followed by its own."""
         return "\n\n".join(text for text in (self.module, self.own) if text)
 
     @property
@@ -83,10 +83,10 @@ def read(target: str) -> Description:
 
 
 def presets(module: str) -> list[str]:
-    """Names that a module assigns from `preset(...)` or `linvit.preset(...)`; none if its source cannot be read.
+    """Returns the names that a module assigns from `preset(...)` or `linvit.preset(...)`; [] without readable source.
 
-    They are read, and not imported, since timm's registry asks for them while `linvit.backbones` is imported, which the
-    module of a plug-in imports.
+    The source is parsed, not imported: timm's registry asks for the names while `linvit.backbones` is imported, and the
+    module of a plug-in imports `linvit.backbones`.
     """
     tree = _tree(module)
     found = []
@@ -101,7 +101,7 @@ def presets(module: str) -> list[str]:
 
 
 def deferred(package: str, file: str) -> tuple[Callable[[str], Any], list[str]]:
-    """`__getattr__` of a package that imports on first use what is imported `if TYPE_CHECKING` there, and the names."""
+    """Returns the names imported `if TYPE_CHECKING` in a package, and a `__getattr__` that imports them on use."""
     tree = _parse(file)
     imports = [line for block in tree.body if isinstance(block, ast.If) for line in block.body] if tree else []
     homes = {alias.name: line.module for line in imports if isinstance(line, ast.ImportFrom) for alias in line.names}
@@ -115,11 +115,11 @@ def deferred(package: str, file: str) -> tuple[Callable[[str], Any], list[str]]:
 
 
 def _tree(module: str) -> ast.Module | None:
-    """The syntax tree of a module; unlike `importlib.util.find_spec`, this imports no parent package."""
+    """Returns the syntax tree of a module; unlike `importlib.util.find_spec`, this imports no parent package."""
     top, *rest = module.split(".")
     try:
         spec = importlib.util.find_spec(top)
-    except ValueError:  # an empty name, or a module such as __main__ that came from nowhere
+    except ValueError:  # an empty name, or a module without a file, such as __main__
         return None
     for part in rest:
         if spec is None or spec.submodule_search_locations is None:
@@ -132,9 +132,9 @@ def _tree(module: str) -> ast.Module | None:
 
 @functools.cache
 def _parse(path: str, methods: bool = True) -> ast.Module | None:
-    """The syntax tree of a file; without methods in a third of the time."""
+    """Returns the syntax tree of a file; without methods, which takes a third of the time."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # somebody else's invalid escape sequences
+        warnings.simplefilter("ignore")  # invalid escape sequences in other packages
         try:
             text = Path(path).read_bytes()
             return ast.parse(text if methods else METHOD.sub(b"    ...\n", text), path)
@@ -147,7 +147,7 @@ def _docstring(node: ast.Module | ast.ClassDef | ast.FunctionDef | None) -> str:
 
 
 def _complexity(module: str, definition: ast.ClassDef | ast.FunctionDef) -> str:
-    """The complexity in `facts = Facts(complexity="O(N)")` of a class or of the first parent that has it."""
+    """Returns the complexity in `facts = Facts(complexity="O(N)")` of a class or of the first parent that has it."""
     if isinstance(definition, ast.FunctionDef):
         return ""
     for line in definition.body:

@@ -1,1 +1,1 @@
-"""What a run is: its configuration, its folder, its checkpoints, how it starts, resumes and ends."""
+"""Runs: their configurations, folders and checkpoints; starting, resuming and ending a run."""

@@ -1,4 +1,4 @@
-"""Checkpoints: read safely, checked, and found for `--resume=auto`. A checkpoint decides the model."""
+"""Reads and checks checkpoints, and finds them for `--resume=auto`. A checkpoint decides the model."""
 
 import pkgutil
 import shlex
@@ -44,7 +44,7 @@ if TYPE_CHECKING:  # linvit.load needs neither
 
 
 class Checkpoint:
-    """The checkpoint of a linvit run that is resumed or scored."""
+    """Checkpoint of a linvit run to resume or score."""
 
     def __init__(self, path: str | Path, resumed: bool = False) -> None:
         content = read_checkpoint(path, resumed)
@@ -55,7 +55,7 @@ class Checkpoint:
         self.within_validation = within_validation(content)
         self.run = run_of_checkpoint(path)
         states = content.get("callbacks", {})
-        self.saved: Any = states.get(SaveCheckpoints.__qualname__, {})  # the best values, and their epochs
+        self.saved: Any = states.get(SaveCheckpoints.__qualname__, {})  # best values and their epochs
         self.purge_step: int = self.step + bool(content.get(WITHIN_STEP))
         self._asked = ""
         self._options: dict[str, Any] = content["hyper_parameters"]
@@ -64,9 +64,9 @@ class Checkpoint:
         self._optimizers: Any = content.get("optimizer_states")
 
     def decide(self, config: "Config", fits: bool = True, told: bool = True) -> "Config":
-        """Returns a configuration with the checkpoint's options of the model; says which differ, if `told`.
+        """Returns a configuration with the model options of the checkpoint; prints those that differ if `told`.
 
-        How to evaluate is the configuration's, unless it trains.
+        Evaluation options are taken from the configuration, except in training.
         """
         model, given = config["model"], dict(config["model"]["init_args"])
         free = () if fits else pkgutil.resolve_name(model["class_path"]).evaluation_options
@@ -96,9 +96,9 @@ class Checkpoint:
         return {**config, "model": {**model, "init_args": given}}
 
     def facts(self, names: Sequence[str], data: "ImageData", same_classes: bool, way: str) -> dict[str, Any]:
-        """The checkpoint's values of arguments that the data sets otherwise; they must agree, classes if they must.
+        """Returns the checkpoint's values of the arguments that the data sets; raises a `UserError` if they differ.
 
-        `way` is what to do about classes.
+        Class names are compared if `same_classes`. `way` is the advice about classes in errors.
         """
         own = {name: self._options.get(name, 3) if name == "in_chans" else self._options[name] for name in names}
         if same_classes and "num_classes" in own and data.num_classes not in (None, own["num_classes"]):
@@ -117,13 +117,13 @@ class Checkpoint:
         return own
 
     def _check_names(self, names: Sequence[str] | None, way: str) -> None:
-        """Raises a `UserError` if data numbers the checkpoint's classes otherwise; warns of classes of other names."""
+        """Raises a `UserError` if the data numbers the classes differently; warns about classes with other names."""
         trained: Sequence[str] | None = self._options.get("class_names")
         if not names or not trained or len(names) != len(trained) or [*names] == [*trained]:
             return
         places = {name: number for number, name in enumerate(trained)}
         if places.keys().isdisjoint(names):
-            places |= {str(number): number for number in range(len(trained))}  # as the folders of ImageNet-V2 are named
+            places |= {str(number): number for number in range(len(trained))}  # the folder names of ImageNet-V2
         other = [number for number, name in enumerate(names) if name != trained[number]]
         moved = [number for number in other if places.get(names[number], number) != number]
         if moved:
@@ -153,28 +153,28 @@ class Checkpoint:
         check_same_model(self.path, self._weights, model, model_named(self._options), self._asked)
         if bad := not_finite(model, {"state_dict": self._weights, "optimizer_states": self._optimizers}):
             raise UserError(
-                f"checkpoint '{self.path}' is not finite: {quote_first(bad, 3)}. Use an earlier one; others may lie in "
+                f"checkpoint '{self.path}' has non-finite weights: {quote_first(bad, 3)}. Use an earlier one; look in "
                 f"{Path(self.path).parent}"
             )
         self._weights, self._optimizers = {}, None  # Lightning loads them from the file
 
 
 def read_checkpoint(path: str | Path, resumed: bool = False) -> dict[str, Any]:
-    """A checkpoint's content, with `hyper_parameters` and `state_dict`. Nothing in the file is executed."""
+    """Returns a checkpoint's content, with `hyper_parameters` and `state_dict`. Nothing in the file is executed."""
     path = Path(path)
     if not path.is_file():
-        raise UserError(f"there is no checkpoint at '{path}'")
+        raise UserError(f"checkpoint '{path}' does not exist")
     option = f"--model.pretrained={shlex.quote(path.as_posix())}"
     start = f"\nTo start from the weights of another program: {option}, without --ckpt_path"
     run = run_of_checkpoint(path)
     whole = ""
     if run is not None and run_config(run).exists():
-        whole = f"\nTo continue from the newest that is whole:\n  {RunFolder(run).command}"
+        whole = f"\nTo resume from the newest intact checkpoint:\n  {RunFolder(run).command}"
     try:
         content = torch_file.load(path, objects=False)
         return check_content(content, path, resumed)
     except UserError as error:
-        raise UserError(f"checkpoint {error}; others may lie in {path.parent}{start}{whole}") from error
+        raise UserError(f"checkpoint {error}; look for other checkpoints in {path.parent}{start}{whole}") from error
 
 
 def check_same_model(
@@ -196,7 +196,7 @@ def check_same_model(
 
 
 def checkpoint_in(path: str | Path, names: Sequence[str], option: str = "--ckpt_path") -> Path:
-    """The first of these checkpoints that a run's folder has, which is said; a path of another kind as it is."""
+    """Returns the first of these checkpoints in a run's folder and prints it; returns any other path unchanged."""
     folder = Path(path) / CHECKPOINTS
     if not folder.is_dir():
         return Path(path)
@@ -207,22 +207,22 @@ def checkpoint_in(path: str | Path, names: Sequence[str], option: str = "--ckpt_
             f"the run '{path}' has no {' and no '.join(names)} yet. "
             + (f"Name one of its checkpoints, {option} {folder}/NAME: {others}" if others else "It has no checkpoint")
         )
-    rank_zero_info(f"{option}={path} is a run: its {found.relative_to(path)} is used")
+    rank_zero_info(f"{option}={path} is a run folder: using its {found.relative_to(path)}")
     return found
 
 
 def run_to_resume(config: "Config", root: Path) -> Path | None:
-    """The run of the last configuration, or the newest of its name with this model and seed; else None."""
+    """Returns the run of the last configuration, or the newest of its name with this model and seed; else None."""
     if (own := run_of_config(config["config"])) is not None:
         return own
     empty: Path | None = None
     for run in reversed(versions(root / run_name(config["config"]))):
-        if not (run / CONFIG).exists():  # it has ended before it began, and a run before it may have begun
+        if not (run / CONFIG).exists():  # it ended before training began; an earlier run may have begun
             empty = empty or run
         elif not (differences := differs(run, config)):
             return run
         else:
-            rank_zero_info(f"--resume=auto passes over {shown(run)}, which has {'; '.join(differences)}")
+            rank_zero_info(f"--resume=auto skips {shown(run)}, which has {'; '.join(differences)}")
     return empty
 
 
@@ -231,10 +231,10 @@ def differs(run: Path, config: "Config") -> list[str]:
     try:
         theirs, own = _model_options(yaml_text.mapping(run / CONFIG)), _model_options(config)
     except (UserError, KeyError, TypeError, AttributeError):
-        return []  # it was killed before it had saved its configuration
+        return []  # killed before it saved its configuration
     free = {f"model.{name}" for name in SET_BY_RUN}
     if not own.get("model.teacher") or not theirs.get("model.teacher"):
-        free.remove("model.teacher")  # a student may lie beside its teacher, and have its name and model
+        free.remove("model.teacher")  # a student may be in the same folder as its teacher, with the same name and model
     return _differing(theirs, own, free)
 
 
@@ -243,7 +243,7 @@ def other_data(run: Path, config: "Config") -> list[str]:
     try:
         theirs, own = (flat({"data": given["data"]["init_args"]}) for given in (RunFolder(run).config, config))
     except (UserError, KeyError, TypeError, AttributeError):
-        return []  # of an unreadable configuration nothing is known
+        return []  # the configuration cannot be read
     return _differing(theirs, own, {"data.batch_size", "data.num_workers", "data.predict_path"})
 
 
@@ -276,14 +276,14 @@ def find(config: "Config", root: Path) -> Found:
     run, trainer = run_to_resume(config, root), config["trainer"]
     if run is None:
         rank_zero_info(
-            f"--resume=auto: there is no such run of '{run_name(config['config'])}' in {shown(root)} yet, one starts"
+            f"--resume=auto: there is no matching run of '{run_name(config['config'])}' in {shown(root)}; starting one"
         )
         return None, None, False
     candidates = whole_checkpoints(run)
     checkpoint = next(candidates, None)
     if checkpoint is None:
         damaged = any((run / "checkpoints").glob("*.ckpt"))
-        way = "none of its checkpoints can be used, so a new run starts" if damaged else "it has no checkpoint yet"
+        way = "all of its checkpoints are damaged, so a new run starts" if damaged else "it has no checkpoint yet"
         (rank_zero_warn if damaged else rank_zero_info)(f"--resume=auto: {shown(run)}: {way}")
         return None if damaged else run, None, False
     if others := other_data(run, config):
@@ -297,11 +297,11 @@ def find(config: "Config", root: Path) -> Found:
     unscored = checkpoint.step == trainer["max_steps"] and checkpoint.within_validation
     if epochs or early or (steps and not unscored):
         ways = {"raise --trainer.max_epochs": epochs, "raise --trainer.max_steps": steps}
-        ways |= {"leave EarlyStopping out of --trainer.callbacks": early}
+        ways |= {"remove EarlyStopping from --trainer.callbacks": early}
         way = " and ".join(way for way, ended in ways.items() if ended)
         rank_zero_info(
             f"--resume=auto: {shown(run)} is finished already, at step {checkpoint.step}, {checkpoint.epochs} epochs. "
-            f"To train it for longer, {way}; to start again, leave --resume out"
+            f"To train it for longer, {way}; to start again, omit --resume"
         )
         return run, checkpoint, True
     if steps:  # after the last step Lightning starts no validation, so the steps before it are repeated
@@ -309,7 +309,7 @@ def find(config: "Config", root: Path) -> Found:
         told = f"{shown(run)} was trained to its end, but its last validation is missing"
         if checkpoint is None:
             raise UserError(
-                f"{told}, and there is no earlier checkpoint to resume from. To train it again, delete its folder; to "
+                f"{told}, and it has no earlier checkpoint to resume from. To train it again, delete its folder; to "
                 f"score it:\n  linvit validate --config {in_shell(run_config(run))} --ckpt_path "
                 f"{in_shell(Path(last.path))}"
             )
@@ -319,7 +319,7 @@ def find(config: "Config", root: Path) -> Found:
 
 
 class SameCheckpoint(Callback):
-    """Makes sure that all ranks have found what rank 0 has found: file systems of several machines may lag behind."""
+    """Checks that all ranks have found the same run as rank 0: shared file systems may be out of date."""
 
     def __init__(self, found: Found) -> None:
         run, checkpoint, _ = found
@@ -331,7 +331,7 @@ class SameCheckpoint(Callback):
         if first != self.found:
             raise UserError(
                 f"--resume=auto found {self.found} (run, checkpoint, step) on rank {trainer.global_rank}, and {first} "
-                f"on rank 0. If their file systems are one, start again: one of them was not up to date"
+                f"on rank 0. If they share a file system, start again: one machine saw an outdated state"
             )
 
 
@@ -342,5 +342,5 @@ def _whole(path: Path) -> Checkpoint | None:
         return Checkpoint(path, resumed=True)
     except UserError as error:
         reason = str(error.__cause__ or error).partition("\n")[0]  # without advice
-        rank_zero_warn(f"--resume=auto passes over {shown(path)}: {reason}")
+        rank_zero_warn(f"--resume=auto skips {shown(path)}: {reason}")
         return None

@@ -1,4 +1,4 @@
-"""Under which conditions something was measured: machine, load, versions."""
+"""Conditions of a measurement: machine, load, versions."""
 
 import os
 import platform
@@ -17,7 +17,7 @@ DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def conditions(device: str = "cpu") -> dict[str, str]:
-    """What a reader of a measurement on a device must know, in the order in which to print it."""
+    """Returns the conditions of a measurement on a device, in the order in which they are printed."""
     memory = machine.memory()
     amount = "unknown" if memory is None else f"{memory[0] / GIB:.0f} GiB, {memory[1] / GIB:.0f} free"
     return {
@@ -34,18 +34,18 @@ def conditions(device: str = "cpu") -> dict[str, str]:
 
 
 def cpu_load() -> str:
-    """The average number of processes that wanted a processor in the last minute, or that the system does not say."""
+    """Returns the load average of the last minute as text, also where the system does not report it."""
     return f"{os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "unknown"
 
 
 def _processor() -> str:
-    """The model of the processor, where the system tells."""
+    """Returns the model of the processor, where the system reports it."""
     text = PROCESSORS.read_text(encoding="utf-8") if PROCESSORS.exists() else ""
     names = [line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
 
 
 def _driver() -> str:
-    """Version of the GPU's driver, where the system tells, and of CUDA."""
+    """Returns the versions of the GPU driver, where the system reports it, and of CUDA."""
     found = re.search(r"\d+\.\d+(\.\d+)?", DRIVER.read_text(encoding="utf-8")) if DRIVER.exists() else None
     return f"driver {found[0] if found else 'unknown'}, CUDA {torch.version.cuda}"

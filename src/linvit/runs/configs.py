@@ -1,4 +1,4 @@
-"""Configurations by path, or by the name of one that comes with linvit, and those that they start from."""
+"""Finds configurations by path or by the name of one that comes with linvit, and reads their bases."""
 
 import functools
 import json
@@ -15,7 +15,7 @@ from linvit.registry.removed import CONFIGS as REMOVED
 from linvit.registry.removed import without_removed
 from linvit.runs import yaml_text
 
-DEVICES = 8  # of the published runs of recipes
+DEVICES = 8  # number of devices of the published runs of recipes
 EPOCHS: dict[str, dict[str, Any]] = {"3x": {"trainer.max_epochs": 36, "model.decay_epochs": [27, 33]}}
 """Options of a schedule that differ from those of the bases, which train for 12 epochs."""
 FIELD = re.compile(r"^# (\w+):\s+(.*)$", re.MULTILINE)
@@ -23,25 +23,25 @@ FIELD = re.compile(r"^# (\w+):\s+(.*)$", re.MULTILINE)
 
 @functools.cache
 def names() -> list[str]:
-    """Names of the configurations that come with linvit, such as `quickstart` and `imagenet/swin_tiny`, sorted."""
+    """Returns the sorted names of the configurations that come with linvit, such as `imagenet/swin_tiny`."""
     files = (path.relative_to(CONFIGS).with_suffix("").as_posix() for path in CONFIGS.rglob("*.yaml"))
     return sorted([*files, *recipes()])
 
 
 def shipped(name: str) -> Path | None:
-    """The path of a configuration that comes with linvit, even if it is the row of a table; `.yaml` may be left out."""
+    """Returns the path of a configuration that comes with linvit, also for the row of a table; `.yaml` is optional."""
     name = name.removesuffix(".yaml").removeprefix(f"{CONFIGS.as_posix()}/")
     return CONFIGS / f"{name}.yaml" if name in names() else None
 
 
 def find(given: str, folder: Path | None = None) -> Path | None:
-    """The file that a path or a name means: the file at the path, else one that comes with linvit, else None."""
+    """Returns the file at a path, else the configuration of that name that comes with linvit, else None."""
     path = Path(given) if folder is None else folder / given
     return path if path.is_file() else shipped(given)
 
 
 def text(path: Path) -> str:
-    """The text of a configuration that `find` has found."""
+    """Returns the text of a configuration that `find` has found."""
     name = path.relative_to(CONFIGS).with_suffix("").as_posix() if path.is_relative_to(CONFIGS) else ""
     return recipes().get(name) or yaml_text.read(path)
 
@@ -50,7 +50,7 @@ def config_file(given: str) -> Path:
     """Returns the file that a path or a name means; raises a `UserError` if there is none."""
     path = find(given)
     if path is None:
-        raise UserError(f"no configuration is called '{given}', and there is no such file.{near(given)}")
+        raise UserError(f"configuration '{given}' is neither a name nor an existing file.{near(given)}")
     return path
 
 
@@ -59,20 +59,20 @@ def near(given: str) -> str:
     name = given.removesuffix(".yaml").rpartition("configs/")[2]
     if name in REMOVED:
         return f" It was removed. {REMOVED[name]}."
-    return f"{did_you_mean(name, names())} linvit list configs names those that come with linvit"
+    return f"{did_you_mean(name, names())} Run linvit list configs for the configurations that come with linvit"
 
 
 def heading(text: str) -> dict[str, str]:
-    """The fields in the opening comment of a configuration, such as `# Paper: ...`; the first line of each."""
+    """Returns the fields in the opening comment of a configuration, such as `# Paper: ...`; the first line of each."""
     return dict(FIELD.findall(text))
 
 
 def expand(given: str) -> list[str]:
     """Returns values of `--config` for a configuration: the files under its `base:`, with theirs, then its own file.
 
-    Bases may have bases. Later files win, key by key, so a file need only hold what differs. A base of several files
-    is read once, before the first of them. The row of a table is returned as JSON, and so is a file with removed
-    options that changed nothing, which are left out.
+    Bases may have bases. Later files override earlier ones, key by key, so a file needs only the keys that differ. A
+    base of several files is read once, before the first of them. The row of a table is returned as JSON, and so is a
+    file with removed options that had no effect; these options are left out.
     """
     parts: list[str] = []
     for path in chain(config_file(given)):
@@ -84,7 +84,7 @@ def expand(given: str) -> list[str]:
 
 
 def chain(path: Path, seen: set[Path] | None = None) -> list[Path]:
-    """The bases of a file, with theirs, and then itself; each once, at its first place."""
+    """Returns the bases of a file, with theirs, and then itself; each once, at its first place."""
     seen = set() if seen is None else seen
     if (own := path.resolve()) in seen:
         return []
@@ -93,18 +93,18 @@ def chain(path: Path, seen: set[Path] | None = None) -> list[Path]:
 
 
 def _content(path: Path) -> dict[str, Any]:
-    """Returns what a configuration holds; an empty mapping if it is none, which the parser reports."""
+    """Returns the content of a configuration; an empty mapping if it is not a mapping, which the parser reports."""
     try:
         content = yaml_text.load(text(path), f"'{path}'")
     except yaml.YAMLError:
         return {}
-    except ValueError as error:  # a number of thousands of digits
+    except ValueError as error:  # a number with thousands of digits
         raise UserError(f"'{path}' is not a configuration: {error}") from error
     return content if isinstance(content, dict) else {}
 
 
 def _bases(path: Path) -> list[Path]:
-    """The files under `base:`, by paths relative to the file that names them, or by names of linvit's."""
+    """Returns the files under `base:`, given by paths relative to the file, or by names of linvit's configurations."""
     named = _content(path).get("base")
     given = [named] if isinstance(named, str) else named or []
     if not isinstance(given, list) or not all(isinstance(base, str) for base in given):
@@ -121,10 +121,10 @@ def _bases(path: Path) -> list[Path]:
 
 @functools.cache
 def recipes() -> dict[str, str]:
-    """The YAML text of each recipe that is the row of a table, by its name, such as `coco/swin_tiny_mask_rcnn_1x`.
+    """Returns the YAML text of each recipe that is a row of a table, by name, such as `coco/swin_tiny_mask_rcnn_1x`.
 
-    A row of `configs/coco.csv` or `ade20k.csv` says what is a recipe's own: the backbone and head, the base, and what
-    differs from it. Names have cascaded heads without the rest of their name, which fits a terminal so.
+    A row of `configs/coco.csv` or `ade20k.csv` has the backbone and head, the base, and the options that differ from
+    the base. In names, cascaded heads are shortened, so that the names fit a terminal.
     """
     found = {}
     for file in (ADE20K, COCO):
@@ -143,7 +143,7 @@ def _recipe(name: str, row: dict[str, str]) -> str:
     images = "one image" if batch == DEVICES else f"{batch // DEVICES} images"
     titles = {"miou": "mIoU", "box_ap": "box AP", "mask_ap": "mask AP"}
     scores = ", ".join(f"{title} {float(row[key])}" for key, title in titles.items() if row.get(key))
-    # the paper of a backbone is that of its recipe for ImageNet
+    # the paper of a backbone is stated in its recipe for ImageNet
     first = (CONFIGS / "imagenet" / f"{row['backbone']}.yaml").read_text(encoding="utf-8").partition("\n")[0]
     comment = {
         "Paper": first.removeprefix("# Paper:").strip(),

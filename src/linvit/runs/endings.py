@@ -1,7 +1,7 @@
-"""End of a run: its scores, or the message and the exit code of a process that a signal or an error ends.
+"""End of a run: its scores, or the message and the exit code when a signal or an error ends the process.
 
-Launchers do most of it: torchrun and `srun --kill-on-bad-exit` end all ranks when one has failed. Lightning's own is
-the first rank, which watches those that it has started here, and they watch it.
+Most cases are left to launchers: torchrun and `srun --kill-on-bad-exit` end all ranks when one has failed. With
+Lightning's own launcher, the first rank watches the ranks that it has started on this machine, and they watch it.
 """
 
 import errno
@@ -32,25 +32,25 @@ from linvit.io.signals import STOP, Stopped, name
 from linvit.runs.folder import how_to_resume, run_config
 from linvit.tasks.published import PublishedScores
 
-LAUNCHER = "LINVIT_LAUNCHER"  # variable with the process that has started the others on this machine
+LAUNCHER = "LINVIT_LAUNCHER"  # variable with the id of the process that started the others on this machine
 GRACE = 10.0  # seconds in which a rank can end by itself after another has ended
 NO_METRIC = "Early stopping conditioned on metric"  # Lightning's RuntimeError
 LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "gloo", "NCCL")
 
 
 class Ranks(Callback):
-    """Ends all ranks of a run on this machine when one has ended, and says which it was."""
+    """Ends all ranks of a run on this machine when one has ended, and reports which one."""
 
     def __init__(self, trainer: Trainer, command: str | None = None) -> None:
-        self.command = command  # that resumes it, if it is not linvit fit
+        self.command = command  # command that resumes the run, if it is not linvit fit
         self.rank, self.world = trainer.global_rank, trainer.world_size
         self.run: Path | None = None
-        self.over = threading.Event()  # all ranks have come to an end in good order: none is to be ended by another
+        self.over = threading.Event()  # set when all ranks have ended in good order; disables the watching
         trainer.callbacks.insert(0, self)  # type: ignore[attr-defined]
         if self.world == 1:
             return
         meet_after_a_restart()
-        # Lightning's own thread would kill them all, this process included, without a word
+        # Lightning's own thread would kill all of them, this process included, without a message
         subprocess_script._launch_process_observer = self._watch_children  # type: ignore
         own = str(os.getppid() if torch.distributed.is_torchelastic_launched() else os.getpid())
         self._launcher = int(os.environ.setdefault(LAUNCHER, own))
@@ -58,20 +58,20 @@ class Ranks(Callback):
             threading.Thread(target=self._watch_launcher, daemon=True).start()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Notes which rank this is, and its folder."""
-        folder = trainer.log_dir  # which asks rank 0, and that may be gone later
+        """Stores the rank of this process and the folder of the run."""
+        folder = trainer.log_dir  # log_dir asks rank 0, which may be gone later
         self.run = Path(folder) if folder is not None and stage == "fit" else None
         self.rank = trainer.global_rank
 
     def explain(self, error: Exception, own: str) -> None:
-        """Says why this rank ends, unless its launcher ends it first, since another has said so."""
+        """Prints why this rank ends, unless its launcher ends it first because another rank has printed the reason."""
         lost = lost_contact(error)
-        seconds = GRACE if lost else GRACE / 4 * (self.rank > 0)  # of a mistake that all have met rank 0 speaks
+        seconds = GRACE if lost else GRACE / 4 * (self.rank > 0)  # rank 0 reports a mistake of all
         before, deadline = None if lost else STOP.received, time.monotonic() + seconds
         while STOP.received is before and time.monotonic() < deadline:
             time.sleep(0.1)
         if STOP.received is before:
-            other = "another rank has ended, was stopped or does not answer: " * lost
+            other = "another rank has ended, was stopped or does not respond: " * lost
             self.say(f"{self._name(self.rank, os.getpid())}: {other}{own}")
 
     def say(self, text: str) -> None:
@@ -92,13 +92,13 @@ class Ranks(Callback):
             return
         if STOP.is_exit_code(code):
             STOP.exit_now(code, f"ended by a signal to {name}")
-        if code < 0:  # one that was not killed has said why it ended
+        if code < 0:  # a rank that was not killed has printed its reason
             memory = ", perhaps out of memory" * (code == -signal.SIGKILL)
             self.say(f"{name} was killed by {signal.Signals(-code).name}{memory}")
         STOP.exit_now(max(code, 1))
 
     def _watch_launcher(self) -> None:
-        """Ends this rank when the process that has started it is gone."""
+        """Ends this rank when the process that has started it has ended."""
         while os.getppid() == self._launcher:
             time.sleep(1)
         if not self.over.wait(GRACE / 4):
@@ -114,8 +114,8 @@ class Ranks(Callback):
 def meet_after_a_restart() -> None:
     """Gives ranks that torchrun has restarted a fresh prefix in the store that it keeps over restarts.
 
-    Otherwise the rank that comes first finds the addresses of processes that were ended, and fails by "connection
-    refused" (torch 2.15). Ranks of several machines may have been restarted unequally often, so they are left alone.
+    Otherwise the first rank finds the addresses of processes that have ended, and fails with "connection
+    refused" (torch 2.15). Ranks on several machines may have been restarted unequally often, so they are not changed.
     """
     env = os.environ
     restarts, kept = env.get("TORCHELASTIC_RESTART_COUNT", "0"), env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
@@ -136,7 +136,7 @@ LOADER = re.compile(r"DataLoader worker \(pid(?:\(s\))? [\d, ]+\) (is killed by 
 
 @contextmanager
 def report_exit(trainer: Trainer, ranks: Ranks) -> Iterator[None]:
-    """Runs a verb; one rank prints in a line what ends it. An error of a single process keeps its traceback."""
+    """Runs a verb; one rank prints an error in one line. An error of a single process keeps its traceback."""
     before = signal.getsignal(signal.SIGINT)
     try:
         yield
@@ -152,7 +152,7 @@ def report_exit(trainer: Trainer, ranks: Ranks) -> Iterator[None]:
         way = "" if ranks.run is None else f"\n{how_to_resume(ranks.run, ranks.command)}"
         rank_zero_info(f"{stop}{way}")
         with suppress(RuntimeError):  # another rank is gone
-            trainer.strategy.barrier()  # launchers end the others when one has ended, and loggers are to be closed
+            trainer.strategy.barrier()  # launchers end all ranks when one has ended; loggers must be closed first
         raise SystemExit(STOP.exit_code(stop.by)) from None
     except Exception as error:
         loader = LOADER.search(str(error))
@@ -188,7 +188,7 @@ def report_exit(trainer: Trainer, ranks: Ranks) -> Iterator[None]:
 
 
 def moved(trainer: Trainer) -> UserError | None:
-    """Returns an error if the folder of the run was renamed or deleted; None if not, or on other ranks than 0."""
+    """Returns an error if the folder of the run was renamed or deleted; None if not, and None on ranks other than 0."""
     for callback in trainer.checkpoint_callbacks:
         if isinstance(callback, SaveCheckpoints) and trainer.is_global_zero and trainer.state.fn == "fit":
             try:
@@ -199,7 +199,7 @@ def moved(trainer: Trainer) -> UserError | None:
 
 
 def run_summary(saves: SaveCheckpoints, predict_with: str, run: Path, changes: Sequence[str]) -> str:
-    """Best scores, their checkpoints, and the commands to continue with, by changes; "" if nothing was saved."""
+    """Returns the best scores, their checkpoints, and the commands to continue; "" if nothing was saved."""
     paths: list[Path] = []
     lines: list[str] = []
     folder = Path(str(saves.dirpath))
@@ -220,7 +220,7 @@ def run_summary(saves: SaveCheckpoints, predict_with: str, run: Path, changes: S
 
 
 def score_table(scores: Mapping[str, float], images: str, known: PublishedScores | None) -> str:
-    """The scores of `images`, those of the moving average last, and the published ones beside ours."""
+    """Returns the scores of `images`, those of the moving average last, beside the published ones."""
     lines = [images + (f"; published: {known.source}" if known else "")]
     lines.append(f"  {'':<18} {'ours':<12} {'published' if known else ''}".rstrip())
     names = {tag: tag.rpartition("/")[2].removeprefix("ema_") for tag in scores}

@@ -1,4 +1,4 @@
-"""The folder of a run, `checkpoints/CONFIG_NAME/version_N`: its files, its configuration and its curves."""
+"""Folder of a run, `checkpoints/CONFIG_NAME/version_N`: its files, its configuration and its curves."""
 
 import json
 import math
@@ -23,15 +23,15 @@ CONFIG, CURVES, HPARAMS = "config.yaml", "metrics.csv", "hparams.yaml"
 RESULT = "result.json"
 """Record of a finished run; see `linvit.runs.result`."""
 TUNING = "tuning"
-"""The folder, in that of a comparison, of the runs that tune."""
+"""Subfolder of a comparison's folder for the tuning runs."""
 OUTCOME = "outcome.json"
-"""Beside the `version_N` of a run of `linvit compare`: how its last process ended."""
+"""File beside the `version_N` of a run of `linvit compare`: how its last process ended."""
 VERSION = re.compile(r"version_\d+")
 RESUMED = re.compile(r"config_from_step_(\d+)\.yaml")
 PRELIMINARY = re.compile(rf"(^|/)(stage_\d+|{TUNING})/[^/]+/version_\d+/")
-"""Where runs lie that tune, or are a stage before the last."""
+"""Pattern of the folders of tuning runs and of stages before the last."""
 EVALUATED = "val/score"
-"""The curve that every evaluation adds to."""
+"""Curve that every evaluation adds to."""
 PER_RUN = (
     *("seed_everything", "ckpt_path", "trainer.default_root_dir"),
     *("trainer.enable_progress_bar", "trainer.enable_model_summary"),
@@ -41,37 +41,37 @@ SOURCE = "model.pretrained.source"
 
 
 class Score(NamedTuple):
-    """The last value of a curve of scores."""
+    """Last value of a curve of scores."""
 
     value: float
-    step: int  # at which it was logged, from 0
-    epoch: int  # that had been trained, from 1; 0 if the curves do not say
+    step: int  # at which it was logged, counted from 0
+    epoch: int  # number of epochs trained, counted from 1; 0 if the curves do not contain it
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """A run that has begun to train."""
+    """Folder of a run that has begun to train."""
 
     folder: Path
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """The complete configuration, of a resumed run that with which it was resumed last."""
+        """Complete configuration; for a resumed run, the one with which it was resumed last."""
         return read_yaml(run_config(self.folder))
 
     @cached_property
     def hparams(self) -> dict[str, Any]:
-        """Arguments of the task, the facts of the data included."""
+        """Arguments of the task, including those that the data sets."""
         return read_yaml(self.folder / HPARAMS) if (self.folder / HPARAMS).exists() else {}
 
     @property
     def model(self) -> dict[str, Any]:
-        """The arguments of its task."""
+        """Arguments of the task."""
         return mapping(mapping(self.config.get("model")).get("init_args"))
 
     @cached_property
     def curves(self) -> dict[str, list[tuple[int, float]]]:
-        """Steps and values by tag, as they were logged: NaN and infinity, too."""
+        """Steps and values by tag, as logged, including NaN and infinity."""
         found: dict[str, list[tuple[int, float]]] = {}
         for step, values in read_curves(self.folder / CURVES):
             for tag, text in values.items():
@@ -79,52 +79,52 @@ class RunFolder:
         return found
 
     def finite(self, tag: str) -> list[float]:
-        """Values of a curve that are numbers."""
+        """Returns the finite values of a curve."""
         return [value for _, value in self.curves.get(tag, []) if math.isfinite(value)]
 
     @property
     def last(self) -> dict[str, float]:
-        """Last value of each curve: of validation that of the last one, if it was logged then. Perhaps NaN."""
+        """Last value of each curve; for validation curves, that of the last validation, if logged then. May be NaN."""
         ends = {tag: curve[-1] for tag, curve in self.curves.items()}
         step, _ = ends.get(EVALUATED, (0, 0.0))
         return {tag: value for tag, (at, value) in ends.items() if at >= step or not tag.startswith("val/")}
 
     @property
     def seed(self) -> int:
-        """Of the run."""
+        """Seed of the run."""
         return int(self.config.get("seed_everything") or 0)
 
     @property
     def complete(self) -> bool:
-        """True if the run is finished: it has its record, which a run that is resumed loses until it ends."""
+        """True if the run is finished, that is, has a record; resuming a run deletes its record until the run ends."""
         return (self.folder / RESULT).is_file()
 
     @cached_property
     def _recorded(self) -> dict[str, Any]:
-        """Scores in its record; empty without one."""
+        """Scores in the record; empty without a record."""
         with suppress(OSError, ValueError, KeyError, TypeError):
             return dict(json.loads(read_text(self.folder / RESULT))["score"])
         return {}
 
     @property
     def trained(self) -> int:
-        """Number of epochs that were trained, the last one perhaps in part."""
+        """Number of trained epochs, including a last partial one."""
         return max((epoch + 1 for epoch in self.epoch_at.values()), default=0)
 
     @property
     def epoch_at(self) -> dict[int, int]:
-        """Epochs, from 0, by the steps at which the curves say them."""
+        """Epochs, from 0, by the steps at which the curves contain them."""
         return {step: int(epoch) for step, epoch in self.curves.get("epoch", []) if math.isfinite(epoch)}
 
     def score(self, tag: str) -> Score | None:
-        """The last value of a curve, perhaps NaN; None if there is none, or none of the last validation."""
+        """Returns the last value of a curve, perhaps NaN; None without one, or without one of the last validation."""
         return self.scores(tag)[-1] if tag in self.last else None
 
     def best_score(self, tag: str, sign: int = 1) -> Score | None:
-        """The best score in the record of the run, which is that of its checkpoint.
+        """Returns the best score in the record of the run, which is the score of its best checkpoint.
 
-        Of other curves, and without a record, the largest finite value, or with the sign -1 the least; of equal ones
-        the last, as best.ckpt is.
+        For other curves, and without a record, returns the largest finite value, or with sign -1 the smallest. Of equal
+        values it returns the last, as for best.ckpt.
         """
         scores = [score for score in self.scores(tag) if math.isfinite(score.value)]
         found = max(scores, key=lambda score: (sign * score.value, score.step), default=None)
@@ -135,16 +135,16 @@ class RunFolder:
         return found
 
     def scores(self, tag: str) -> list[Score]:
-        """All values of a curve."""
+        """Returns all values of a curve."""
         epochs = self.epoch_at
         return [Score(value, step, epochs.get(step, -1) + 1) for step, value in self.curves.get(tag, [])]
 
     @property
     def progress(self) -> str:
-        """Last evaluation, as a sentence."""
+        """Describes the last evaluation in a sentence."""
         score = self.score(EVALUATED)
         if score is None:
-            return f"there is no evaluation in its {CURVES}"
+            return f"its {CURVES} has no evaluation"
         epochs = mapping(self.config.get("trainer")).get("max_epochs") or -1
         return (
             f"its last evaluation is that of epoch {score.epoch}{f' of {epochs}' * (epochs > 0)}, step {score.step + 1}"
@@ -152,36 +152,36 @@ class RunFolder:
 
     @property
     def command(self) -> str:
-        """Command that resumes it."""
+        """Command that resumes the run."""
         return resume_command(run_config(self.folder))
 
     def check_complete(self, way: str = "") -> None:
-        """Raises a `UserError` if the run is not, with the command that continues it, and another `way` out."""
+        """Raises a `UserError` if the run is not finished, with the command that resumes it and another `way`."""
         if not self.complete:
-            start = f"the run '{self.folder}' is not finished: {self.progress}. Continue it with"
+            start = f"the run '{self.folder}' is not finished: {self.progress}. Resume it with"
             raise UserError(f"{start}\n  {self.command}{way}")
 
     @property
     def best(self) -> list[str]:
-        """Names of its best checkpoint, the wanted one first; see `best_checkpoints`."""
+        """Names of its best checkpoint, the preferred one first; see `best_checkpoints`."""
         return best_checkpoints(self.model.get("predict_with", "raw"))
 
     def is_best(self, source: str | Path) -> bool:
-        """True if a source is its folder or its best checkpoint, whose scores are those of the run."""
+        """Returns True if a source is its folder or its best checkpoint, whose scores are the scores of the run."""
         return Path(source).is_dir() or Path(source).name == self.best[0]
 
     def score_tag(self, given: str | None = None) -> str:
-        """The curve of scores: `val/score`, of the moving average where the task predicts with that."""
+        """Returns the curve of scores: `val/score`, or that of the moving average where the task predicts with it."""
         averaged = self.model.get("predict_with") == "ema"
         return given or ("val/ema_score" if averaged else "val/score")
 
     def untrained(self, score: Score) -> float:
-        """The part that the initial weights have in the moving average at a score; 0 without an average."""
+        """Returns the share of the initial weights in the moving average at a score; 0 without an average."""
         decay = self.model.get("ema_decay")
         return 0.0 if decay is None else float(decay ** (score.step + 1))
 
     def options(self) -> dict[str, Any]:
-        """The configuration as options, without those that differ between seeds or name weights of the stage before."""
+        """Configuration as options, without those that differ between seeds or name weights of the previous stage."""
         stage = re.compile(rf"stage_\d+/{re.escape(self.folder.parent.name)}/version_")
         found = {key: value for key, value in flat(self.config).items() if key not in PER_RUN}
         return {key: value for key, value in found.items() if not (key == SOURCE and stage.search(str(value)))}
@@ -193,34 +193,34 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def newest(folder: Path, *, students: bool = True) -> RunFolder | None:
-    """The newest run `version_N` in a folder, with or without those that have learned from a teacher."""
+    """Returns the newest run `version_N` in a folder, with or without those that have learned from a teacher."""
     runs = (RunFolder(run) for run in reversed(versions(folder)) if (run / CONFIG).exists())
     return next((run for run in runs if students or not run.model.get("teacher")), None)
 
 
 def best_checkpoints(predict_with: str) -> list[str]:
-    """Names of the best checkpoint of a run with these weights that predict, the wanted first."""
+    """Returns names of the best checkpoint of a run that predicts with these weights, the preferred one first."""
     return [BEST_AVERAGE] * (predict_with == "ema") + [BEST]
 
 
 def find(folders: Iterable[Path]) -> list[RunFolder]:
-    """The runs in folders: each is the folder of a run, or has such folders below it."""
+    """Returns the runs in folders; each folder is a run, or contains runs at any depth."""
     found: dict[Path, RunFolder] = {}
     for folder in folders:
         configs = sorted(files(folder, CONFIG))
         if not configs:
-            raise UserError(f"there is no run in '{folder}': a run's folder has a {CONFIG}, such as NAME/version_0")
+            raise UserError(f"'{folder}' contains no run: the folder of a run has a {CONFIG}, such as NAME/version_0")
         found |= {path.parent.resolve(): RunFolder(path.parent) for path in configs}
     return list(found.values())
 
 
 def files(folder: Path, name: str) -> Iterator[Path]:
-    """Files of a name below a folder, but for those of runs that were a step towards another run in it."""
+    """Yields files of a name below a folder, except those of preliminary runs (tuning, earlier stages) in it."""
     return (path for path in folder.rglob(name) if not PRELIMINARY.search(path.relative_to(folder).as_posix()))
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as dotted names, without `init_args`; a list is one value."""
+    """Returns nested mappings as dotted names, without `init_args`; a list is one value."""
     found: dict[str, Any] = {}
     for key, value in config.items():
         name = prefix if key == "init_args" else f"{prefix}.{key}" if prefix else str(key)
@@ -232,7 +232,7 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def run_name(configs: Sequence[str | Path]) -> str:
-    """The name of a run: that of its last configuration but for linvit's parts; in a run's folder that of the run."""
+    """Returns the name of a run: that of its last configuration outside `base/`, or, in a run's folder, of the run."""
     if not configs:
         return "unnamed"
     parts = CONFIGS / "base"
@@ -243,29 +243,29 @@ def run_name(configs: Sequence[str | Path]) -> str:
 
 
 def run_of_config(configs: Sequence[str | Path]) -> Path | None:
-    """The run folder that the last configuration lies in, or None if it lies elsewhere."""
+    """Returns the run folder that contains the last configuration; None if it is not in one."""
     folder = Path(configs[-1]).absolute().parent if configs else Path()
     return folder if is_run(folder) else None
 
 
 def is_run(folder: Path) -> bool:
-    """True for the folder of a run, `version_N`, or one that has another name by now."""
+    """Returns True for the folder of a run, `version_N`, also if it was renamed."""
     return bool(VERSION.fullmatch(folder.name)) or ((folder / HPARAMS).is_file() and (folder / CHECKPOINTS).is_dir())
 
 
 def versions(folder: Path) -> list[Path]:
-    """The run folders `version_N` in a folder, by number."""
+    """Returns the run folders `version_N` in a folder, sorted by number."""
     found = [path for path in folder.glob("version_*") if VERSION.fullmatch(path.name) and path.is_dir()]
     return sorted(found, key=_number)
 
 
 def next_version(folder: Path) -> int:
-    """The number of the next run in a folder."""
+    """Returns the number of the next run in a folder."""
     return max(map(_number, versions(folder)), default=-1) + 1
 
 
 def claim_version(folder: Path) -> int:
-    """Makes the folder of the next run, which no other process that starts at the same moment gets; its number."""
+    """Creates the folder of the next run, atomically, and returns its number: no other process gets the same one."""
     folder.mkdir(parents=True, exist_ok=True)
     while True:
         number = next_version(folder)
@@ -279,40 +279,40 @@ def _number(version: Path) -> int:
 
 
 def run_of_checkpoint(checkpoint: str | Path) -> Path | None:
-    """The run folder `.../NAME/version_N` that a checkpoint is or lies in, or None if it lies elsewhere."""
+    """Returns the run folder `.../NAME/version_N` that is or contains a checkpoint; None if there is none."""
     path = Path(checkpoint).absolute()
     folder = path if (path / CHECKPOINTS).is_dir() else path.parent.parent
     return folder if is_run(folder) else None
 
 
 def run_configs(run: Path) -> list[Path]:
-    """The configurations that a run was started with and resumed with, by the steps in their names."""
+    """Returns the configurations with which a run was started and resumed, sorted by the steps in their names."""
     found = {int(match[1]): path for path in run.glob("*.yaml") if (match := RESUMED.fullmatch(path.name))}
     return [run / CONFIG, *(found[step] for step in sorted(found))]
 
 
 def run_config(run: Path) -> Path:
-    """The configuration that a run was started with, or resumed with last."""
+    """Returns the configuration with which a run was started or last resumed."""
     return run_configs(run)[-1]
 
 
 def how_to_resume(run: Path, command: str | None = None) -> str:
-    """Returns how to resume a run that something has ended, or how to start it again if it has saved no checkpoint.
+    """Returns how to resume a run that was interrupted, or how to start it again if it has saved no checkpoint.
 
-    A `command` of another verb than fit takes the place of that of the run.
+    For verbs other than fit, `command` replaces the command of the run.
     """
     if not run_config(run).exists():
         return ""
     saved = any((run / CHECKPOINTS).glob("*.ckpt"))
-    how = "continue" if saved else "no checkpoint was saved; start again"
+    how = "resume" if saved else "no checkpoint was saved; start again"
     return f"{how} with\n  {command or RunFolder(run).command}"
 
 
 def check_writable(folder: Path, option: str = "--trainer.default_root_dir") -> None:
-    """Raises a `UserError` unless files can be made in `folder`, which is not created yet; `option` names another."""
+    """Raises a `UserError` unless files can be created in `folder`, which may not exist; `option` sets the folder."""
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     try:
-        tempfile.TemporaryFile(dir=existing).close()  # what the file system allows, and not only the mode of the folder
+        tempfile.TemporaryFile(dir=existing).close()  # tests the file system, not only the mode of the folder
     except OSError as error:
         raise UserError(
             f"cannot write to the output folder '{folder}': '{existing}': {error.strerror}. Choose another one with "
@@ -321,7 +321,7 @@ def check_writable(folder: Path, option: str = "--trainer.default_root_dir") -> 
 
 
 def check_finished(model: Path, verb: str) -> None:
-    """Raises a `UserError` for the folder of a run that is still to be trained; its checkpoints may be named."""
+    """Raises a `UserError` for the folder of an unfinished run; its checkpoints may be given instead."""
     folder = model / CHECKPOINTS
     if folder.is_dir():
         there = [folder / name for name in (*RunFolder(model).best, LAST) if (folder / name).exists()]
@@ -331,16 +331,16 @@ def check_finished(model: Path, verb: str) -> None:
 
 
 def mapping(part: Any) -> dict[str, Any]:
-    """Returns a part of a configuration; an empty one if it is no mapping, as in a file of another program."""
+    """Returns a part of a configuration; an empty mapping if it is something else, as in a file of another program."""
     return part if isinstance(part, dict) else {}
 
 
 def read_curves(path: Path) -> list[tuple[int, dict[str, str]]]:
-    """Steps of a metrics.csv, and what was logged at each by tag, as numbers in text; without the file none."""
+    """Returns the steps of a metrics.csv with the values logged at each, by tag, as text; empty if there is no file."""
 
     def parse(row: Mapping[str, str]) -> tuple[int, dict[str, str]]:
         if not re.fullmatch("[0-9]{1,18}", row["step"]):
-            raise ValueError(f"{row['step'][:20]!r} is no step")
+            raise ValueError(f"{row['step'][:20]!r} is not a step")
         values = {tag: text for tag, text in row.items() if tag != "step" and text}
         for text in values.values():
             float(text)
@@ -350,5 +350,5 @@ def read_curves(path: Path) -> list[tuple[int, dict[str, str]]]:
 
 
 def finite_or_none(value: float) -> float | None:
-    """A number as a record has it: None stands for NaN and infinity."""
+    """Returns a number as stored in a record: NaN and infinity become None."""
     return value if math.isfinite(value) else None

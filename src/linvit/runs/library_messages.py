@@ -1,4 +1,4 @@
-"""Hides warnings and log messages of libraries that do not concern the user of a run."""
+"""Hides warnings and log messages of libraries that do not concern the users of a run."""
 
 import logging
 import threading
@@ -12,7 +12,7 @@ WARNINGS = (
     r".*does not have many workers",
     r"Your `IterableDataset` has `__len__` defined",  # and it is right: see linvit.data.sources.stream
     r"Grad strides do not match bucket view strides",  # DDP copies such a gradient as it copies all others
-    r"Checkpoint directory .* exists and is not empty",  # it is that of the run which is resumed
+    r"Checkpoint directory .* exists and is not empty",  # the folder of the resumed run
 )
 ADVERTISEMENT = "Tip: For seamless cloud"
 LOGGER, OF_SEED = "lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.seed"
@@ -40,6 +40,6 @@ def _shown(record: logging.LogRecord) -> bool:
 
 
 def _say_unless_disk_is_full(error: threading.ExceptHookArgs) -> None:
-    """Prints no traceback of the thread in which TensorBoard writes: the logger says that it could not."""
+    """Prints no traceback of the thread in which TensorBoard writes: the logger reports the error."""
     if not (issubclass(error.exc_type, OSError) and type(error.thread).__name__ == "_AsyncWriterThread"):
         threading.__excepthook__(error)

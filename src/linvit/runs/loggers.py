@@ -1,4 +1,4 @@
-"""The loggers of a run: TensorBoard and a table in its folder."""
+"""Loggers of a run: TensorBoard and a table in its folder."""
 
 import csv
 from collections.abc import Callable, Mapping
@@ -19,19 +19,19 @@ from linvit.runs.trainer import as_list
 
 
 class CsvLogger(Logger):
-    """Writes `metrics.csv`, a row per step and a column per tag; Lightning's deletes that of a run that is resumed.
+    """Writes `metrics.csv`, a row per step and a column per tag; Lightning's logger deletes that of a resumed run.
 
-    Lightning has it saved after every row. New rows are appended, since a long run has tens of thousands; the file is
-    replaced if a column is new or a row of it has changed. The folder is there: one that was renamed or deleted while
-    a run trains is not made again.
+    Lightning calls `save` after every row. New rows are appended, because a long run has tens of thousands; the file is
+    replaced if a column is new or an existing row has changed. A folder that is renamed or deleted while the run trains
+    is not created again.
     """
 
     def __init__(self, folder: str | Path | Callable[[], str], purge_step: int | None = None) -> None:
         super().__init__()
         self._folder = folder
         self.purge_step = purge_step
-        self._new: dict[str, dict[str, str]] = {}  # the rows that are not in the file
-        self._columns: list[str] = []  # those of the file; none if it is to be replaced
+        self._new: dict[str, dict[str, str]] = {}  # rows that are not yet in the file
+        self._columns: list[str] = []  # columns of the file; empty if it is to be replaced
 
     @cached_property
     def file(self) -> Path:
@@ -50,11 +50,11 @@ class CsvLogger(Logger):
 
     @rank_zero_only
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """Writes nothing: they are in config.yaml."""
+        """Does nothing: hyper-parameters are in config.yaml."""
 
     @cached_property
     def _rows(self) -> dict[str, dict[str, str]]:
-        """The rows by step, at first those of a resumed run that it does not write again; a kill may cut the last."""
+        """Rows by step; at first those that a resumed run does not write again. A kill may truncate the last row."""
         if self.purge_step is None:
             return {}
         found: dict[str, dict[str, str]] = {}
@@ -70,24 +70,24 @@ class CsvLogger(Logger):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Adds to the row of a step."""
+        """Adds values to the row of a step."""
         at = str(step or 0)
         if at not in self._rows:
             self._rows[at] = self._new[at] = {"step": at}
         self._rows[at] |= {tag: str(value) for tag, value in metrics.items()}
-        if at not in self._new:  # what comes after `save` is not to wait for the next one
+        if at not in self._new:  # values logged after `save` are written at once, not with the next row
             self._columns = []
             self._write()
 
     @rank_zero_only
     def save(self) -> None:
-        """Writes what is new, and waits until the disk has it."""
+        """Writes new rows and waits until they are on disk."""
         if self._new:
             self._write()
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        """Writes what is new; after an error a disk that refuses it changes nothing of what is said."""
+        """Writes new rows; after an error, a failure of the disk does not hide that error."""
         with suppress(OSError) if status == "failed" else nullcontext():
             self.save()
 
@@ -96,7 +96,7 @@ class CsvLogger(Logger):
         appended &= self.file.exists() and self.file.stat().st_size > 0  # else it was deleted or emptied meanwhile
         rows = self._new if appended else self._rows
         columns = self._columns if appended else [*dict.fromkeys(tag for row in rows.values() for tag in row)]
-        self._columns = []  # if the disk takes a part alone, the file is replaced next time
+        self._columns = []  # if the disk accepts only a part, the file is replaced next time
         with nullcontext(self.file) if appended else rewriting(self.file) as path:
             with path.open("a" if appended else "w", encoding="utf-8", newline="") as file:
                 writer = csv.DictWriter(file, columns)
@@ -109,34 +109,34 @@ class CsvLogger(Logger):
 
 
 class RowCount(Callback):
-    """Notes in each checkpoint how many rows metrics.csv has, and warns in a resumed run if it has fewer of them."""
+    """Stores in each checkpoint the number of rows of metrics.csv, and warns in a resumed run if rows are missing."""
 
     def __init__(self, table: CsvLogger) -> None:
         self.table = table
 
     def state_dict(self) -> dict[str, Any]:
-        """The number of rows."""
+        """Returns the number of rows."""
         return {"rows": self.table.count}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Compares the number of rows with that of the checkpoint."""
+        """Compares the number of rows with that in the checkpoint."""
         rows, found = state_dict.get("rows"), self.table.count
         if isinstance(rows, int) and found < rows:
             rank_zero_warn(
                 f"{rows - found} of the {rows} rows that '{self.table.file}' had at this checkpoint are missing: its "
-                f"curves have gaps. The best checkpoint and its score are known from the checkpoint itself"
+                f"curves have gaps. The best checkpoint and its score are not affected: the checkpoint stores them"
             )
 
 
 class NoEvents:
-    """Takes the place of a `SummaryWriter`, and writes nothing."""
+    """Replaces a `SummaryWriter` and writes nothing."""
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *args, **kwargs: None
 
 
 class RunTensorBoardLogger(TensorBoardLogger):
-    """Lightning's, with the hyper-parameters of a resumed run in hparams.yaml. Curves are named as in metrics.csv."""
+    """Lightning's logger, with the hyper-parameters of a resumed run in hparams.yaml. Tags are those of metrics.csv."""
 
     _writer: SummaryWriter | None = None
     _written: tuple[int | None, Mapping[str, float]] | None = None
@@ -149,7 +149,7 @@ class RunTensorBoardLogger(TensorBoardLogger):
 
     @cached_property
     def version(self) -> int | str:
-        """That of a new run is found when it is asked for. Its folder is made at once: no other start gets it, too."""
+        """Version of the run. That of a new run is chosen, and its folder created, on first access, so it is unique."""
         folder = Path(self.root_dir)
         if self._resumed is not None:
             return int(self._resumed.removeprefix("version_")) if VERSION.fullmatch(self._resumed) else self._resumed
@@ -157,44 +157,44 @@ class RunTensorBoardLogger(TensorBoardLogger):
 
     @property
     def log_dir(self) -> str:
-        """Folder of the run, by its own name: Lightning would put the value of a variable in the place of `$NAME`."""
+        """Folder of the run under its literal name: Lightning would replace `$NAME` by the value of a variable."""
         return str(Path(self.root_dir, self.version if isinstance(self.version, str) else f"version_{self.version}"))
 
     @property
     @rank_zero_experiment
     def experiment(self) -> Any:
-        """What writes the file of events, if there is to be one."""
+        """Writer of the event file; a `NoEvents` if none is to be written."""
         if not self._events:
             return NoEvents()
         if self._writer is None:
-            Path(self.log_dir).stat()  # one that was renamed or deleted is not made again
+            Path(self.log_dir).stat()  # a folder that was renamed or deleted is not created again
             self._writer = SummaryWriter(self.log_dir, purge_step=self._purge_step)
         return self._writer
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Writes curves."""
-        if self._written == (step, metrics):  # a step that was logged before its checkpoint, and is logged at its end
+        if self._written == (step, metrics):  # a step that was logged before its checkpoint is logged again at its end
             return
         self._written = step, dict(metrics)
         super().log_metrics(metrics, step)
 
     @rank_zero_only
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """Deletes the file of the run so far, which `save` would keep."""
+        """Deletes the existing hparams.yaml of the run, which `save` would keep."""
         Path(self.log_dir, self.NAME_HPARAMS_FILE).unlink(missing_ok=True)
         super().log_hyperparams(params, *args, **kwargs)
 
     @rank_zero_only
     def save(self) -> None:
-        """Writes what is left, and the hyper-parameters, and waits until the disk has the curves."""
+        """Writes remaining events and the hyper-parameters, and waits until the curves are on disk."""
         super().save()
         for file in Path(self.log_dir).glob("events.out.tfevents.*"):
             sync(file)
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        """The same at the end."""
+        """Does the same at the end."""
         with suppress(OSError) if status == "failed" else nullcontext():
             super().finalize(status)
             if self._writer is not None:
@@ -202,9 +202,9 @@ class RunTensorBoardLogger(TensorBoardLogger):
 
 
 def run_loggers(given: Any, versions: Path, version: str | None, purge_step: int | None) -> list[Logger]:
-    """Loggers of a training run: those of its folder, and then those that are given.
+    """Returns the loggers of a training run: those of its folder, then the given ones.
 
-    With False there are no others, and no events for TensorBoard. The folder and metrics.csv are the run's record.
+    False means no other loggers and no TensorBoard events. The folder and metrics.csv are always written.
     """
     tensorboard = RunTensorBoardLogger(versions, version, purge_step, events=given is not False)
     own = [tensorboard, CsvLogger(lambda: tensorboard.log_dir, purge_step)]

@@ -13,7 +13,7 @@ from linvit.runs.parser import Config, parse
 from linvit.runs.saved_config import saved_config
 
 Source = str | Path | Mapping[str, Any]
-"""The name of a configuration, its file, the folder of a run, or a configuration."""
+"""Name of a configuration, its file, the folder of a run, or a configuration itself."""
 UNNAMED = {"model": "class_path", "data": "class_path", "teacher": "source", "pretrained": "source"}
 """Keys for the value of an option that becomes a mapping; other options, such as a backbone, have `name`."""
 
@@ -23,15 +23,15 @@ def read_config(source: Source | Sequence[Source], options: Mapping[str, Any] | 
 
     Args:
         source: Its name (`linvit list configs`), its file, or the folder of a run, whose configuration is read as data:
-            nothing that it names is imported. Of several sources, later ones win, option by option.
+            nothing that it names is imported. If there are several sources, later ones override earlier ones.
         options: Options with other values, as in `replace_options`.
 
     Returns:
-        The complete configuration, as `linvit fit --print_config` prints it, and as `config` the names of its files;
+        The complete configuration, as `linvit fit --print_config` prints it, with the names of its files as `config`;
         the last one names the folder of the run.
 
     Raises:
-        UserError: If there is no such configuration, or an option does not exist or does not take its value.
+        UserError: If the configuration or an option does not exist, or an option does not accept its value.
 
     Example:
         >>> config = read_config("quickstart", {"model.attention": "focused", "trainer.max_epochs": 3})
@@ -57,7 +57,7 @@ def read_config(source: Source | Sequence[Source], options: Mapping[str, Any] | 
 def replace_options(config: Mapping[str, Any], options: Mapping[str, Any]) -> Config:
     """Returns a configuration with other values of some options; the one way to vary a run.
 
-    A value replaces the one before. An option of a part that is given by its name makes it a mapping: with
+    A value replaces the previous one. Setting an option of a part that is given by name turns it into a mapping: with
     `backbone: deit_nano`, `{"model.backbone.depth": 4}` is `backbone: {name: deit_nano, depth: 4}`. A `+` after the
     name adds to a list. The options are removed from the stages of the configuration (`stages`).
 
@@ -81,7 +81,7 @@ def whole_names(config: Config, named: Mapping[str, Any]) -> dict[str, Any]:
     """Returns options by their whole names, such as `model.attention` for `attention`.
 
     Raises:
-        UserError: If a configuration has no option, or several, of a name.
+        UserError: If the configuration has no option of that name, or several.
     """
     sections = ("model", "data", "trainer", "checkpoint", "non_finite")
     every = [*config, *(f"{section}.{name}" for section in sections for name in _inside(config[section]))]
@@ -103,7 +103,7 @@ def stage_config(config: Mapping[str, Any], stage: Mapping[str, Any]) -> Config:
 
 
 def without_stage_options(config: Config, names: Iterable[str]) -> Config:
-    """Returns a configuration whose stages set none of these options, nor parts of them."""
+    """Returns a configuration whose stages set none of these options or parts of them."""
     taken = tuple(f"{name.removesuffix('+')}." for name in names)
     stages = config.get("stages")
     kept = [{name: stage[name] for name in stage if not f"{name}.".startswith(taken)} for stage in stages or []]

@@ -36,7 +36,7 @@ USAGE = "linvit VERB [--option=value ...]"  # a list of all options would be wid
 SETTINGS = {"allow_abbrev": False, "exit_on_error": False, "parser_mode": "yaml", "usage": USAGE}
 NO_CONFIG = (
     "linvit {0} needs a configuration, which names the model and the data: linvit {0} --config {1}. "
-    "linvit list configs names those that come with linvit"
+    "linvit list configs lists those that come with linvit"
 )
 Config = dict[str, Any]
 """A configuration: plain nested values, as `--print_config` prints them. `config` names its files."""
@@ -49,11 +49,11 @@ class Parser(LightningArgumentParser):
         super().__init__(*args, **{**SETTINGS, **kwargs})
 
     def format_help(self, *formatter: Any) -> str:
-        """The help, no line of it wider than the terminal."""
+        """Returns the help text, wrapped to the width of the terminal."""
         return reflow(super().format_help(*formatter)) + "\n"
 
     def parse_args(self, args: Sequence[str] | None = None, *others: Any, **options: Any) -> Namespace:  # type: ignore[override]
-        """Reads `=None` as `=null`: as None jsonargparse hands on the null of `--data.augmentation.crop_scale=null`."""
+        """Reads `=None` as `=null`: jsonargparse turns the null of `--data.augmentation.crop_scale=null` into None."""
         if args is not None:
             args = [NONE.sub(r"\1=null", argument) if isinstance(argument, str) else argument for argument in args]
         parsed: Namespace = super().parse_args(args, *others, **options)
@@ -61,9 +61,9 @@ class Parser(LightningArgumentParser):
 
 
 class TrainerOptions(Trainer):
-    """Lightning's Trainer with types of options as the parser needs them.
+    """Lightning's Trainer with option types in the order that the parser needs.
 
-    Its own types of `int | float` reach the parser as `float | int`, since typing keeps one order for both, and
+    Lightning's `int | float` reaches the parser as `float | int`, because typing keeps one order for both, and
     `limit_val_batches=1` would mean all batches.
     """
 
@@ -101,7 +101,7 @@ class _Builder(LightningCLI):
         )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Adds our options and those of the verb, and links the facts of the data to the model."""
+        """Adds linvit's options and those of the verb, and links the facts of the data to the model."""
         parser.add_argument(
             "--base",
             type=str | list[str] | None,
@@ -110,24 +110,24 @@ class _Builder(LightningCLI):
         parser.add_argument(
             "--resume",
             type=Literal["auto"] | None,
-            help="Of fit: auto resumes the newest run of this configuration, or starts one.",
+            help="For fit: auto resumes the newest run of this configuration, or starts one.",
         )
         parser.add_argument(
             "--stages",
             type=list[dict[str, Any]] | None,
-            help="Of linearize: options of each of several runs, which start from the weights of the one before.",
+            help="For linearize: options of each of several runs; each starts from the weights of the previous one.",
         )
         parser.add_argument(
             "--requeue_exit_code",
             type=int,
             default=STOP.requeue_exit_code,
-            help="Exit code of a run under SLURM that a signal other than Ctrl-C has ended, for it to be queued again.",
+            help="Exit code of a run under SLURM that was ended by a signal other than Ctrl-C, so that it is requeued.",
         )
         parser.add_argument(
             "--attention_rank",
             type=bool,
             default=True,
-            help="Of fit: log the rank of each attention layer, in about 1 %% of the time at most.",
+            help="For fit: log the rank of each attention layer, in about 1 %% of the time at most.",
         )
         parser.add_lightning_class_args(SaveCheckpoints, "checkpoint")
         parser.add_lightning_class_args(NonFiniteGuard, "non_finite")
@@ -160,17 +160,17 @@ def parse(
 
     Args:
         verb: fit, validate, test or predict.
-        given: A configuration, which may leave out what has a default; or arguments of a command line, where `--config`
-            stands before files alone, without bases.
-        base: A configuration that the arguments change.
-        names: The configurations that the arguments are of.
+        given: A configuration, in which options with defaults may be missing; or command-line arguments, in which
+            `--config` is followed by files only, without bases.
+        base: A configuration that the arguments modify.
+        names: The configurations that the arguments come from.
         see: Sentence that is added to errors, such as the command of the help.
 
     Returns:
-        The complete configuration, all of its values plain. Its entry `config` is that of `given` or `base`, and names.
+        The complete configuration, in plain values. Its entry `config` is that of `given` or `base`, plus `names`.
 
     Raises:
-        UserError: If an option does not exist, or does not take its value.
+        UserError: If an option does not exist, or does not accept its value.
     """
     first = given if isinstance(given, Mapping) else base
     parser = parser_of(verb)
@@ -183,7 +183,7 @@ def parse(
             )
         read = before if isinstance(given, Mapping) else parser.parse_args(given, before)
     except Exception as error:
-        parser_of.cache_clear()  # a parser keeps a --print_config that a mistake beside it has left unprinted
+        parser_of.cache_clear()  # a parser keeps a --print_config that an error beside it left unprinted
         if not isinstance(error, ArgumentError):
             raise
         options = [] if isinstance(given, Mapping) else [*given]
@@ -196,7 +196,7 @@ def parse(
     config: Config = yaml_text.load(text, "the configuration")
     for part in (config["model"], config["data"]):
         if isinstance(part, dict):
-            part.setdefault("init_args", {})  # of a class without options
+            part.setdefault("init_args", {})  # for a class without options
     return {**config, "config": named}
 
 
@@ -204,7 +204,7 @@ def _explain(message: str, verb: str, files: Sequence[str], options: Sequence[st
     if not files and "are required" in message:
         return NO_CONFIG.format(verb, "quickstart" if verb == "fit" else "RUN/config.yaml --ckpt_path RUN")
     text = readable(message).replace("parsing config", f"parsing config {', '.join(files)}")
-    if (unknown := UNKNOWN.search(message)) and text.endswith("."):  # no option is near
+    if (unknown := UNKNOWN.search(message)) and text.endswith("."):  # no similar option exists
         name = next(group for group in unknown.groups() if group).rpartition(".")[2]
         if files and not any(option.partition("=")[0].endswith(name) for option in options):
             text += f" If another version of linvit or another task wrote it, remove it from {files[-1]}"
@@ -212,7 +212,7 @@ def _explain(message: str, verb: str, files: Sequence[str], options: Sequence[st
 
 
 def config_text(config: Mapping[str, Any]) -> str:
-    """Returns a configuration as a file that `--config` takes."""
+    """Returns a configuration as the text of a file for `--config`."""
     saved = {name: value for name, value in config.items() if name != "config"}
     return f"# lightning.pytorch=={version('lightning')}\n{yaml_text.dump(saved)}"
 
@@ -226,7 +226,7 @@ def _fact(name: str) -> Callable[[ImageData], Any]:
 
 
 def instantiate(config: Mapping[str, Any], **classes: type) -> Namespace:
-    """Instances of sections of a configuration, such as `data=ImageData`; of the trainer's, those of its options."""
+    """Returns instances of sections of a configuration, such as `data=ImageData`; for the trainer, of its options."""
     parser = _parser_of_sections(**classes)
     try:
         built: Namespace = parser.instantiate(parser.parse_object({name: config[name] for name in classes}))
@@ -247,9 +247,9 @@ def _parser_of_sections(**classes: type) -> Parser:
 
 
 def build_task(model: Mapping[str, Any], **facts: Any) -> Task:
-    """The task that the `model` section of a configuration describes.
+    """Returns the task that the `model` section of a configuration describes.
 
-    Its options are data, and a checkpoint may have supplied them: they reach the task as they are. The parser would
+    Its options are plain data and may come from a checkpoint: they are passed to the task unchanged. The parser would
     call any function that a mapping with a `class_path` names, at any depth.
     """
     task: type[Task] = pkgutil.resolve_name(model["class_path"])
@@ -278,8 +278,8 @@ TOP = (
     "model",
     "data",
 )
-CLOSE = 0.7  # of two names, as difflib counts
-OTHER_NAMES = {  # what other programs call our options
+CLOSE = 0.7  # similarity of two names, as computed by difflib
+OTHER_NAMES = {  # names of these options in other programs
     "seed": "seed_everything",
     "epochs": "trainer.max_epochs",
     "workers": "data.num_workers",
@@ -295,7 +295,7 @@ CLASS_PATH = re.compile(r"Problem with given class_path '([\w.]+)'")
 
 
 def readable(message: str) -> str:
-    """Returns what is wrong with a configuration, from jsonargparse's message, and the nearest option that exists."""
+    """Returns the error in a configuration, from jsonargparse's message, and the nearest option that exists."""
     lines = [re.sub(r"^\s*- ", "  ", line) for line in message.splitlines()]
     text = "\n".join(TYPE.sub(r"\1\2", line) for line in lines if line.strip() and not NOISE.match(line.strip()))
     unknown = UNKNOWN.search(message)
@@ -310,11 +310,11 @@ def readable(message: str) -> str:
 
 
 def _suggestion(given: str, owner: type | None) -> str:
-    """The option to type in place of one that does not exist, as a sentence; empty if none is near."""
+    """Returns a sentence with the option to type instead of one that does not exist; empty if none is similar."""
     part = given.partition(".")[0]
     if owner is not None:
         part = "model" if issubclass(owner, Task) else "data" if issubclass(owner, ImageData) else ""
-        if not part:  # a callback in a list, whose options no flag sets
+        if not part:  # a callback in a list, whose options cannot be set by flags
             return did_you_mean(given, options_of(owner))
     parts: dict[str, Iterable[type]] = {"model": subclasses(Task), "data": subclasses(ImageData)}
     if owner is not None:  # another class's option of the same name would be suggested
@@ -341,11 +341,11 @@ class Option(NamedTuple):
 
 @cache
 def options_of(owner: type) -> dict[str, Option]:
-    """Options by name; those of a nested dataclass as `augmentation.hflip`."""
+    """Returns options by name; those of a nested dataclass as `augmentation.hflip`."""
     found = {}
 
     class Listed(DefaultHelpFormatter):
-        """The help is the one place where a parser hands on its options."""
+        """Help formatter, the only place where a parser exposes its options."""
 
         def add_argument(self, action: argparse.Action) -> None:
             if action.default != argparse.SUPPRESS:  # of --help, and of a nested dataclass as a whole

@@ -1,6 +1,6 @@
 """Finds the teacher, pretrained weights, the run to resume and the checkpoint of a configuration.
 
-Each function takes a complete configuration and returns one, and changes none.
+Each function takes a complete configuration and returns a new one.
 """
 
 from dataclasses import replace
@@ -12,7 +12,7 @@ from linvit.io.files import CHECKPOINTS, LAST
 from linvit.runs.checkpoint import Checkpoint, Found, checkpoint_in, find
 from linvit.runs.folder import RunFolder, best_checkpoints, newest
 from linvit.runs.parser import Config
-from linvit.tasks.teacher import Teacher, kept_attention
+from linvit.tasks.teacher import Teacher, fill_from_teacher
 
 
 def root_of(config: Config) -> Path:
@@ -21,25 +21,25 @@ def root_of(config: Config) -> Path:
 
 
 def find_teacher(config: Config) -> Config:
-    """Names the best checkpoint of a run, or of the newest in a folder, as the teacher; null is its attention."""
+    """Sets the teacher to the best checkpoint of a run, or of the newest run in a folder; null is its attention."""
     options = config["model"]["init_args"]
     if options.get("teacher") is None:
         return config
     teacher = Teacher.of(options["teacher"])
     if teacher.source is not None and Path(teacher.source).is_dir():
         folder = Path(teacher.source)
-        run = newest(folder, students=False) or RunFolder(folder)  # its students lie beside it
+        run = newest(folder, students=False) or RunFolder(folder)  # students are in the same folder
         if teacher.untrained and not run.complete:
-            return config  # linvit linearize continues with it
+            return config  # linvit linearize handles the rest
         teacher = replace(teacher, source=str(checkpoint_in(run.folder, run.best, "--model.teacher.source")))
         given = options["teacher"]
         own = {**given, "source": teacher.source} if isinstance(given, dict) else teacher.source
         config = _with_model(config, teacher=own)
-    return _with_model(config, attention=kept_attention(options["attention"], teacher))
+    return _with_model(config, attention=fill_from_teacher(options["attention"], teacher))
 
 
 def find_pretrained(config: Config) -> Config:
-    """Names the best checkpoint of a run for its folder, with the weights that predict."""
+    """Replaces a run's folder by its best checkpoint, with the weights that predict."""
     given: Any = config["model"]["init_args"].get("pretrained") or {}
     options = {"source": given} if isinstance(given, str) else dict(given)
     if not isinstance(folder := options.get("source"), str) or not (Path(folder) / CHECKPOINTS).is_dir():
@@ -50,9 +50,9 @@ def find_pretrained(config: Config) -> Config:
 
 
 def find_run(config: Config) -> tuple[Config, Found]:
-    """Names the checkpoint of the run that `resume: auto` resumes; a `ckpt_path` beside it is for a new run.
+    """Sets the checkpoint of the run that `resume: auto` resumes; a given `ckpt_path` is used for a new run.
 
-    The configuration that is returned names a run, and not what to do with it: its `resume` is None.
+    In the returned configuration `resume` is None, since it names a run, not an action.
     """
     found = find(config, root_of(config))
     checkpoint = found[1]
@@ -61,7 +61,7 @@ def find_run(config: Config) -> tuple[Config, Found]:
 
 
 def find_checkpoint(config: Config, fits: bool) -> tuple[Config, Checkpoint | None]:
-    """Names the last checkpoint of a run for its folder where a fit resumes it, else the best, and reads it."""
+    """Replaces a run's folder by its last checkpoint if fit resumes it, else by its best one, and reads it."""
     if not config["ckpt_path"]:
         return config, None
     best = best_checkpoints(config["model"]["init_args"].get("predict_with", "raw"))
@@ -70,7 +70,7 @@ def find_checkpoint(config: Config, fits: bool) -> tuple[Config, Checkpoint | No
 
 
 def check_epochs(config: Config, checkpoint: Checkpoint) -> None:
-    """Raises a `UserError` if a checkpoint that is resumed has more epochs than are asked for."""
+    """Raises a `UserError` if the checkpoint to resume has more epochs than the configuration asks for."""
     most = config["trainer"]["max_epochs"]
     if most is not None and 0 <= most < checkpoint.epochs:
         raise UserError(f"checkpoint '{checkpoint.path}' has done {checkpoint.epochs} epochs, more than {most}")

@@ -1,4 +1,4 @@
-"""`result.json` of a finished run: what it is, its data, its scores and costs; docs/results.md describes it."""
+"""`result.json` of a finished run: configuration, data, scores and costs; described in docs/results.md."""
 
 import hashlib
 import json
@@ -34,7 +34,7 @@ FIELDS: dict[Any, str] = {
     float: "published.score",
     float | None: "score.final score.best costs.images_per_second",
 }
-"""Entries of a record by their types; one with a dot is an entry of an entry, and is there unless that is null."""
+"""Entries of a record by their types; an entry with a dot is nested and present unless its parent is null."""
 PLACES = (
     "data.source.",
     "data.predict_path.",
@@ -43,18 +43,18 @@ PLACES = (
     "requeue_exit_code.",
     "attention_rank.",
 )
-"""Prefixes of options for paths and for starting a run, which do not make another configuration."""
+"""Prefixes of options for paths and for starting a run, which do not change the experiment."""
 DIAGNOSTICS = ("rank", "effective_rank", "entropy", "start", "teacher", "distance")
-SAMPLE = 16  # rows of each split that the fingerprint of the data is made of
-LARGEST = 10 * 2**20  # bytes of a file that is read
+SAMPLE = 16  # rows of each split from which the fingerprint of the data is computed
+LARGEST = 10 * 2**20  # maximum size in bytes of a file to read
 
 
 def derive(run: RunFolder, saved: Mapping[str, tuple[float, int]] | None = None) -> dict[str, Any]:
-    """The record of a finished run, as far as its folder tells it; what it does not tell is None or empty.
+    """Returns the record of a finished run from its folder; unknown entries are None or empty.
 
     Args:
         run: The run.
-        saved: Value and epoch of each metric by which it has kept its best checkpoints, which the curves may lack.
+        saved: Value and epoch of each metric by which the run kept its best checkpoints; the curves may lack them.
     """
     last = finite(run.last)
     tag = run.score_tag() if run.score_tag() in run.last else EVALUATED
@@ -89,13 +89,13 @@ def derive(run: RunFolder, saved: Mapping[str, tuple[float, int]] | None = None)
 
 
 def _monitored(saved: Mapping[str, tuple[float, int]], tag: str) -> str | None:
-    """Returns the metric that has chosen the checkpoint of the weights that a score is of; None if that is unknown."""
+    """Returns the metric that chose the checkpoint whose weights have a score; None if unknown."""
     same = [name for name in saved if ("/ema_" in name) == ("/ema_" in tag)]
     return tag if tag in saved else next(iter([*same, *saved]), None)
 
 
 def _beside(run: RunFolder, tag: str, monitor: str, value: float, epoch: int) -> float | None:
-    """Returns the score of the epoch in which another metric had a value, of several validations of that one."""
+    """Returns the score at the epoch in which another metric had a value, of several validations in that epoch."""
     scores = [score for score in run.scores(tag) if score.epoch == epoch]
     steps = {step for step, found in run.curves.get(monitor, []) if found == value}
     found = next(iter([*(score for score in scores[::-1] if score.step in steps), *scores[::-1]]), None)
@@ -103,32 +103,32 @@ def _beside(run: RunFolder, tag: str, monitor: str, value: float, epoch: int) ->
 
 
 def kept_scores(state: Any) -> dict[str, tuple[float, int]]:
-    """Value and epoch of each metric in a state of `SaveCheckpoints`, of older versions, without epochs, none."""
+    """Returns value and epoch of each metric in a state of `SaveCheckpoints`; none from versions without epochs."""
     epochs = state.get(EPOCHS) if isinstance(state, Mapping) else None
     pairs = {tag: (state.get(tag), epoch) for tag, epoch in epochs.items()} if isinstance(epochs, Mapping) else {}
     return {tag: (value, epoch) for tag, (value, epoch) in pairs.items() if _is(value, float) and _is(epoch, int)}
 
 
 def configuration(run: RunFolder) -> dict[str, Any]:
-    """The complete configuration as `options`, and its hash, which runs that differ in their seed share."""
+    """Returns the complete configuration as `options`, with a hash that is equal for runs that differ only in seed."""
     options = _plain(run.options())
     return {"configuration": _hash(json.dumps(options).encode()), "options": options}
 
 
 def portable(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns options without those of `PLACES`, so that runs of two machines can be equal; the source by its name."""
+    """Returns options without those in `PLACES`, so that runs on two machines can be equal; the source by its name."""
     kept = {name: value for name, value in options.items() if not f"{name}.".startswith(PLACES)}
     return kept | {name: _name(str(options[name])) for name in ("data.source",) if options.get(name) is not None}
 
 
 def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
     kept = {name: value for name, value in options.items() if not f"{name}.".startswith(PLACES)}
-    found: dict[str, Any] = json.loads(json.dumps(kept, default=str, sort_keys=True), parse_constant=str)  # of NaN, too
+    found: dict[str, Any] = json.loads(json.dumps(kept, default=str, sort_keys=True), parse_constant=str)  # also NaN
     return found
 
 
 def data_facts(data: ImageData) -> dict[str, Any]:
-    """Name, classes and images of each split, and a fingerprint that is the same wherever the data lies."""
+    """Returns name, classes and images of each split, and a fingerprint that does not depend on the data's location."""
     source, facts = data.data_source, {"name": _name(data.source), "classes": data.num_classes}
     if data.stream_options is not None:
         return facts | {"fingerprint": None, "images": {}}
@@ -143,12 +143,12 @@ def data_facts(data: ImageData) -> dict[str, Any]:
 
 
 def finite(scores: Mapping[str, float]) -> dict[str, float]:
-    """Those of some scores that are numbers: JSON has no NaN, and no infinity."""
+    """Returns the finite scores: JSON has neither NaN nor infinity."""
     return {name: value for name, value in scores.items() if math.isfinite(value)}
 
 
 def write(path: Path, record: Mapping[str, Any]) -> None:
-    """Writes a record; a kill leaves the whole file or the one before."""
+    """Writes a record atomically."""
     write_text(path, json.dumps(record, indent=1, allow_nan=False) + "\n")
 
 
@@ -162,17 +162,17 @@ def add_test(
 ) -> None:
     """Adds the scores of `linvit test` to the record of a run.
 
-    They are its own if they are of its best checkpoint and of its data, with the `options` of data and evaluation that
-    it was trained with.
+    They are added if they belong to its best checkpoint and its data, with the `options` of data and evaluation of
+    its training.
     """
     path = run.folder / RESULT
     record = read(path)
     before, now = record["options"], _plain(options)
-    same = {*before} & {*now} - {"data.batch_size"}  # a run of another version may have others
+    same = {*before} & {*now} - {"data.batch_size"}  # a run of another version may have different options
     changed = [name for name in sorted(same) if before[name] != now[name]]
     other = "other data" if record["data"] != data_facts(data) else f"another {changed[0]}" if changed else ""
     if not run.is_best(checkpoint):
-        rank_zero_info(f"these scores are not added to {path}, which is of {run.best[0]}")
+        rank_zero_info(f"these scores are not added to {path}, which belongs to {run.best[0]}")
     elif other:
         rank_zero_info(f"these scores are not added to {path}, whose run has {other}")
     else:
@@ -181,7 +181,7 @@ def add_test(
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Returns the record in a file, which may be anyone's; raises a `UserError` unless it has all `FIELDS`."""
+    """Returns the record in a file from any source; raises a `UserError` unless it has all `FIELDS`."""
     try:
         record = json.loads(read_text(path, LARGEST))
     except (OSError, ValueError, RecursionError) as error:
@@ -199,7 +199,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def _is(value: Any, kind: Any) -> bool:
-    """True if a value has a type; an integer is also a float, and neither a bool nor NaN or infinity is a number."""
+    """Returns True if a value has a type; an integer is also a float; a bool, NaN or infinity is not a number."""
     if get_origin(kind) is dict:
         return isinstance(value, dict) and all(_is(one, get_args(kind)[1]) for one in value.values())
     if type(value) in (int, float):
@@ -212,12 +212,12 @@ def _hash(*parts: bytes) -> str:
 
 
 def _name(source: str) -> str:
-    """A data source without the folders in which it lies."""
+    """Returns a data source without its parent folders."""
     return source if source.startswith(HUB) else Path(source).name
 
 
 def _content(value: Any) -> bytes:
-    """The bytes of an image, wherever they lie, or any other value of a row as text."""
+    """Returns the bytes of an image, from a file or the table, or any other value of a row as text."""
     if isinstance(value, dict) and {*value} == {"bytes", "path"}:
         return bytes(value["bytes"] or read_regular(value["path"] or ""))
     return repr(value).encode()

@@ -1,4 +1,4 @@
-"""A run of a configuration, whose data, task and trainer are built on first use."""
+"""Run of a configuration, whose data, task and trainer are built on first use."""
 
 import pkgutil
 from collections.abc import Mapping, Sequence
@@ -64,7 +64,7 @@ from linvit.tasks.pretrained import skip_pretrained
 
 NO_WEIGHTS = (
     "linvit {0} needs weights: those of a run, --ckpt_path {1}, or of a file, --model.pretrained=FILE. To use the "
-    "random ones of a new model, say so: --untrained"
+    "random weights of a new model: --untrained"
 )
 
 
@@ -74,10 +74,10 @@ def fit(source: Source | Sequence[Source], options: Mapping[str, Any] | None = N
     Args:
         source: The configuration, as in `read_config`.
         options: Options with other values, as in `replace_options`.
-        **named: The same by the last parts of their names: `attention` for `model.attention`.
+        **named: Options by the last part of their names: `attention` for `model.attention`.
 
     Raises:
-        UserError: If an option does not exist, if several options have a name, or if the run cannot be trained.
+        UserError: If an option does not exist, if several options have the name, or if the run cannot be trained.
 
     Example:
         >>> import linvit
@@ -90,7 +90,7 @@ def fit(source: Source | Sequence[Source], options: Mapping[str, Any] | None = N
 
 
 class Run:
-    """A run, which is trained, scored or resumed. Data, task and trainer are built on first use.
+    """Run that is trained, scored or resumed. Data, task and trainer are built on first use.
 
     Example:
         >>> import linvit
@@ -100,25 +100,25 @@ class Run:
         >>> trained = run.task.predicting
 
     Attributes:
-        config: The complete configuration; a checkpoint has decided the model.
-        folder: Folder of the run, if it existed before or is trained.
-        finished: True if `resume: auto` has found a run that has nothing left to do.
+        config: The complete configuration; with a checkpoint, its model options are those of the checkpoint.
+        folder: Folder of the run, once it exists.
+        finished: True if `resume: auto` has found a finished run.
     """
 
-    command = ""  # that has started it, for its record
-    resume_with: str | None = None  # command of another verb than fit, which resumes it
+    command = ""  # command that started it, for its record
+    resume_with: str | None = None  # command that resumes it, for verbs other than fit
 
     def __init__(self, config: Config, verb: str = "fit", *, quiet: bool = False, untrained: bool = False) -> None:
-        """Takes a complete configuration, as `read_config` returns it; see `from_config`."""
+        """Initialises the run from a complete configuration, as `read_config` returns it; see `from_config`."""
         self.verb, self._given, self._untrained = verb, config, untrained
         self.folder: Path | None = None
         self.finished = False
-        self.checkpoint: Checkpoint | None = None  # that is resumed or scored
+        self.checkpoint: Checkpoint | None = None  # checkpoint to resume or score
         self._found: Found | None = None
         if (seed := config["seed_everything"]) is not False:
             config = {**config, "seed_everything": seed_everything(None if seed is True else seed, workers=True)}
         config = find_pretrained(find_teacher(config) if self._fits else config)
-        self._named = config["model"]  # as the user gave it
+        self._named = config["model"]  # as given by the user
         if config["resume"]:
             if not self._fits:
                 raise UserError(f"--resume is for linvit fit; name the checkpoint of linvit {verb}")
@@ -138,13 +138,13 @@ class Run:
         """Returns the run of a configuration.
 
         Args:
-            config: A plain nested mapping, as `linvit.read_config` returns it; what it leaves out has its default.
-            verb: What `data`, `task` and `trainer` are built for: fit, validate, test or predict.
-            **settings: `quiet=True` does not print which options the checkpoint decides; `untrained=True` allows to
-                score a model without weights.
+            config: A plain nested mapping, as `linvit.read_config` returns it; missing options have their defaults.
+            verb: Verb for which `data`, `task` and `trainer` are built: fit, validate, test or predict.
+            **settings: `quiet=True` does not print which options the checkpoint decides; `untrained=True` allows
+                scoring a model without weights.
 
         Raises:
-            UserError: If an option does not exist, or does not take its value; if there is no such checkpoint.
+            UserError: If an option does not exist, or does not accept its value; if the checkpoint does not exist.
         """
         return cls(parse(verb, config), verb, **settings)
 
@@ -154,7 +154,7 @@ class Run:
         return self
 
     def validate(self) -> dict[str, float]:
-        """Prints and returns the scores of the validation split by name, as `linvit validate` does."""
+        """Prints and returns the scores of the validation split, by name, as `linvit validate` does."""
         return self._of("validate")._start()
 
     def test(self) -> dict[str, float]:
@@ -176,7 +176,7 @@ class Run:
 
     @cached_property
     def data(self) -> ImageData:
-        """The data module."""
+        """Data module."""
         data: ImageData = instantiate(self.config, data=ImageData).data
         return data
 
@@ -192,14 +192,14 @@ class Run:
         if facts.get("num_classes", 0) is None:
             way = data.how_to_count or data.how_to_label
             raise UserError(
-                f"the data does not say how many classes there are. To train, score or probe, {way}; to predict alone, "
+                f"the data does not define the number of classes. To train, score or probe, {way}; to predict alone, "
                 f"set --data.num_classes"
             )
         return facts | ({"class_names": list(facts["class_names"])} if facts.get("class_names") else {})
 
     @cached_property
     def task(self) -> Task:
-        """The task, with the facts of the data; refuses a checkpoint whose weights, loaded later, do not fit."""
+        """Task with the facts of the data; raises a `UserError` if the weights to load do not fit."""
         facts = self.facts
         with nullcontext() if self.checkpoint is None else self.checkpoint.building(self._named):
             task = build_task(self.config["model"], **facts)
@@ -212,7 +212,7 @@ class Run:
         return task
 
     def trained(self) -> Task:
-        """The task with the weights of the checkpoint, in evaluation mode."""
+        """Task with the weights of the checkpoint, in evaluation mode."""
         content = read_checkpoint(self.config["ckpt_path"])
         self.task.on_load_checkpoint(content)
         self.task.load_state_dict(content["state_dict"])
@@ -220,7 +220,7 @@ class Run:
 
     @cached_property
     def trainer(self) -> Trainer:
-        """The trainer, with the callbacks and loggers of the run; data and task are built before it."""
+        """Trainer with the callbacks and loggers of the run; data and task are built before it."""
         self._check()
         try:
             return self._trainer(self.data, self.task)
@@ -228,9 +228,9 @@ class Run:
             raise UserError(f"these options do not go together or do not exist: {error}") from error
 
     def _start(self) -> dict[str, float]:
-        """Runs the verb, unless `resume: auto` has found nothing left to do; returns the scores."""
+        """Runs the verb, unless `resume: auto` has found a finished run; returns the scores."""
         if self.finished:
-            if self.folder is not None and not RunFolder(self.folder).complete:  # a kill came before it was written
+            if self.folder is not None and not RunFolder(self.folder).complete:  # killed before the record was written
                 self._record(self.folder)
             return {}
         names = ("ckpt_path", "weights_only", "verbose", "return_predictions")
@@ -260,7 +260,7 @@ class Run:
     def _say_how_it_went(self) -> None:
         if self.trainer.fast_dev_run:  # type: ignore[attr-defined]  # nothing is kept
             return
-        trainer, run = self.trainer, Path(str(self.trainer.log_dir))  # which all ranks ask for
+        trainer, run = self.trainer, Path(str(self.trainer.log_dir))  # all ranks take part in log_dir
         self.folder = run
         early = trainer.early_stopping_callbacks
         timers = [one for one in trainer.callbacks if isinstance(one, Timer)]  # type: ignore[attr-defined]
@@ -278,7 +278,7 @@ class Run:
         self._record(run)
 
     def _record(self, folder: Path) -> None:
-        """Writes the record of a run that has ended; entries that cannot be computed are left empty."""
+        """Writes the record of a finished run; entries that cannot be computed are left empty."""
         if not self.trainer.is_global_zero:
             return
         if not folder.is_dir():
@@ -296,7 +296,7 @@ class Run:
         with suppress(Exception):
             record |= {"data": result.data_facts(self.data)}
         with suppress(Exception), skip_pretrained(), torch.random.fork_rng(devices=[]):
-            options = {**self.facts, "compile": False}  # the network that was trained may be sharded
+            options = {**self.facts, "compile": False}  # the trained network may be sharded
             network = build_task(self.config["model"], **options).measurable_network()
             image = torch.zeros(1, self.data.in_chans, *image_size(options["img_size"]))
             found = count_on_meta(network, image)
@@ -304,7 +304,7 @@ class Run:
         result.write(folder / RESULT, record)
 
     def _saves_state(self) -> dict[str, Any]:
-        """State of the callback that has saved the run's checkpoints; empty if there is none."""
+        """Returns the state of the callback that saved the run's checkpoints; empty without one."""
         saves = (one for one in self.trainer.checkpoint_callbacks if isinstance(one, SaveCheckpoints))
         return next((one.state_dict() for one in saves), {})
 
@@ -313,23 +313,23 @@ class Run:
         return self.verb == "fit"
 
     def _check(self) -> None:
-        """Checks what would fail after data and task are built; settles the precision."""
+        """Checks what would fail after data and task are built; sets the precision."""
         config, trainer = self.config, self.config["trainer"]
         if config["stages"]:
-            raise UserError("these are several runs, one for each of the stages: train them with linvit linearize")
+            raise UserError("this configuration has `stages`, several runs: train them with linvit linearize")
         check_number("requeue_exit_code", config["requeue_exit_code"], at_least=1, at_most=255, whole=True)
         STOP.requeue_exit_code = config["requeue_exit_code"]
         check_strategy(trainer["strategy"])
         precision = trainer["precision"] or default_precision(trainer["accelerator"])  # a resumed run keeps it
         self.config = {**config, "weights_only": True, "trainer": {**trainer, "precision": precision}}
         if self.verb in ("validate", "test"):
-            self.config["verbose"] = False  # our table is printed instead
+            self.config["verbose"] = False  # linvit prints its own table
         if self._fits:
             check_writable(self.folder or root_of(config) / run_name(config["config"]))
             if not self.finished:
-                self.task.distillation.load(self.task)  # before there is a folder
+                self.task.distillation.load(self.task)  # before the folder is created
         elif self.checkpoint is None and self._untrained:
-            rank_zero_warn("no --ckpt_path is given: these are the results of a model that was not trained")
+            rank_zero_warn("no --ckpt_path is given: these are the results of an untrained model")
         elif self.checkpoint is None:
             model = config["model"]["init_args"]
             if not any(part.get("pretrained") for part in (model, model["backbone"]) if isinstance(part, dict)):
@@ -337,17 +337,17 @@ class Run:
                 raise UserError(NO_WEIGHTS.format(self.verb, shown(run) if run is not None else "RUN"))
 
     def _trainer(self, data: ImageData, task: Task) -> Trainer:
-        """Builds the trainer: training logs to the folder of the run, and the other verbs make no folder."""
+        """Builds the trainer: training logs to the folder of the run; the other verbs create no folder."""
         built = instantiate(self.config, trainer=TrainerOptions, checkpoint=SaveCheckpoints, non_finite=NonFiniteGuard)
         options = dict(built.trainer)
-        for name in ("accumulate_grad_batches", "log_every_n_steps", "check_val_every_n_epoch"):  # Lightning divides by
+        for name in ("accumulate_grad_batches", "log_every_n_steps", "check_val_every_n_epoch"):  # divisors
             if options[name] is not None:
                 check_number(f"--trainer.{name}", options[name], at_least=1, whole=True)
         options["accelerator"] = usable_accelerator(options["accelerator"])
         saves = options["enable_checkpointing"] is not False
         callbacks = as_list(options["callbacks"])
         bar, summary = (options[f"enable_{name}"] is not False for name in ("progress_bar", "model_summary"))
-        options["enable_model_summary"] = False  # Lightning would say that there is one
+        options["enable_model_summary"] = False  # otherwise Lightning would print that it has a summary
         add_displays(callbacks, bar=bar, summary=summary)
         rank = self._fits and options["logger"] is not False and not options["fast_dev_run"]
         rank &= self.config["attention_rank"] and not any(isinstance(one, AttentionRank) for one in callbacks)
@@ -372,7 +372,7 @@ class Run:
         except (ValueError, TypeError, MisconfigurationException) as error:
             hint = f". {launcher_hint()}" if launcher_hint() else ""
             raise UserError(f"these --trainer options do not go together or do not exist: {error}{hint}") from error
-        except (RuntimeError, KeyError) as error:  # of a scheduler's variables
+        except (RuntimeError, KeyError) as error:  # in a scheduler's variables
             if not launcher_hint():
                 raise
             raise UserError(f"the processes of this run cannot be counted: {error}. {launcher_hint()}") from error
@@ -380,7 +380,7 @@ class Run:
         if self._fits:
             check_monitors(callbacks, task, trainer)
         if options["sync_batchnorm"] and trainer.world_size > 1 and isinstance(trainer.accelerator, CPUAccelerator):
-            raise UserError("torch normalises batches over ranks on GPUs only: leave out --trainer.sync_batchnorm")
+            raise UserError("torch normalises batches over ranks on GPUs only: remove --trainer.sync_batchnorm")
         self._ranks = Ranks(trainer, self.resume_with)
         if not self._fits:
             anywhere = self.checkpoint is not None or self.verb == "predict"
@@ -388,7 +388,7 @@ class Run:
         return trainer
 
     def _version(self, step: int) -> tuple[Path, str | None, int | None]:
-        """Returns the folder of the versions, the version that is resumed, and the first step of its new curves."""
+        """Returns the folder of the versions, the version to resume, and the first step of its new curves."""
         if self.folder is None:
             return root_of(self.config) / run_name(self.config["config"]), None, None
         return self.folder.parent, self.folder.name, self.checkpoint.purge_step if self.checkpoint and step else step

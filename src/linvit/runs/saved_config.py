@@ -1,4 +1,4 @@
-"""Reads the configuration that a run has saved as data: its author may be anyone."""
+"""Reads the configuration that a run has saved as data, because it may come from an untrusted author."""
 
 import re
 import shlex
@@ -21,22 +21,22 @@ from linvit.tasks import Task
 from linvit.tasks.safe_loading import not_plain
 
 KINDS = {registry.kind: registry for registry in (attentions, attention_kernels, backbones, heads)}
-WORD = re.compile(r"[\w:-]*")  # neither the path of a class nor that of a file
+WORD = re.compile(r"[\w:-]*")  # neither a class path nor a file path
 CLASS = re.compile(r"[\w.]+:[\w.]+")  # of a mechanism, kernel, backbone or head
 
 
 def saved_config(path: Path, trains: bool = True) -> dict[str, Any]:
-    """Reads the configuration of a run whose folder or checkpoint the user named; imports no code of others.
+    """Reads the configuration of a run whose folder or checkpoint the user named; imports no third-party code.
 
-    Data module and task are linvit's, or classes that this program has imported, and their options plain values. Of the
-    trainer, numbers, words and linvit's callbacks are kept.
+    Data module and task must be linvit's, or classes that this program has imported, with plain values as options. Of
+    the trainer's options, numbers, words and linvit's callbacks are kept.
 
     Args:
         path: The configuration.
-        trains: True if the options of the trainer are used; a warning then names those that are left out.
+        trains: True if the options of the trainer are used; a warning then names the removed ones.
 
     Raises:
-        UserError: If data or model name what would have to be imported.
+        UserError: If data or model name a class that would have to be imported.
     """
     trust = f"may run code of the run's author. If you trust it, give --config {shlex.quote(path.as_posix())}"
     given, found = without_removed(yaml_text.mapping(path), f"'{path}'"), dict[str, Any]()
@@ -61,14 +61,14 @@ def saved_config(path: Path, trains: bool = True) -> dict[str, Any]:
 
 
 def _is_word(value: Any, path: bool = False) -> bool:
-    """True if no parser takes a value for a class or the name of a file: a number, a word, or a list of numbers."""
+    """Returns True if no parser takes a value for a class or a file name: a number, a word, or a list of numbers."""
     if isinstance(value, str):
         return path or (WORD.fullmatch(value) is not None and not Path(value).exists())
     return all(isinstance(each, bool | int | float | None) for each in (value if isinstance(value, list) else [value]))
 
 
 def _names_code(given: Any, base: type, home: ModuleType) -> str | None:
-    """Returns the part of a `class_path` with `init_args` that a parser may import; None if there is none."""
+    """Returns the part of a `class_path` with `init_args` that a parser might import; None without one."""
     name, options = (
         (given.get("class_path"), given.get("init_args") or {}) if isinstance(given, dict) else (given, None)
     )

@@ -9,14 +9,14 @@ import yaml
 from linvit.errors import UserError
 from linvit.io.reading import read_text
 
-MAX_BYTES = 10 * 2**20  # of a file
-MAX_DEPTH = 100  # lists and mappings within each other; at about 50,000 the loader overflows the stack
-MAX_VALUES = 100_000  # after every alias is replaced by what it stands for
-SHORT = 2 * MAX_DEPTH  # characters that can be neither deep nor large
+MAX_BYTES = 10 * 2**20  # maximum size of a file
+MAX_DEPTH = 100  # maximum nesting of lists and mappings; at about 50,000 the loader overflows the stack
+MAX_VALUES = 100_000  # after all aliases are expanded
+SHORT = 2 * MAX_DEPTH  # number of characters below which a text can be neither deep nor large
 
 
 def read(path: Path) -> str:
-    """The text of a YAML file."""
+    """Returns the text of a YAML file."""
     try:
         return read_text(path, MAX_BYTES)
     except UnicodeDecodeError as error:
@@ -26,7 +26,7 @@ def read(path: Path) -> str:
 
 
 def load(text: str, what: str) -> Any:
-    """The value of a YAML text, read as a configuration is: `1e-6` is a number."""
+    """Returns the value of a YAML text, read as in a configuration: `1e-6` is a number."""
     check(text, what)
     import jsonargparse  # `linvit list` reads the tables of configurations without it
 
@@ -50,20 +50,20 @@ def mapping(path: Path, loader: Callable[[str, str], Any] = load) -> dict[str, A
 
 
 class _Tuples(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Lightning writes tuples to hparams.yaml."""
+    """Loader for the tuples that Lightning writes to hparams.yaml."""
 
 
 _Tuples.add_constructor("tag:yaml.org,2002:python/tuple", lambda loader, node: loader.construct_sequence(node, True))
 
 
 def load_with_tuples(text: str, what: str) -> Any:
-    """The same of a file that Lightning has written, in which a tuple has a tag; it becomes a list."""
+    """Does the same for a file that Lightning has written, in which tuples have a tag; they become lists."""
     check(text, what)
     return yaml.load(text, _Tuples)
 
 
 def check(text: str, what: str) -> None:
-    """Raises a `UserError` if a text nests too deeply or stands for too much; the loader reports what is not YAML."""
+    """Raises a `UserError` if a text nests too deeply or expands to too many values; the loader reports YAML errors."""
     if len(text) < SHORT and "*" not in text:
         return
     open_: list[tuple[str | None, int]] = [(None, 0)]  # the anchor of each open list or mapping, and its values so far
@@ -84,7 +84,7 @@ def check(text: str, what: str) -> None:
                         raise UserError(f"{what} repeats '&{anchor}' within itself, by '*{anchor}'")
                     size = sizes.get(anchor, 1)
                 case yaml.ScalarEvent(value=value):
-                    if value[:1] in ("[", "{"):  # the parser reads such text as YAML, too
+                    if value[:1] in ("[", "{"):  # the parser also reads such text as YAML
                         check(value, what)
                     size = 1
                 case _:

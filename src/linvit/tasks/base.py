@@ -29,8 +29,8 @@ from linvit.tasks.parameter_groups import adamw, look_ahead, parameter_groups
 from linvit.tasks.pretrained import load_initial_weights, without_download
 from linvit.tasks.published import PublishedScores
 from linvit.tasks.results import Result
-from linvit.tasks.safe_loading import SavedTask, guard
-from linvit.tasks.teacher import TEACHER, TaskDistillation, Teacher, kept_attention
+from linvit.tasks.safe_loading import SavedTask, force_safe_loading
+from linvit.tasks.teacher import TEACHER, TaskDistillation, Teacher, fill_from_teacher
 
 # Arguments that the command line takes from the data:
 SET_BY_DATA = ("num_classes", "class_names", "img_size", "in_chans")
@@ -140,7 +140,7 @@ class Task(SavedTask):
         )
         self.save_hyperparameters()
         check_choices(type(self), self.hparams)
-        filled = {**asdict(self.optimisation), "attention": kept_attention(attention, self.teacher)}
+        filled = {**asdict(self.optimisation), "attention": fill_from_teacher(attention, self.teacher)}
         self.save_hyperparameters(filled)  # with defaults, and the values that replace null
         self.network = self.configure_network()
         load_initial_weights(self.network, pretrained)
@@ -170,7 +170,7 @@ class Task(SavedTask):
         raise NotImplementedError
 
     def training_loss(self, batch: dict[str, Any]) -> Tensor:
-        """The loss of a training batch, a scalar."""
+        """Returns the loss of a training batch, a scalar."""
         raise NotImplementedError
 
     def score_batch(self, network: nn.Module, batch: dict[str, Any], metrics: Mapping[str, Any]) -> Any:
@@ -198,11 +198,11 @@ class Task(SavedTask):
         return [ImageGrid(), *([PredictionWriter(self.report_folder)] if known else [])]  # type: ignore[arg-type]
 
     def published(self) -> PublishedScores | None:
-        """The scores that the authors published for this very model, if they did."""
+        """Returns the scores that the authors published for this very model, if they did."""
         return None
 
     def build_with_attention(self, **options: Any) -> nn.Module:
-        """The backbone that the arguments describe; `num_classes=0` builds it without a classifier."""
+        """Returns the backbone that the arguments describe; `num_classes=0` builds it without a classifier."""
         backbone = without_download(self.hparams["backbone"])
         options |= {"img_size": self.hparams["img_size"], "drop_path_rate": self.hparams["drop_path_rate"]}
         options |= image_channels(self.hparams["in_chans"])
@@ -332,7 +332,7 @@ class Task(SavedTask):
 
     def setup(self, stage: str) -> None:
         """Guards checkpoints, and groups parameters."""
-        guard(self.trainer.strategy, self)
+        force_safe_loading(self.trainer.strategy, self)
         log_at_once(self.trainer)
         self._accumulated = 0
         if stage == "fit":  # while the parameters have their shapes and names, which FSDP takes from them

@@ -45,7 +45,7 @@ class ClassificationResult(Result):
         return [self.class_names[index] for index in self.indices]
 
     def plot(self) -> Image.Image:
-        """The image with names and probabilities below it."""
+        """Returns the image with names and probabilities below it."""
         lines = [f"{score:.3f}  {label}" for label, score in zip(self.labels, self.scores, strict=True)]
         picture, font = self.image, ImageFont.load_default(12)
         width = max(picture.width, 160, *(int(font.getlength(line)) + 8 for line in lines))  # small ones are enlarged
@@ -62,7 +62,7 @@ class ClassificationResult(Result):
         return Path(path)
 
     def write(self, target: Path, number: int) -> tuple[str, str, str]:
-        """The row of the table."""
+        """Returns the row of the table."""
         return self.name, self.labels[0], f"{self.scores[0]:.6f}"
 
     @classmethod
@@ -105,7 +105,7 @@ class ClassificationTask(Task):
     ) -> None:
         super().__init__(**task)
         if not 0 <= label_smoothing < 1:
-            raise UserError(f"label_smoothing must lie in [0, 1); got {label_smoothing}")
+            raise UserError(f"label_smoothing must be in [0, 1); got {label_smoothing}")
         check_number("mesa", mesa, at_least=0)
         if mesa and self.ema is None:
             raise UserError(
@@ -160,7 +160,7 @@ class ClassificationTask(Task):
         return {"id": batch["id"], "class": index, "probability": probability, "probabilities": probabilities}
 
     def image_results(self, predicted: dict[str, Any], top_k: int = 5) -> list[ClassificationResult]:
-        """The `top_k` classes of each image, the surest first."""
+        """Returns the `top_k` classes of each image, the surest first."""
         check_number("top_k", top_k, at_least=1, whole=True)
         ordered = predicted["probabilities"].cpu().sort(dim=-1, descending=True, stable=True)  # of equals the first
         scores, indices = (each[:, :top_k].tolist() for each in ordered)
@@ -168,7 +168,7 @@ class ClassificationTask(Task):
         return [ClassificationResult(indices=own, scores=probabilities) for own, probabilities in pairs]
 
     def describe(self, batch: dict[str, Any], predicted: Mapping[str, Any]) -> Description:
-        """The predicted class with its probability, and the true one if there is a label."""
+        """Returns the predicted class with its probability, and the true one if there is a label."""
         names = [printable(name, lines=False) for name in class_names(self)]
         found = f"{names[int(predicted['class'][0])]}, {float(predicted['probability'][0]):.1%}"
         return Description(found, names[int(batch["label"][0])] if "label" in batch else "")
@@ -178,7 +178,7 @@ class ClassificationTask(Task):
         return [*super().run_callbacks(), ClassReport(self.report_folder)]
 
     def published(self) -> PublishedScores | None:
-        """The published top-1 accuracy on ImageNet-1K."""
+        """Returns the published top-1 accuracy on ImageNet-1K."""
         return published_top1(self.hparams)
 
 

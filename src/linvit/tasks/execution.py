@@ -121,7 +121,7 @@ class SharedScore(Metric):
         """Says that the state has been updated."""
 
     def compute(self) -> Tensor:
-        """The score, a scalar."""
+        """Returns the score, a scalar."""
         return torch.as_tensor(self.state.figures()[self.name], dtype=torch.float32, device=self.device)
 
     def reset(self) -> None:
@@ -131,7 +131,7 @@ class SharedScore(Metric):
 
 
 def keep_attention_features(network: nn.Module) -> None:
-    """Lets attention, its stems and its gates keep what the backward pass needs (`recompute` of the modules)."""
+    """Lets attention, its stems and its gates store the tensors for the backward pass (`recompute` of the modules)."""
     for module in network.modules():
         if hasattr(module, "recompute"):
             module.recompute = False  # type: ignore[assignment]

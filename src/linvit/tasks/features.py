@@ -50,11 +50,11 @@ class FeatureTask(Task):
     score_metric = "similarity"
 
     def configure_network(self) -> nn.Module:
-        """The backbone without a classifier."""
+        """Returns the backbone without a classifier."""
         return self.build_with_attention(num_classes=0)
 
     def configure_metrics(self) -> Mapping[str, Metric]:
-        """The mean over images of the cosine of the angle between the features of both: 1 is the same."""
+        """Returns the mean over images of the cosine of the angle between the features of both: 1 is the same."""
         return {"similarity": MeanMetric(nan_strategy="disable")}
 
     def training_loss(self, batch: dict[str, Any]) -> Tensor:
@@ -74,7 +74,7 @@ class FeatureTask(Task):
         return {"id": batch["id"], "features": network(batch["image"])}
 
     def image_results(self, predicted: dict[str, Any]) -> list[FeatureResult]:
-        """The features of each image."""
+        """Returns the features of each image."""
         return [FeatureResult(features=each) for each in predicted["features"].float().cpu().numpy()]
 
     @cached_property

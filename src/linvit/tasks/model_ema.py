@@ -31,7 +31,7 @@ class ModelEma(nn.Module):
         self.updates = 0
 
     def forward(self, images: Tensor, **options: Any) -> Tensor:
-        """The averaged network's output for images (B, 3, H, W); options are the network's own."""
+        """Returns the averaged network's output for images (B, 3, H, W); options are the network's own."""
         return self.network(images, **options)  # type: ignore[no-any-return]
 
     @torch.no_grad()

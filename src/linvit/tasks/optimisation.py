@@ -29,17 +29,17 @@ class Optimisation:
         no_decay: Which parameters are not decayed: those whose names contain one of these, such as [norm, bias]; none
             for an empty list. null: norms, biases, and the network's `no_weight_decay()`.
         betas: AdamW's momentum terms.
-        lookahead: After how many steps, again and again, weights go half-way back to where they were the time before
+        lookahead: Period in steps after which weights move half-way back to their values one period before
             (Zhang et al. 2019, "Lookahead Optimizer"), such as 5; null is never.
-        schedule: How the learning rate decays: "cosine", over the whole run, or "cosine_after_warmup", over what is
-            left of it; "poly"; "steps", by a factor after some epochs; "cosine_restarts", again and again from `lr`
+        schedule: How the learning rate decays: "cosine", over the whole run, or "cosine_after_warmup", over the
+            rest of it; "poly"; "steps", by a factor after some epochs; "cosine_restarts", repeatedly from `lr`
             (torch's CosineAnnealingWarmRestarts); or "cosine_wave", down and up again (torch's CosineAnnealingLR beyond
             T_max).
-        decay_epochs: After how many epochs the learning rate of "steps" falls, such as [8, 11].
-        decay_factor: By what it is multiplied each time.
+        decay_epochs: Epochs after which the learning rate of "steps" falls, such as [8, 11].
+        decay_factor: Factor of the learning rate at each of them.
         poly_power: Power of the polynomial decay; 1 is linear.
         cycle_epochs: Length of the first half cosine of "cosine_restarts" and "cosine_wave".
-        cycle_growth: Length of each half cosine over that of the one before.
+        cycle_growth: Ratio of the length of each half cosine to the previous one.
         warmup_epochs: Length of the linear warm-up.
         warmup_steps: Its length in optimiser steps, in place of `warmup_epochs`; null is none.
         warmup_lr: Learning rate of the first step.
@@ -114,7 +114,7 @@ class Optimisation:
 
 
 def run_schedule(settings: Optimisation, trainer: Trainer) -> Schedule:
-    """The learning-rate schedule of the run that a trainer is about to start."""
+    """Returns the learning-rate schedule of the run that a trainer is about to start."""
     if any(isinstance(one, GradientAccumulationScheduler) for one in trainer.callbacks):  # type: ignore[attr-defined]
         raise UserError(
             "the learning rate needs the number of steps, which GradientAccumulationScheduler changes during the run: "

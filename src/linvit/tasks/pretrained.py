@@ -30,7 +30,7 @@ def checkpoint_follows() -> bool:
 
 
 def without_download(backbone: str | Mapping[str, Any]) -> str | Mapping[str, Any]:
-    """A backbone's spec without weights that it would download, if a checkpoint is about to replace them."""
+    """Returns a backbone's spec without weights that it would download, if a checkpoint is about to replace them."""
     named = isinstance(backbone, Mapping) and "pretrained" in backbone and _skipped.get()
     return {**backbone, "pretrained": False} if named else backbone  # type: ignore[dict-item]
 

@@ -33,13 +33,13 @@ def published_top1(given: Mapping[str, Any]) -> PublishedScores | None:
 
 
 def published_miou(given: Mapping[str, Any]) -> PublishedScores | None:
-    """The mean IoU on ADE20K in [0, 1], trained on crops of 512x512; see `published_top1`."""
+    """Returns the mean IoU on ADE20K in [0, 1], trained on crops of 512x512; see `published_top1`."""
     theirs = given["num_classes"] == 150 and image_size(given["img_size"]) == (512, 512)
     return _published(given, "") if theirs else None
 
 
 def published_ap(given: Mapping[str, Any]) -> PublishedScores | None:
-    """The average precision on COCO in [0, 1], trained for as long; see `published_top1`."""
+    """Returns the average precision on COCO in [0, 1], trained for as long; see `published_top1`."""
     schedule = {(8, 11): "1x", (27, 33): "3x"}.get(tuple(given["decay_epochs"]))
     return _published(given, schedule) if schedule and given["num_classes"] == 80 else None
 

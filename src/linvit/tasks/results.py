@@ -50,7 +50,7 @@ class Result:
         return palette(len(self.class_names)) if self.colours is None else np.asarray(self.colours)
 
     def plot(self) -> Image.Image:
-        """The image with the prediction."""
+        """Returns the image with the prediction."""
         return self.image
 
     def save(self, path: str | Path) -> Path:

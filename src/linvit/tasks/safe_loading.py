@@ -116,7 +116,7 @@ def only_weights(weights_only: bool | None, source: Any) -> None:
         )
 
 
-def guard(strategy: Strategy, task: LightningModule) -> None:
+def force_safe_loading(strategy: Strategy, task: LightningModule) -> None:
     """Makes a trainer open checkpoints so while it runs a task, `fit`, `validate`, `test` and `predict` alike."""
     load = getattr(strategy.load_checkpoint, "unguarded", strategy.load_checkpoint)
 

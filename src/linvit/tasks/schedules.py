@@ -25,7 +25,7 @@ class Schedule:
     delay: int = 0
 
     def at(self, epoch: float) -> float:
-        """The formula: the learning rate at a time in epochs."""
+        """Returns the formula: the learning rate at a time in epochs."""
         raise NotImplementedError
 
     def warmed(self, decayed: float, epoch: float) -> float:
@@ -35,7 +35,7 @@ class Schedule:
         return decayed * (1 - (1 - epoch / self.warmup) * (1 - self.start / self.peak))
 
     def __call__(self, step: int) -> float:
-        """The learning rate of the update that follows `step` optimiser steps."""
+        """Returns the learning rate of the update that follows `step` optimiser steps."""
         if self.interval == "step":
             return self.at(max(step - self.delay, 0) / self.steps_per_epoch)
         # The small fraction of a step keeps rounding in steps_per_epoch from moving a step to the wrong epoch.
@@ -51,7 +51,7 @@ class Schedule:
         return _ScheduleLR(optimizer, self, keeps)
 
     def fraction(self, step: int) -> float:
-        """The learning rate of the update that follows `step` optimiser steps, over the peak."""
+        """Returns the learning rate of the update that follows `step` optimiser steps, over the peak."""
         return self(step) / self.peak
 
 
@@ -66,7 +66,7 @@ class WarmupCosine(Schedule):
     shifted: bool = False
 
     def at(self, epoch: float) -> float:
-        """The formula: the learning rate at a time in epochs."""
+        """Returns the formula: the learning rate at a time in epochs."""
         if epoch < self.warmup:
             return self.start + (self.peak - self.start) * epoch / self.warmup
         if epoch >= self.total:
@@ -87,7 +87,7 @@ class WarmupPoly(Schedule):
     power: float = 1.0  # 1 decays linearly
 
     def at(self, epoch: float) -> float:
-        """The formula: the learning rate at a time in epochs."""
+        """Returns the formula: the learning rate at a time in epochs."""
         if epoch >= self.total:
             return self.end
         return self.warmed(self.end + (self.peak - self.end) * (1 - epoch / self.total) ** self.power, epoch)
@@ -104,7 +104,7 @@ class WarmupSteps(Schedule):
     factor: float = 0.1  # by which it is multiplied
 
     def at(self, epoch: float) -> float:
-        """The formula: the learning rate at a time in epochs."""
+        """Returns the formula: the learning rate at a time in epochs."""
         if epoch >= self.total:
             return self.end
         fallen = self.peak * self.factor ** sum(epoch >= start for start in self.epochs)
@@ -124,7 +124,7 @@ class CosineCycles(WarmupCosine):
     wave: bool = False
 
     def at(self, epoch: float) -> float:
-        """The formula: the learning rate at a time in epochs."""
+        """Returns the formula: the learning rate at a time in epochs."""
         if epoch < self.warmup or epoch >= self.total:
             return super().at(epoch)
         start, length, falls = 0.0, self.cycle, True

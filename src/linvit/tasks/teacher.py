@@ -23,7 +23,7 @@ from linvit.tasks.safe_loading import opened
 
 MOST = 0.9  # of the weights of its network a teacher must have
 TEACHER, START, DISTANCE = "teacher/", "start/", "distance/"
-"""How the curves of a run begin that are its teacher's, its own before any step, and its layers' relative errors."""
+"""Prefixes of the curves of a run: its teacher's, its own before any step, and its layers' relative errors."""
 
 
 @dataclass(frozen=True)
@@ -200,8 +200,8 @@ class TaskDistillation(Callback):
             )
 
 
-def kept_attention(attention: Any, teacher: Teacher | None) -> Any:
-    """A student's option `attention`, with that of its teacher where a list has None."""
+def fill_from_teacher(attention: Any, teacher: Teacher | None) -> Any:
+    """Returns a student's option `attention`, with that of its teacher where a list has None."""
     if teacher is None or not isinstance(attention, list | tuple) or None not in attention or checkpoint_follows():
         return attention
     theirs = given_options(teacher).get("attention")
@@ -215,7 +215,7 @@ def kept_attention(attention: Any, teacher: Teacher | None) -> Any:
 
 
 def teacher_network(task: Any, teacher: Teacher) -> nn.Module:
-    """The task's network with the teacher's attention and weights, for images of the task's size."""
+    """Returns the task's network with the teacher's attention and weights, for images of the task's size."""
     backbone = task.hparams["backbone"]
     if teacher.source is None and not (isinstance(backbone, Mapping) and backbone.get("pretrained")):
         raise UserError(

@@ -1,4 +1,4 @@
-"""Construction, and behaviour from call to call, from sample to sample, in training and in copies: of all subjects."""
+"""Checks construction, repeated calls, independence of samples, training and copies, for all subjects."""
 
 import copy
 import inspect
@@ -20,7 +20,7 @@ UNSET = inspect.Parameter.empty
 
 
 def constructor(subject: Subject) -> str:
-    """Checks arguments, members and defaults, listing at once all that is missing, and what is built."""
+    """Checks arguments, members and defaults, listing all missing ones at once, and the type of the result."""
     lacking = {name: use for name, use in subject.arguments.items() if not subject.takes(name)}
     own = {name: default for name, default in subject.parameters.items() if name not in subject.arguments}
     bare = [name for name, default in own.items() if default is UNSET and name not in subject.options]
@@ -49,7 +49,7 @@ def constructor(subject: Subject) -> str:
 
 @torch.no_grad()
 def determinism(subject: Subject) -> str:
-    """Checks that evaluation is repeatable, keeps nothing, and does not write to inputs; training is so by its seed."""
+    """Checks that evaluation is repeatable, stores nothing and does not write to inputs; training repeats by seed."""
     model = subject.build()
     given = subject.inputs(model)
     before, state, attributes = given.map(torch.clone), copy.deepcopy(model.state_dict()), set(vars(model))
@@ -67,7 +67,7 @@ def determinism(subject: Subject) -> str:
 
 
 def batch_independence(subject: Subject) -> str:
-    """Checks that a sample gives the same alone and among others of another scale, in training, too, where it must."""
+    """Checks that a sample gives the same alone and among others of another scale, if required also in training."""
     model = subject.build()
     given = subject.neighbours(model)
     errors = {"in evaluation": neighbours_effect(model, given)}
@@ -90,14 +90,14 @@ def neighbours_effect(model: nn.Module, given: Given, training: bool = False) ->
     for i in range(len(together[0])):
         alone = run(model, given.map(lambda x, i=i: x[i : i + 1]), 0)  # type: ignore[misc]
         for out, whole in zip(alone, (x[i : i + 1] for x in together), strict=True):
-            # What is NaN alone as well concerns other checks.
+            # Samples that are NaN also when alone are the subject of other checks.
             both = out.isnan() & whole.isnan()
             errors.append(relative_error(torch.where(both, 0, whole), out.nan_to_num(0)))
     return worst(errors)
 
 
 def gradients(subject: Subject) -> str:
-    """Checks that a finite gradient that is not 0 reaches every input and every parameter in training."""
+    """Checks that a finite, nonzero gradient reaches every input and every parameter in training."""
     missing: dict[str, str] = {}
     count = 0
     for tried, (found, may_be_zero) in enumerate(subject.gradients()):
@@ -119,7 +119,7 @@ def gradients(subject: Subject) -> str:
 
 
 def copies(subject: Subject) -> str:
-    """Checks that copies (deep copy, pickle, state dict) give the same bits after a step of training."""
+    """Checks that copies (deep copy, pickle, state dict) give the same bits after a training step."""
     model = subject.build()
     given = subject.inputs(model)
     with at("a step of training"):
@@ -149,18 +149,18 @@ COMMON = (Check("gradients", gradients), Check("determinism", determinism), Chec
 
 @torch.no_grad()
 def outputs(model: Callable[..., Any], given: Given, seed: int) -> list[Tensor]:
-    """Returns all tensors that a call gives at a seed."""
+    """Returns all output tensors of a call at a seed."""
     torch.manual_seed(seed)
     return _tensors(given(model))
 
 
 def in_training(model: nn.Module, given: Given, seed: int) -> list[Tensor]:
-    """Returns the outputs of a copy in training mode: training may change the state."""
+    """Returns the outputs of a copy in training mode, since training may change the state."""
     return outputs(copy.deepcopy(model).train(), given, seed)
 
 
 def _other_neighbours_effect(model: nn.Module, given: Given) -> float:
-    """Returns how far the first sample's outputs in training differ when all others change, at the same seed."""
+    """Returns the relative change of the first sample's outputs in training when all others change, at one seed."""
     others = given.map(lambda x: torch.cat([x[:1], 1 - 2 * x[1:]]))
     before, after = ([x[:1] for x in in_training(model, batch, 0)] for batch in (given, others))
     return _difference(after, before)

@@ -1,4 +1,4 @@
-"""Compilation and export of a backbone, with any attention."""
+"""Checks compilation and export of a backbone, with any attention."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +15,7 @@ from linvit.testing.report import at, judged, message, not_supported
 from linvit.testing.subject import Size, sized
 
 ONNX_EXACT = 1e-5
-"""The same for float32 in onnxruntime."""
+"""The tolerance for float32 in onnxruntime."""
 
 
 def compiles(subject: BackboneSubject) -> str:
@@ -33,7 +33,7 @@ def compiles(subject: BackboneSubject) -> str:
 
 @torch.no_grad()
 def exports(subject: BackboneSubject) -> str:
-    """Checks that one exported program gives eager's outputs for any batch and size, or one that is declared."""
+    """Checks that one exported program gives eager's outputs for any batch and size, or for a declared one."""
 
     def export(model: nn.Module, x: Tensor, shapes: Any) -> Any:
         return torch.export.export(model, (x,), dynamic_shapes=shapes).module()
@@ -83,7 +83,7 @@ def _as_program(subject: BackboneSubject, export: Callable[..., Any], dtype: tor
 
 
 def _compiled_error(subject: BackboneSubject, backend: str, sizes: tuple[Size, ...], with_gradients: bool) -> float:
-    """Returns the largest relative error of logits and gradients over the sizes, all through one instance."""
+    """Returns the largest relative error of logits and gradients over the sizes, all with one instance."""
     torch.compiler.reset()
     model = subject.build()
     compiled = torch.compile(model, fullgraph=True, backend=backend)

@@ -1,4 +1,4 @@
-"""Makes each clause of a contract a test case of pytest, for any test suite."""
+"""Makes each clause of a contract a pytest case, for any test suite."""
 
 import functools
 import re
@@ -30,21 +30,21 @@ def parametrize_with_checks(
     quick: bool = False,
     **options: Any,
 ) -> Callable[[Callable[..., None]], Any]:
-    """A pytest decorator that gives a test function one case per spec and clause of the contract.
+    """Returns a pytest decorator that gives a test function one case per spec and clause of the contract.
 
     The function takes one argument, `check`, and calls it: a broken clause is an `AssertionError` with the numbers, and
     one that the subject does not declare or support is skipped with the reason.
 
     Args:
-        specs: What `check_attention` or `check_backbone` takes: names, `{name: ..., option: value}`,
+        specs: Specs for `check_attention` or `check_backbone`: names, `{name: ..., option: value}`,
             "package.module:Class", classes, or functions that build a backbone. Nothing is imported or built before the
             first case of a spec runs.
-        kind: Which contract: "attention" or "backbone".
-        quick: Leave out the largest sizes and, of backbones, `torch.compile`, `torch.export` and ONNX.
-        options: Of the checks: `dim` and `num_heads` of attentions, `attention` and `img_size` of backbones.
+        kind: Contract to check: "attention" or "backbone".
+        quick: Skip the largest sizes and, for backbones, `torch.compile`, `torch.export` and ONNX.
+        options: Options of the checks: `dim` and `num_heads` of attentions, `attention` and `img_size` of backbones.
 
     Raises:
-        UserError: If `kind` or an option is another, or `specs` is not a list.
+        UserError: If `kind` or an option is unknown, or `specs` is not a list.
 
     Example:
         >>> from linvit.testing import parametrize_with_checks
@@ -71,7 +71,7 @@ def parametrize_with_checks(
 
 
 def _judge(check: Check, subject: Callable[[], Subject], obstacle: Callable[[], Line | None] | None) -> None:
-    """Raises an `AssertionError` if the subject breaks a clause; skips one that means nothing for it."""
+    """Raises an `AssertionError` if the subject breaks a clause; skips a clause that does not apply."""
     import pytest
 
     if obstacle is not None and (other := obstacle()) is not None:
@@ -84,7 +84,7 @@ def _judge(check: Check, subject: Callable[[], Subject], obstacle: Callable[[], 
 
 
 def _case_name(spec: Any, clause: str) -> str:
-    """Returns a name such as "focused-shape-and-dtype"; nothing is imported for it."""
+    """Returns a name such as "focused-shape-and-dtype", without importing anything."""
     name = spec if isinstance(spec, str) else getattr(spec, "__qualname__", spec)
     if isinstance(spec, Mapping):
         parts = (str(value) if key == "name" else f"{key}={value}" for key, value in spec.items())

@@ -1,4 +1,4 @@
-"""The clauses of a contract, and what checking them found: a verdict and the numbers behind it for each."""
+"""Clauses of a contract and the results of checking them: a verdict and numbers for each."""
 
 import contextlib
 import textwrap
@@ -16,33 +16,33 @@ from linvit.errors import UserError
 from linvit.testing.numbers import EXACT
 
 CRASHES = (Exception, SystemExit)
-"""Exceptions that count as a failure of the subject: `sys.exit` does, the user's Ctrl-C does not."""
+"""Exceptions that count as a failure of the subject: `sys.exit`, but not the user's Ctrl-C."""
 
 
 class Verdict(Enum):
-    """How a check ended. Only `FAIL` counts as a failure."""
+    """Result of a check. Only `FAIL` counts as a failure."""
 
     PASS = "pass"
     FAIL = "FAIL"
     UNDECLARED = "not declared"
-    """The subject declares nothing here (no factors, no rank bound), so there was nothing to compare with."""
+    """The subject declares nothing here (no factors, no rank bound), so there is nothing to compare."""
     UNSUPPORTED = "not supported"
-    """The subject says that it cannot do this, by a declaration or a `UserError`."""
+    """The subject reports that it cannot do this, by a declaration or a `UserError`."""
 
 
 class Line(NamedTuple):
-    """What one check found, a row of a report."""
+    """Result of one check, a row of a report."""
 
     name: str
     verdict: Verdict
-    note: str  # the numbers behind it
+    note: str  # the numbers behind the verdict
     seconds: float = 0.0
-    error: BaseException | None = None  # that ended the check, if one did
+    error: BaseException | None = None  # the exception that ended the check, if any
 
 
 @dataclass(frozen=True)
 class Report:
-    """The result of all checks of one subject (a name, a spec or a class), in order; `str(report)` is a table."""
+    """Results of all checks of one subject (a name, a spec or a class), in order; `str(report)` is a table."""
 
     subject: str
     lines: tuple[Line, ...]
@@ -50,7 +50,7 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Returns whether no check failed."""
+        """Returns True if no check failed."""
         return not self.failures
 
     @property
@@ -75,7 +75,7 @@ class Report:
 
 
 class ClauseError(Exception):
-    """Ends a clause otherwise than by a pass; the message has the offending numbers, or the reason."""
+    """Ends a clause without a pass; the message has the offending numbers, or the reason."""
 
     def __init__(self, verdict: Verdict, note: str) -> None:
         super().__init__(note)
@@ -83,16 +83,16 @@ class ClauseError(Exception):
 
 
 class Check(NamedTuple):
-    """One clause of a contract."""
+    """Clause of a contract."""
 
     name: str
     run: Callable[[Any], str]  # returns the numbers behind a pass, and raises a `ClauseError` otherwise
-    quick: bool = True  # whether a quick run has it
-    advice: str = ""  # what the author of a subject that breaks it can do
-    refusable: bool = False  # whether the subject may refuse it by a `UserError`
+    quick: bool = True  # True if a quick run includes it
+    advice: str = ""  # advice for the author of a subject that breaks it
+    refusable: bool = False  # True if the subject may reject it by a `UserError`
 
     def line(self, subject: Any, *, first: bool = False) -> Line:
-        """Looks at the subject, and leaves random numbers alone; a `UserError` of one of the `first` is raised."""
+        """Checks the subject without changing random states; a `UserError` of one of the `first` clauses is raised."""
         start = time.perf_counter()
         verdict, cause = Verdict.PASS, None
         with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
@@ -115,7 +115,7 @@ class Check(NamedTuple):
 
 
 class Contract(NamedTuple):
-    """The clauses of a contract. If one of the first fails, no other is run: they would mean nothing."""
+    """Clauses of a contract. If one of the first fails, no other is run: their results would be meaningless."""
 
     first: tuple[Check, ...]
     clauses: tuple[Check, ...]
@@ -125,7 +125,7 @@ class Contract(NamedTuple):
         return [check for check in self.clauses if check.quick or not quick]
 
     def obstacle(self, subject: Any) -> Line | None:
-        """Returns the row of a first clause that fails, if one does."""
+        """Returns the row of the first clause that fails, if any."""
         lines = (check.line(subject, first=True) for check in self.first)
         return next((line for line in lines if line.verdict is Verdict.FAIL), None)
 
@@ -145,24 +145,24 @@ class Contract(NamedTuple):
 failed = partial(ClauseError, Verdict.FAIL)
 not_declared = partial(ClauseError, Verdict.UNDECLARED)
 not_supported = partial(ClauseError, Verdict.UNSUPPORTED)
-"""What a clause raises, with a note."""
+"""Exception that a clause raises, with a note."""
 
 
 def require(holds: object, note: str) -> None:
-    """Ends a clause as broken unless a condition holds."""
+    """Fails a clause unless a condition holds."""
     if not holds:
         raise failed(note)
 
 
 def judged(error: float, note: str, limit: float = EXACT) -> str:
-    """Returns the note on an error that is within a limit; else, and for NaN, the clause is broken."""
+    """Returns the note on an error that is within a limit; fails the clause otherwise, also for NaN."""
     require(error <= limit, f"{note} (at most {limit:.0e})")
     return note
 
 
 @contextlib.contextmanager
 def at(note: str) -> Iterator[None]:
-    """Adds to an exception where it happened, such as "7x9" or "N=3136, scale 2^6"."""
+    """Adds to an exception where it occurred, such as "7x9" or "N=3136, scale 2^6"."""
     try:
         yield
     except CRASHES as error:
@@ -171,7 +171,7 @@ def at(note: str) -> Iterator[None]:
 
 
 def message(error: BaseException) -> str:
-    """Returns the beginning of an error's message, and the places that `at` added, such as " (at 7x9)"."""
+    """Returns the beginning of an error's message, and the notes that `at` added, such as " (at 7x9)"."""
     notes = getattr(error, "__notes__", [])
     text = textwrap.shorten(str(error), 200, placeholder=" ...") or "(no message)"
     return text + (f" (at {', '.join(notes)})" if notes else "")

@@ -1,4 +1,4 @@
-"""What a contract is tried on: instances of an attention or backbone, and inputs for them, all reproducible."""
+"""Subjects of a contract: reproducible instances of an attention or backbone, and inputs for them."""
 
 import abc
 import copy
@@ -18,7 +18,7 @@ Size = tuple[int, int]
 
 
 class Given:
-    """The inputs of one call, such as images (B, 3, H, W): the distinct tensors by name, in the order of the call."""
+    """Inputs of one call, such as images (B, 3, H, W): the distinct tensors by name, in the order of the call."""
 
     def __init__(self, **named: Tensor) -> None:
         self.named = named
@@ -39,16 +39,16 @@ class Given:
 
 
 class Subject(abc.ABC):
-    """An attention or backbone under test: instances with changed initial values, and what shared clauses ask."""
+    """Attention or backbone under test: instances with changed initial values, and the properties that clauses use."""
 
-    arguments: ClassVar[Mapping[str, str]] = {}  # that the constructor must take, and what for
-    supplied: ClassVar[tuple[str, ...]] = ()  # those without which `create` cannot call it
-    defaults: ClassVar[Mapping[str, Any]] = {}  # of arguments, where the constructor has them
-    attributes: ClassVar[Mapping[str, str]] = {}  # that an instance must have, and what for
-    methods: ClassVar[Mapping[str, str]] = {}  # that the class must have, and what for
-    base = "linvit.Attention"  # which has all of these
+    arguments: ClassVar[Mapping[str, str]] = {}  # that the constructor must accept, with their meaning
+    supplied: ClassVar[tuple[str, ...]] = ()  # those that `create` needs
+    defaults: ClassVar[Mapping[str, Any]] = {}  # required defaults of arguments
+    attributes: ClassVar[Mapping[str, str]] = {}  # that an instance must have, with their meaning
+    methods: ClassVar[Mapping[str, str]] = {}  # that the class must have, with their meaning
+    base = "linvit.Attention"  # has all of these
     picklable = True
-    independent_in_training = False  # whether a sample's output in training, too, is that of the sample alone
+    independent_in_training = False  # True if also in training a sample's output is that of the sample alone
 
     def __init__(self, spec: Any, registry: Registry, quick: bool) -> None:
         self.spec, self.quick, self._registry = spec, quick, registry
@@ -70,11 +70,11 @@ class Subject(abc.ABC):
         return f"{built.__module__}:{built.__qualname__}"
 
     def takes(self, option: str) -> bool:
-        """Returns whether the constructor has a parameter of this name, or `**kwargs` that may be anything."""
+        """Returns True if the constructor has a parameter of this name, or `**kwargs` for anything."""
         return takes(self.constructor, option)
 
     def construct(self, **context: Any) -> Any:
-        """Calls the constructor with what a host supplies and the options of the spec."""
+        """Calls the constructor with the arguments that a host supplies and the options of the spec."""
         options = {name: value for name, value in self.options.items() if name not in context}
         if callable(self.spec):
             return self.spec(**context, **options)
@@ -94,7 +94,7 @@ class Subject(abc.ABC):
 
     @functools.cached_property
     def model(self) -> Any:
-        """Returns the instance in float64 that clauses share which leave it as it is."""
+        """Returns the instance in float64 that is shared by clauses that do not change it."""
         return self.build()
 
     @abc.abstractmethod
@@ -107,14 +107,14 @@ class Subject(abc.ABC):
 
     @abc.abstractmethod
     def gradients(self) -> Iterator[tuple[dict[str, Tensor | None], Set[str]]]:
-        """Yields gradients by name, and the names of those that may be 0; what one try misses another may find."""
+        """Yields gradients by name, and the names of those that may be 0; several tries complement each other."""
 
     def part(self, model: Any) -> Any:
-        """Returns what the constructor builds of an instance."""
+        """Returns the object in an instance that the constructor builds."""
         return model
 
     def check_kind(self, part: Any) -> None:  # noqa: B027
-        """Ends the clause if the constructor builds something of another kind; any will do unless this says so."""
+        """Fails the clause if the constructor builds another type; the default accepts any."""
 
 
 def sized(size: Grid | Size) -> str:

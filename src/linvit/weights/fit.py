@@ -10,16 +10,16 @@ from linvit.layers.hosting import AttentionHost
 from linvit.layers.projections import copy_outputs
 
 NAMES = {name: name for name in ("q", "k", "v", "kv", "qk", "qkv", "qg", "qkvg")} | {"gate": "g"}
-"""Names of linear layers, and the letters of what they project, which has as many rows each."""
+"""Names of linear layers, and the letters of the projections that they join, with equally many rows each."""
 
 
 def fit_projections(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """A state dict whose q, k, v, gate projections are joined and split as the attention layers of a model have them.
+    """Returns a state dict with q, k, v and gate projections joined and split as in the attention layers of a model.
 
     Files have `qkv`, or `q` and `kv`, or `q`, `k`, `v` (or some of them), and the gate's rows in `gate`, `qg` or
-    `qkvg`. A layer has `qkv`, which holds what its mechanism projects, or `q` and `kv`, and perhaps `gate`. What a
-    layer does not project (the keys, where they are the queries) is left out; what a file does not have stays missing.
-    timm's EVA has `q_proj`, `k_proj` and `v_proj`, its BEiT `q_bias` and `v_bias`; keys without a bias have zeros.
+    `qkvg`. A layer has `qkv`, with the projections that its mechanism uses, or `q` and `kv`, and perhaps `gate`.
+    Projections that a layer lacks (the keys, where they are the queries) are left out; those of a file stay missing.
+    timm's EVA has `q_proj`, `k_proj` and `v_proj`, its BEiT `q_bias` and `v_bias`; keys without a bias get zeros.
     """
     fitted = dict(state)
     for prefix, module in model.named_modules():
@@ -55,9 +55,9 @@ def fit_projections(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, 
 
 
 def widen_outputs(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A state dict with output projections for mechanisms that give other channels than their values have.
+    """Returns a state dict with wider output projections for mechanisms whose outputs have more channels than values.
 
-    Each head's first columns are those of the file, as in `keep_weights`; further columns are the model's own.
+    The first columns of each head come from the file, as in `keep_weights`; further columns are the model's own.
     """
     widened = dict(state)
     for prefix, module in model.named_modules():

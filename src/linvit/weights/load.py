@@ -1,4 +1,4 @@
-"""`load_pretrained` loads official checkpoints, and linvit's own, into a model."""
+"""Loads official checkpoints, and linvit's own, into a model (`load_pretrained`)."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -25,28 +25,28 @@ from linvit.weights.read import Weights, read, split
 
 @dataclass
 class Report:
-    """Says what happened to every tensor of a model and of a file. Names are the model's."""
+    """Result of loading for every tensor of a model and of a file. Names are the model's."""
 
     source: str
     layout: str  # the key layout of the file, such as "pvt"
-    key: str = ""  # where the weights were: "model", "state_dict.ema.network", or "" if they were not nested
-    other_keys: tuple[str, ...] = ()  # beside it
-    loaded: list[str] = field(default_factory=list)  # as they are in the file
+    key: str = ""  # place of the weights: "model", "state_dict.ema.network", or "" if they were not nested
+    other_keys: tuple[str, ...] = ()  # other keys beside it
+    loaded: list[str] = field(default_factory=list)  # unchanged
     resized: dict[str, str] = field(default_factory=dict)  # to another grid or width, with the shapes
-    # What the file cannot have, with the reason: a classifier of other classes, the parameters of another attention.
-    # They keep their initial values; a classifier of other classes is zero.
+    # Parameters that the file cannot have, with the reason: a classifier of other classes, another attention.
+    # They keep their initial values; a classifier of other classes is set to zero.
     initialised: dict[str, str] = field(default_factory=dict)
-    missing: dict[str, str] = field(default_factory=dict)  # what it should have, or of another shape, with the reason
+    missing: dict[str, str] = field(default_factory=dict)  # required but absent, or of another shape, with the reason
     unexpected: list[str] = field(default_factory=list)  # names of the file that the model does not have
-    # The part of the model that was loaded or resized, counted in numbers, between 0 and 1. The classifier and the
+    # Fraction of the model that was loaded or resized, by number of values, between 0 and 1. The classifier and the
     # parameters of another attention do not count, nor a head that the file does not have.
     fraction: float = 1.0
-    # What the fraction is of: "backbone"; "network" if the file has the head of one, too; or "head" if it has nothing
-    # else, as DINOv2's. The classifier counts then.
+    # Part that the fraction refers to: "backbone"; "network" if the file also has its head; or "head" if it has only
+    # that, as DINOv2's. The classifier counts then.
     part: str = "backbone"
 
     def __str__(self) -> str:
-        """A few lines with the counts and the first names."""
+        """Returns a few lines with the counts and the first names."""
         origin = f", from {self.key}" if self.key else ""
         beside = f" (beside it: {first_of(self.other_keys, 8)})" if self.other_keys else ""
         lines = [
@@ -60,13 +60,13 @@ class Report:
 
 
 def first_of(names: Iterable[str], count: int = 3) -> str:
-    """The first names, and how many more there are."""
+    """Returns the first names, and the number of the others."""
     names = [re.sub(r"\s+", " ", name)[:60] for name in names]
     return ", ".join(names[:count]) + (f" and {len(names) - count} more" if len(names) > count else "")
 
 
 def _reasons(names: Mapping[str, str]) -> str:
-    """Each reason once, with the first names that it holds for."""
+    """Returns each reason once, with the first names that have it."""
     by_reason: dict[str, list[str]] = {}
     for name, reason in names.items():
         by_reason.setdefault(reason, []).append(name)
@@ -83,31 +83,31 @@ def load_pretrained(
 ) -> Report:
     """Loads an official checkpoint, or one of linvit's, into a model. Nothing in a file is executed.
 
-    The first convolution's three channels are fitted to another number of them (`for_channels`). Tables with an entry
-    per position are resized to the grids of the model (see `linvit.Attention.resize_tables`). The images of a file are
-    taken for square, unless linvit wrote it and it says otherwise. A classifier of another number of classes is set to
-    zero, as the official fine-tuning does, or in a detector left as it was built. If the model has another attention
+    The three channels of the first convolution are fitted to other numbers of them (`for_channels`). Tables with one
+    entry per position are resized to the model's grids (see `linvit.Attention.resize_tables`). The training images of a
+    file are assumed to be square, unless linvit wrote it with another size. A classifier of other classes is
+    set to zero, as in official fine-tuning; in a detector it keeps its values. If the model has another attention
     than the file, the projections are loaded (into the first columns of each head where its output is wider), the
-    attention's own parameters stay as they are, and a gate that the file does not have begins at 1. A network of a
-    backbone and a head takes weights of the like, or those of its backbone alone; a backbone takes its part of a
+    attention's own parameters keep their values, and a gate that the file does not have begins at 1. A network of a
+    backbone and a head accepts weights of such a network, or of its backbone alone; a backbone accepts its part of a
     network.
 
     Args:
-        model: A backbone, or a network such as `linvit.create_segmentor` makes.
+        model: A backbone, or a network as created by `linvit.create_segmentor`.
         source: A path (.pth, .pt, .bin, .safetensors, a linvit .ckpt), a state dict, or a repository of the hub
             (`hf-hub:owner/name`).
-        ema: Whether to load averaged weights (`state_dict_ema`, or `ema.network` in a linvit .ckpt). None loads what
-            the published scores were measured with: `model`, else the averaged weights, else `state_dict`; of a linvit
+        ema: True loads averaged weights (`state_dict_ema`, or `ema.network` in a linvit .ckpt). None loads the weights
+            of the published scores: `model`, else the averaged weights, else `state_dict`; of a linvit
             .ckpt the plain weights, as `predict_with: raw` does.
-        min_fraction: The least fraction of the backbone's numbers that the source must supply; of the network's, if the
+        min_fraction: Minimum fraction of the backbone's values that the source must supply; of the network's, if the
             source has its head.
 
     Returns:
         The names that were loaded, resized, initialised, missing and unexpected.
 
     Raises:
-        UserError: If the source cannot be read, is not finite, or supplies less than `min_fraction`; the model is then
-            as it was.
+        UserError: If the source cannot be read, has non-finite values, or supplies less than `min_fraction`; the model
+            is then unchanged.
 
     Example:
         >>> model = linvit.create_backbone("flatten_swin_tiny", num_classes=10, img_size=384)
@@ -117,16 +117,16 @@ def load_pretrained(
 
 
 def load_weights(model: nn.Module, weights: Weights, min_fraction: float = 0.9) -> Report:
-    """Loads weights that are read already; see `load_pretrained`."""
+    """Loads weights that were already read; see `load_pretrained`."""
     if not 0 <= min_fraction <= 1:
-        raise UserError(f"min_fraction must lie between 0 and 1; got {min_fraction}")
+        raise UserError(f"min_fraction must be between 0 and 1; got {min_fraction}")
     layout, state = translate(model, weights)
     values, report = match(model, state, weights)
     report.layout = layout
     if report.fraction < min_fraction:
         raise UserError(_refusal(report, weights, min_fraction))
     if bad := not_finite(model, {"state_dict": values}):
-        raise UserError(f"{weights.source} holds weights that are not finite; nothing was changed: {quote_first(bad)}")
+        raise UserError(f"{weights.source} has non-finite weights; nothing was changed: {quote_first(bad)}")
     model.load_state_dict(values, strict=False)
     for name, module in model.named_modules():
         if isinstance(module, OutputGate) and f"{name}.weight" in report.initialised:
@@ -135,7 +135,7 @@ def load_weights(model: nn.Module, weights: Weights, min_fraction: float = 0.9) 
 
 
 def translate(model: nn.Module, weights: Weights) -> tuple[str, dict[str, Tensor]]:
-    """Finds the layout whose names fit most of the model; returns its name, and the weights under the model's names."""
+    """Finds the layout whose names fit most of the model; returns its name and the weights under the model's names."""
     network, state, beside = parts(weights)
     backbone = backbone_of(model)
     own = backbone.state_dict().keys()
@@ -149,7 +149,7 @@ def translate(model: nn.Module, weights: Weights) -> tuple[str, dict[str, Tensor
 
 
 def parts(weights: Weights) -> tuple[str, dict[str, Tensor], dict[str, Tensor]]:
-    """The weights of a backbone, under the names of their source, and those beside it, under ours."""
+    """Returns the weights of a backbone, under the names of the source, and the other weights, under linvit's."""
     whole = {f"backbone.{name}": tensor for name, tensor in weights.state.items()} if weights.beside else weights.state
     whole = {**whole, **weights.beside}
     for layout in NETWORKS:
@@ -161,7 +161,7 @@ def parts(weights: Weights) -> tuple[str, dict[str, Tensor], dict[str, Tensor]]:
 
 
 def backbone_of(model: nn.Module) -> nn.Module:
-    """The backbone of a network that has a head, too; else the model itself."""
+    """Returns the backbone of a network with a head; else the model itself."""
     backbone = getattr(model, "backbone", None)
     return backbone if isinstance(backbone, nn.Module) else model
 
@@ -183,7 +183,7 @@ def match(model: nn.Module, state: Mapping[str, Tensor], weights: Weights) -> tu
         given = state.get(name)
         head = name.startswith(heads)
         if head_alone and not name.startswith("head."):
-            report.initialised[name] = "the file has a head alone"
+            report.initialised[name] = "the file has only a head"
             continue
         if no_head and not name.startswith("backbone."):
             if own.is_floating_point():
@@ -218,10 +218,10 @@ def match(model: nn.Module, state: Mapping[str, Tensor], weights: Weights) -> tu
 
 
 def for_channels(given: Tensor, own: Tensor) -> Tensor:
-    """A kernel of three input channels (D, 3, h, w) for images of another number, as timm fits it; others as they are.
+    """Returns a kernel (D, 3, h, w) fitted to another number of channels, as timm does; other kernels unchanged.
 
-    One channel gets the sum of the three. More get them in turn, times three over their number, which keeps the size
-    of what comes out.
+    One channel gets the sum of the three. More channels get them in turn, multiplied by three over their number, which
+    preserves the scale of the output.
     """
     channels = own.shape[1] if own.ndim == 4 else 3
     if given.shape != (*own.shape[:1], 3, *own.shape[2:]) or channels == 3:
@@ -232,7 +232,7 @@ def for_channels(given: Tensor, own: Tensor) -> Tensor:
 
 
 def _heads(model: nn.Module) -> tuple[str, ...]:
-    """The prefixes of the classifiers' parameters, those of a network's head included."""
+    """Returns the prefixes of the classifiers' parameters, including those of a network's head."""
     found = [*classifiers(model)]
     for module in model.modules():
         of_head: Any = getattr(module, "classifiers", None)
@@ -242,7 +242,7 @@ def _heads(model: nn.Module) -> tuple[str, ...]:
 
 
 def _no_head(model: nn.Module, state: Mapping[str, Tensor], classifiers: tuple[str, ...]) -> str:
-    """Why a file has nothing for the head of a network; empty if it has, or if the model has no head."""
+    """Returns why a file has no values for the head of a network; empty if it has, or if the model has no head."""
     if backbone_of(model) is model:
         return ""
     beside = [name for name in state if not name.startswith("backbone.")]
@@ -252,7 +252,7 @@ def _no_head(model: nn.Module, state: Mapping[str, Tensor], classifiers: tuple[s
 
 
 def _other_attention(model: nn.Module, state: Mapping[str, Tensor]) -> set[str]:
-    """The names of all parameters of those mechanisms, stems, norms and gates of which the file has no parameter."""
+    """Returns the names of the parameters of those mechanisms, stems, norms and gates that the file lacks entirely."""
     found: set[str] = set()
     for prefix, module in model.named_modules():
         if isinstance(module, Attention | ConvStem | OutputGate) or prefix.endswith(".out_norm"):
@@ -267,7 +267,7 @@ def _refusal(report: Report, weights: Weights, min_fraction: float) -> str:
     families = " and ".join(layout.name for layout in LAYOUTS if layout.recognises(weights.state))
     whose = weights.model or (families and f"a model with the names of {families}")
     what = (
-        f"its names are of no layout that linvit knows ({known}), nor the model's. They begin "
+        f"its names have none of the layouts that linvit knows ({known}), nor the model's. They begin "
         f"{first_of(list(weights.state), 6)}"
         if report.layout == OWN.name and not report.loaded and not whose
         else f"it is of {whose or 'another model'}. Name the backbone that it belongs to, or lower min_fraction\n"

@@ -1,4 +1,4 @@
-"""Reads weights from a file, a dict or the hub into one flat state dict, however they are nested and prefixed."""
+"""Reads weights from a file, a dict or the hub into one flat state dict, for all nestings and prefixes."""
 
 import difflib
 import json
@@ -27,22 +27,22 @@ WRITTEN_BY = "linvit"  # key in the metadata of a file that `linvit import-weigh
 
 @dataclass(frozen=True)
 class Weights:
-    """The weights of a source, and where they come from."""
+    """Weights of a source and their origin."""
 
-    state: dict[str, Tensor]  # under the names of the source, without prefixes of wrappers; of a network its backbone's
+    state: dict[str, Tensor]  # names of the source without prefixes of wrappers; for a network, its backbone
     source: str
-    key: str  # where the state was in the source: "model", "state_dict.ema.network", or "" if it was not nested
+    key: str  # place of the state in the source: "model", "state_dict.ema.network", or "" if it was not nested
     other_keys: tuple[str, ...]
-    # Of the images that the weights were trained on, of which only the ratio counts: square unless linvit wrote the
-    # file and it says otherwise. None for a state dict, whose tables may be of any grid.
+    # Size of the training images; only the ratio counts: square unless linvit wrote the file with another size.
+    # None for a state dict, whose tables may have any grid.
     img_size: tuple[int, int] | None
     file: Path | None
-    beside: dict[str, Tensor] = field(default_factory=dict)  # the other tensors of a network, such as its head's
-    model: str = ""  # which model they are of, if linvit wrote the file: "backbone deit_nano, attention focused"
+    beside: dict[str, Tensor] = field(default_factory=dict)  # the other tensors of a network, such as those of its head
+    model: str = ""  # their model, if linvit wrote the file: "backbone deit_nano, attention focused"
 
 
 def model_named(options: Any) -> str:
-    """A text on the model that the options of a task name; "" if they name none."""
+    """Describes the model in the options of a task; "" if they name none."""
     found = []
     for part in ("backbone", "attention", "head"):
         spec = options.get(part) if isinstance(options, Mapping) else None
@@ -67,7 +67,7 @@ def read(source: str | Path | Mapping[str, Any], ema: bool | None = None) -> Wei
 
 
 def _file(source: str | Path) -> Path:
-    """Finds the file of a source, or downloads it."""
+    """Returns the file of a source, which is downloaded if necessary."""
     path = Path(source)
     if path.is_file():
         return path
@@ -78,13 +78,13 @@ def _file(source: str | Path) -> Path:
     near = difflib.get_close_matches(path.name, files, n=5, cutoff=0.3) or files[:5]
     there = f" In '{folder}' there are: {', '.join(near)}." if near else ""
     raise UserError(
-        f"there is no file of weights at '{source}'.{there} A source is a file ({', '.join(SUFFIXES)}) or a repository "
+        f"'{source}' is not a file of weights.{there} A source is a file ({', '.join(SUFFIXES)}) or a repository "
         f"of the hub, {HUB}owner/name"
     )
 
 
 def is_repository(source: str) -> bool:
-    """Whether a source names a repository: `hf-hub:owner/name`, or `owner/name` where there is no such folder."""
+    """Returns True if a source names a repository: `hf-hub:owner/name`, or `owner/name` if no such folder exists."""
     return source.startswith(HUB) or (REPOSITORY.fullmatch(source) is not None and not Path(source).parent.exists())
 
 
@@ -155,7 +155,7 @@ def _weights(
         order = ("model", "state_dict")
     tensors = {str(key): _checked(key, value, source) for key, value in inner.items() if isinstance(value, Tensor)}
     plain = {_without_wrappers(name): tensor for name, tensor in tensors.items()}
-    own = any(name.startswith("patch_embed.") for name in plain)  # as in VOLO, which calls its blocks `network`, too
+    own = any(name.startswith("patch_embed.") for name in plain)  # VOLO also calls its blocks `network`
     below = {prefix: {} if own else _below(prefix, plain) for prefix in (TRAINED, AVERAGE)}
     branch = AVERAGE if ema and not set(AVERAGED) & set(path) else TRAINED
     if not plain or (branch == AVERAGE and not below[AVERAGE]):
@@ -163,7 +163,7 @@ def _weights(
         wanted = f"averaged weights ({', '.join(AVERAGED)} or {AVERAGE}*)" if ema else "weights"
         hint = "; set ema: false, or leave it out" if ema else ""
         raise UserError(f"{source} holds no {wanted}: it holds {holds}{hint}")
-    if all(below.values()):  # a task's weights and their average lie side by side
+    if all(below.values()):  # a task's weights and their average are stored together
         path.append(branch.rstrip("."))
         others = (*(prefix.rstrip(".") for prefix in below if prefix != branch), *others)
     state, beside = split(below[branch] or plain)
@@ -171,7 +171,7 @@ def _weights(
 
 
 def split(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The tensors of the backbone of a whole network, without `backbone.`, and the others; else all, and none."""
+    """Splits the tensors of a network: those of its backbone, without `backbone.`, and others; else all and none."""
     backbone = _below("backbone.", state)
     if not backbone:
         return dict(state), {}
@@ -179,7 +179,7 @@ def split(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Ten
 
 
 def _checked(name: str, value: Tensor, source: str) -> Tensor:
-    """The tensor, detached. Raises a `UserError` if it is not dense."""
+    """Returns the tensor, detached; raises a `UserError` if it is not dense."""
     tensor = value.detach()
     if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
         raise UserError(
@@ -189,7 +189,7 @@ def _checked(name: str, value: Tensor, source: str) -> Tensor:
 
 
 def _below(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors whose names begin with a prefix, without it."""
+    """Returns the tensors whose names begin with a prefix, without it."""
     return {
         _without_wrappers(name.removeprefix(prefix)): tensor
         for name, tensor in state.items()
@@ -198,5 +198,5 @@ def _below(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _without_wrappers(name: str) -> str:
-    """A name without the parts that DDP (`module.`) and torch.compile (`_orig_mod.`) add."""
+    """Returns a name without the parts that DDP (`module.`) and torch.compile (`_orig_mod.`) add."""
     return re.sub(r"^(module\.)+", "", re.sub(r"(^|(?<=\.))_orig_mod\.", "", name))

@@ -1,8 +1,8 @@
-"""The one reader of files of `torch.save`, in the old format and the new. It runs nothing that is in them.
+"""Reads files of `torch.save`, in the old format and the new, without executing anything in them.
 
 A pickle is a program: it may name any function and have it called. torch's weights-only unpickler calls only the
-functions that make tensors, and stops at every other name, such as the class of a configuration beside the weights. A
-file of weights is then read again with a stand-in class under that name, which takes any content and keeps none of it.
+functions that make tensors, and stops at every other name, such as the class of a configuration beside the weights. The
+file is then read again with a stand-in class under that name, which accepts any content and stores nothing.
 The names in a file are never looked up or imported.
 """
 
@@ -26,9 +26,9 @@ FILLED = re.compile(r"Can only (SETITEM|append|extend).* but got <class '(\S+)'>
 
 
 def load(path: Path, *, objects: bool = True) -> Any:
-    """Reads a file of `torch.save`: tensors on the CPU, plain values, containers, with `objects` stand-ins for others.
+    """Reads a file of `torch.save`: CPU tensors, plain values and containers; with `objects`, stand-ins for the rest.
 
-    A `UserError` says if it is damaged, is a program, or holds other objects.
+    Raises a `UserError` if it is damaged, is a program, or contains other objects.
     """
     try:
         check_regular(path)
@@ -38,7 +38,7 @@ def load(path: Path, *, objects: bool = True) -> Any:
     with path.open("rb") as file:
         zipped = file.read(4) == b"PK\x03\x04"
     mapped = zipped and os.name != "nt"  # under Windows no process could replace the file while its tensors live
-    fills: dict[str, type | None] = {}  # the name of each stand-in, and the container that the file fills it as
+    fills: dict[str, type | None] = {}  # the name of each stand-in, and the container type as which the file fills it
     while True:
         try:
             with safe_globals([(stand_in(name, fill), name) for name, fill in fills.items()]):
@@ -59,7 +59,7 @@ def load(path: Path, *, objects: bool = True) -> Any:
 
 
 def stand_in(name: str, fill: type | None) -> type:
-    """A class that is called like a class or function of a file, and shares nothing with it but the name."""
+    """Returns a class that has only its name in common with a class or function in a file."""
     module, _, own_name = name.rpartition(".")
 
     def new(cls: type, *_: Any, **__: Any) -> Any:
@@ -69,9 +69,9 @@ def stand_in(name: str, fill: type | None) -> type:
 
 
 def check_archive(path: Path) -> None:
-    """Refuses a zip file that is damaged or a program.
+    """Raises a `UserError` for a zip file that is damaged or a program.
 
-    torch loads flipped bits. Each entry has a CRC-32 of its content, unless torch was told to write zeros there.
+    torch does not detect flipped bits. Each entry has a CRC-32 of its content, unless torch was told to write zeros.
     """
     if not zipfile.is_zipfile(path):
         return
@@ -87,13 +87,13 @@ def check_archive(path: Path) -> None:
         raise broken(path, error) from error
     if damaged is not None:
         raise UserError(
-            f"'{path}' is damaged ({path.stat().st_size} bytes): '{damaged}' in it is not what was written, by its "
+            f"'{path}' is damaged ({path.stat().st_size} bytes): '{damaged}' in it does not match its "
             f"CRC-32. Use another file"
         )
 
 
 def broken(path: Path, error: Exception) -> UserError:
-    """The error for a file that cannot be read."""
+    """Returns the error for a file that cannot be read."""
     return UserError(
         f"'{path}' is incomplete or not a checkpoint ({path.stat().st_size} bytes): {type(error).__name__}: "
         f"{_reason(str(error))}. Download it again, or use another file"
@@ -108,11 +108,11 @@ def _refusal(path: Path, reason: str) -> UserError:
 
 
 def _full(name: str) -> str:
-    """The name of a class with its module, which torch and Python leave out where it is `builtins`."""
+    """Returns the name of a class with its module, which torch and Python leave out where it is `builtins`."""
     return name if "." in name else f"builtins.{name}"
 
 
 def _reason(text: str) -> str:
-    """The line of torch's message that says what is wrong; advice stands before and after it."""
+    """Returns the line of torch's message that states the error, without the advice before and after it."""
     line = text.partition("\n\nCheck the documentation")[0].rpartition("\n")[2]
     return line.rpartition("WeightsUnpickler error: ")[2].strip(" .")[:200]

@@ -17,7 +17,7 @@ from linvit.weights.read import content_of
 def load_transformers(folder: str | Path) -> nn.Module:
     """Loads a model of transformers whose attention `linvit.replace_attention` or `linvit.linearize` has replaced.
 
-    `from_pretrained` of transformers would build the model with its own attention and leave out the other weights.
+    `from_pretrained` of transformers would build the model with its own attention and drop the other weights.
     Nothing in the folder is executed.
 
     Args:
@@ -42,7 +42,7 @@ def load_transformers(folder: str | Path) -> nn.Module:
     path = Path(folder)
     files = sorted(path.glob("model*.safetensors"))
     if not files or not (path / "config.json").is_file():
-        raise UserError(f"'{path}' is no folder that save_pretrained wrote: it needs config.json and model.safetensors")
+        raise UserError(f"'{path}' was not written by save_pretrained: it needs config.json and model.safetensors")
     options = json.loads(read_text(path / "config.json"))
     replaced, names = options.pop(REPLACED, None), options.get("architectures") or [""]
     found: Any = getattr(transformers, names[0], None)

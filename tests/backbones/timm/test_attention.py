@@ -67,7 +67,7 @@ def test_every_mechanism_in_pyramids(model: str, options: dict[str, Any], name: 
     torch.manual_seed(0)
     network = timm.create_model(model, **options)
     if model.startswith("swin") and linvit.AttentionLayer(16, 2, linvit.Grid((4, 4)), attention=name).stem is not None:
-        with pytest.raises(UserError, match="hands its attention windows that are cut already, so the stem"):
+        with pytest.raises(UserError, match="passes windows to its attention, so the stem"):
             replace_attention(network, name, 56)
         return
     network = replace_attention(network, name, 56)
@@ -90,7 +90,7 @@ def test_stem_norm_and_gate_are_new_and_the_gate_is_open() -> None:
 
 
 def test_a_stem_in_windows_that_are_cut_is_refused() -> None:
-    with pytest.raises(UserError, match=r"the stem 'conv_silu' of Surrounded.*Set stem: none, or take"):
+    with pytest.raises(UserError, match=r"the stem 'conv_silu' of Surrounded.*Set stem: none, or use"):
         replace_attention(timm.create_model(MODELS[-1][0], **SWIN), SURROUNDED)
 
 
@@ -256,7 +256,7 @@ def test_the_bias_goes_only_to_what_takes_one() -> None:
 )
 def test_a_model_that_cannot_take_it_says_why(model: str, message: str) -> None:
     """In one line, which ends with where the models are that can (a dot does not match a line break)."""
-    line = f"^.*{message}.*take one of timm's models that docs/timm.md lists, such as vit_tiny_patch16_224$"
+    line = f"^.*{message}.*use one of timm's models that docs/timm.md lists, such as vit_tiny_patch16_224$"
     with torch.device("meta"), pytest.raises(UserError, match=line):
         linvit.create_backbone({"name": "timm", "model": model}, attention="focused")
 
@@ -264,7 +264,7 @@ def test_a_model_that_cannot_take_it_says_why(model: str, message: str) -> None:
 def test_what_has_no_place_is_refused() -> None:
     layer = vit().blocks[0]
     layer.attn = Attention(64, 2, gated=True)
-    with pytest.raises(UserError, match=r"Attention also has gate, for which a mechanism has no place"):
+    with pytest.raises(UserError, match=r"Attention also has gate, which a mechanism does not support"):
         replace_attention(layer, "focused")
 
 

@@ -106,9 +106,13 @@ def test_every_mechanism_is_trained_whole_or_refused(name: str) -> None:
     ("name", "attention", "message"),
     [
         ("cait_xxs24_224", "softmax", r"CaiT mixes the heads of softmax's logits.*leave its own in place \(null\)"),
-        ("hiera_tiny_224", "poly_nl", r"heads of 32 channels for tokens of 16, .* PolyNLAttention, which takes tokens"),
+        (
+            "hiera_tiny_224",
+            "poly_nl",
+            r"heads of 32 channels for tokens of 16, .* PolyNLAttention, which does not project",
+        ),
         ("levit_128s", "soft", r"one BatchNorm for q, k and v, and SoftAttention projects 'qv'"),
-        ("tiny_vit_5m_224", "mlla", r"timm's TinyViT hands its attention windows that are cut already, so the stem"),
+        ("tiny_vit_5m_224", "mlla", r"timm's TinyViT passes windows to its attention, so the stem"),
     ],
 )
 def test_what_a_host_refuses_it_says(name: str, attention: str, message: str) -> None:

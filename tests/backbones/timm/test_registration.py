@@ -155,6 +155,6 @@ def test_no_dropout_is_accepted_and_dropout_refused() -> None:
     """timm's training script passes drop_rate=0 to every model."""
     timm.create_model("deit_nano", drop_rate=0.0)
     with pytest.raises(
-        UserError, match=r"drops no features of the classifier; got drop_rate=0\.1\. Use drop_path_rate"
+        UserError, match=r"has no dropout before the classifier; got drop_rate=0\.1\. Use drop_path_rate"
     ):
         timm.create_model("deit_nano", drop_rate=0.1)

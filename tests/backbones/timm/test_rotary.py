@@ -77,11 +77,11 @@ def test_every_mechanism_gets_the_turned_queries_and_keys_or_says_why_not(name: 
     theirs = model(depth=1)
     spec: dict[str, Any] = {"name": name}
     if name in OWN_ROTARY:
-        with pytest.raises(UserError, match=r"Eva turns q and k by its rotary positions, and \w+ would .* to false"):
+        with pytest.raises(UserError, match=r"Eva rotates q and k by its rotary positions, and \w+ would .* to false"):
             replace_attention(copy.deepcopy(theirs), spec, 64)
         spec["rotary"] = OWN_ROTARY[name]
     if name in ("poly_nl", "separable"):
-        with pytest.raises(UserError, match=r"turns queries by its rotary positions, and \w+ projects none"):
+        with pytest.raises(UserError, match=r"rotates queries by its rotary positions, and \w+ projects none"):
             replace_attention(copy.deepcopy(theirs), spec, 64)
         if name == "separable":
             return
@@ -137,7 +137,7 @@ def test_masks_of_truth_values_say_what_takes_part() -> None:
     ("options", "message"),
     [
         ({"attn_drop_rate": 0.1}, r"drops weights of its attention in training \(rate 0.1\).*attn_drop_rate=0"),
-        ({"embed_dim": 48, "num_heads": 2, "scale_attn_inner": True}, "makes 96 of them. Leave out what widens it"),
+        ({"embed_dim": 48, "num_heads": 2, "scale_attn_inner": True}, "outputs 96. Remove the option that widens it"),
     ],
     ids=str,
 )

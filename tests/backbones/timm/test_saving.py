@@ -108,10 +108,14 @@ HOSTILE = {
         {"model": "deit_nano", "replaced": [{"attention": "hostile_module:Mine"}]},
         "is not registered",
     ),
-    "another repository": (REPLACED, {"model": "hf-hub:a/b", "replaced": []}, "'hf-hub:a/b' is none"),
-    "a class as the model": (REPLACED, {"model": "subprocess:Popen", "replaced": []}, "'subprocess:Popen' is none"),
-    "itself": (REPLACED, {"model": REPLACED, "replaced": []}, f"'{REPLACED}' is none"),
-    "no model": (REPLACED, {"model": None, "replaced": []}, "None is none"),
+    "another repository": (REPLACED, {"model": "hf-hub:a/b", "replaced": []}, "'hf-hub:a/b' is not in it"),
+    "a class as the model": (
+        REPLACED,
+        {"model": "subprocess:Popen", "replaced": []},
+        "Popen' is not in it",
+    ),
+    "itself": (REPLACED, {"model": REPLACED, "replaced": []}, f"'{REPLACED}' is not in it"),
+    "no model": (REPLACED, {"model": None, "replaced": []}, "None is not in it"),
 }
 
 

@@ -43,7 +43,7 @@ def test_other_attentions_train(family: str, attention: str) -> None:
             linvit.replace_attention(model, attention)
         return
     if attention == "mlla" and family == "DINOv3 ViT":
-        with pytest.raises(UserError, match=r"would turn them once more"):
+        with pytest.raises(UserError, match=r"would do it again"):
             linvit.replace_attention(model, attention)
         return
     linvit.replace_attention(model, attention).train()

@@ -75,7 +75,7 @@ def test_on_a_busy_machine_times_have_no_exponents_and_a_warning(tmp_path, monke
     assert bench.main(["attention", "linear", *QUICK, *given, "--output", str(tmp_path)]) == 0
     text, said = (tmp_path / "costs.md").read_text(encoding="utf-8"), capsys.readouterr()
     by_processor = not given and shares[0] < 0.5
-    assert ("processor time of one thread" in text) == by_processor == (torch.get_num_threads() == 1)
+    assert ("CPU time of one thread" in text) == by_processor == (torch.get_num_threads() == 1)
     for warning in (text, said.out, said.err):
         assert "this one got 20%" in " ".join(warning.split())
     heads, fits = (

@@ -90,9 +90,9 @@ def test_a_picture_that_viewers_turn_is_refused(tmp_path, turned):
     ("options", "message"),
     [
         (["--val", "b"], "there is no picture 'b'"),
-        (["--size", "8", "--stride", "9"], "--stride must lie between 1 and --size=8; got 9"),
+        (["--size", "8", "--stride", "9"], "--stride must be between 1 and --size=8; got 9"),
         (["--size", "8", "--stride", "0"], "--size=8; got 0"),
-        (["--eval_masks", "x"], "--eval_masks is of the ISPRS sets"),
+        (["--eval_masks", "x"], "--eval_masks is for ISPRS datasets"),
         ([], "'.*a.png' has 8 x 9 pixels, but '.*a.png' 8 x 8"),
     ],
 )

@@ -62,7 +62,7 @@ def test_runs_that_differ_in_their_seed_alone_are_one_variant(folder):
     assert linear.scores(None) == {0: (0.70, 19, 2), 1: (0.74, 19, 2)}
     run = linear.runs[2].folder
     assert linear.trouble == {
-        2: f"its last evaluation is that of epoch 1 of 2, step 10. Continue it with: linvit fit --config "
+        2: f"its last evaluation is that of epoch 1 of 2, step 10. Resume it with: linvit fit --config "
         f"{run}/config.yaml --resume=auto"
     }
     assert softmax.rank() == 47.0  # the last ones: 31 and 63
@@ -83,7 +83,7 @@ def test_runs_of_different_tasks_are_refused(tmp_path):
     write_run(tmp_path / "b/version_0", task="linvit.tasks.SegmentationTask")
     with pytest.raises(UserError, match=r"differ: linvit\.tasks\.ClassificationTask, linvit\.tasks\.Segm"):
         check_comparable(group(find([tmp_path])))
-    with pytest.raises(UserError, match="there is no run in"):
+    with pytest.raises(UserError, match="contains no run"):
         find([tmp_path / "c"])
 
 

@@ -39,7 +39,7 @@ def test_a_head_of_another_task_is_refused() -> None:
 
 @pytest.mark.parametrize("head", heads_of("detection"))
 def test_maps_of_patches_of_14_carry_no_pyramid(head: str) -> None:
-    with pytest.raises(UserError, match=r"reduction of 14 alone, on which no feature pyramid .* can stand\. Take pat"):
+    with pytest.raises(UserError, match=r"only maps at a reduction of 14, .* cannot be made\. Use pat"):
         linvit.create_detector({"name": "deit_tiny", "depth": 2, "patch_size": 14}, head, 3)
 
 
@@ -53,7 +53,7 @@ def test_maps_of_patches_of_14_carry_no_pyramid(head: str) -> None:
         ([IMAGE], [target(), target()], "1 images and 2 targets"),
         ([IMAGE], [{"boxes": torch.zeros(0, 4)}], r"image 0 needs labels, a tensor \(0,\); it has boxes"),
         ([IMAGE], [{**target(), "boxes": torch.zeros(4)}], r"needs boxes, a tensor \(1, 4\); got \(4,\)"),
-        ([IMAGE], [{**target(), "labels": torch.tensor([3])}], "labels must lie between 0 and 2: .* from 3 to 3"),
+        ([IMAGE], [{**target(), "labels": torch.tensor([3])}], "labels must be between 0 and 2: .* from 3 to 3"),
     ],
 )
 def test_wrong_input_is_refused(images: object, targets: object, message: str) -> None:

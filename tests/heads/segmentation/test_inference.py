@@ -107,7 +107,7 @@ def test_a_small_image_is_one_window():
 
 @pytest.mark.parametrize("stride", [0, 17])
 def test_windows_leave_no_pixel_out(stride):
-    with pytest.raises(UserError, match=rf"the stride of windows of 16 pixels must lie between 1 and 16; got {stride}"):
+    with pytest.raises(UserError, match=rf"the stride of windows of 16 pixels must be between 1 and 16; got {stride}"):
         segment(Toy(), [(torch.zeros(1, 3, 32, 32), False)], (32, 32), window=(16, 16), stride=(stride, 8))
 
 

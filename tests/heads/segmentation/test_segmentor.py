@@ -163,7 +163,7 @@ def test_every_head_on_every_family_off_the_grid(family: str, head: str) -> None
 def test_the_attention_of_the_backbone() -> None:
     model = segmentor(FLATTEN, attention="hydra")
     assert {type(m).__name__ for m in model.modules() if isinstance(m, Attention)} == {"HydraAttention"}
-    with pytest.raises(UserError, match="backbone 'macunet_encoder' brings its own attention"):
+    with pytest.raises(UserError, match="backbone 'macunet_encoder' has a fixed attention"):
         segmentor("macunet_encoder", attention="hydra")
 
 
@@ -260,7 +260,7 @@ def test_other_mistakes() -> None:
         segmentor(head={"name": "upernet", "widht": 3})
     with pytest.raises(UserError, match="num_classes must be a whole number at least 1; got 0"):
         linvit.create_segmentor(PVT, "fcn", 0)
-    with pytest.raises(UserError, match="level 4 is none of 1 feature maps"):
+    with pytest.raises(UserError, match="level 4 is not one of 1 feature maps"):
         segmentor(head={"name": "fcn", "level": 4})
     with pytest.raises(UserError, match="attention lists 2 specs for 4 feature maps"):
         segmentor(head={"name": "maresunet", "attention": ["taylor", "softmax"]})
@@ -269,7 +269,7 @@ def test_other_mistakes() -> None:
     with pytest.raises(UserError, match="a batch of one image cannot train pyramid pooling"):
         segmentor()(torch.zeros(1, 3, 64, 64))
     head = linvit.create_head("fcn", channels=[8, 16], reductions=[4, 8], num_classes=3)
-    with pytest.raises(UserError, match=r"Make both by linvit\.create_segmentor"):
+    with pytest.raises(UserError, match=r"Create both by linvit\.create_segmentor"):
         Segmentor(linvit.create_backbone(PVT, num_classes=0), head)
-    with pytest.raises(UserError, match=r"Linear has no features\. Take a backbone with feature maps"):
+    with pytest.raises(UserError, match=r"Linear has no features\. Use a backbone with feature maps"):
         Segmentor(nn.Linear(2, 2), head)

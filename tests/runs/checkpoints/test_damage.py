@@ -8,7 +8,7 @@ import torch
 
 from linvit.runs.checkpoint import whole_checkpoints
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:--resume=auto passes over")]
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:--resume=auto skips")]
 PAGE = 4096
 
 

@@ -1,6 +1,6 @@
 """Kernels of linear attention for a GPU, written in Triton.
 
-A mechanism, also of a plug-in, whose `core` computes what a `Formula` describes uses them by one more method:
+A mechanism (also of a plug-in) whose `core` is described by a `Formula` uses them by one more method:
 
     def formula(self, q, k, grid):                 # None where its options have no kernel
         return Formula("relu", eps=self.eps)

@@ -1,6 +1,6 @@
-"""Where attention is computed by a kernel in place of torch's operators: the option `attention_kernel`.
+"""Choice between a kernel and torch's operators for an attention: the option `attention_kernel`.
 
-"triton" are linvit's own kernels. Another package announces a function with the signature of `Kernel` in the
+"triton" selects linvit's own kernels. Another package announces a function with the signature of `Kernel` in the
 entry-point group `linvit.attention_kernels`, or registers it by `linvit.register_attention_kernel`.
 """
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from linvit.attention.kernels.formula import INTERPRETED, Formula, kernel_lacks, linear_attention
-from linvit.attention.ops.decorators import takes_function
+from linvit.attention.ops.decorators import supports_custom_autograd
 from linvit.errors import UserError, check_choice
 from linvit.registry import attention_kernels
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from linvit.attention.base import Attention, Grid
 
 Kernel = Callable[[Tensor, Tensor, Tensor, Formula], Tensor | None]
-"""A formula of q (B, h, N, dk), k (B, h, M, dk) and v (B, h, M, d), with its gradients: (B, h, N, d) in the dtype of v;
-None where it does not compute that, on such a device, in such a precision."""
+"""Computes a formula of q (B, h, N, dk), k (B, h, M, dk) and v (B, h, M, d), with gradients: (B, h, N, d) in v's dtype;
+None if it does not support the formula, the device or the precision."""
 MEASURED: Mapping[str, Mapping[str, float]] = {
     "NVIDIA H100 80GB HBM3": {  # benchmarks/2026-11-26-h100.md
         "linvit.attention.linear.LinearAttention": 2.18,
@@ -33,17 +33,17 @@ MEASURED: Mapping[str, Mapping[str, float]] = {
         "linvit.attention.efficient.EfficientAttention": 0.68,
     }
 }
-"""By device and mechanism: torch's time over Triton's in bfloat16, at the least favourable size."""
+"""Ratio of torch's time to Triton's, by device and mechanism, in bfloat16, at the least favourable size."""
 WIDEST_MEASURED = 64  # channels of a head
 
 
 def kernel_output(mechanism: "Attention", q: Tensor, k: Tensor, v: Tensor, grid: "Grid") -> Tensor | None:
-    """Returns the output of a mechanism's `core` by a kernel; None where torch's operators are to compute it.
+    """Returns the output of a mechanism's `core` by a kernel; None if torch's operators should compute it.
 
     Its attribute `attention_kernel` is the name of a kernel ("triton"), "torch" for torch's operators, or "auto" for
-    the quickest on such a GPU in the table `MEASURED`. "auto" means torch's operators where nothing was measured: in
+    the fastest on this GPU by the table `MEASURED`. "auto" means torch's operators without a measurement: in
     compiled networks, for wider heads, and in other precisions than bfloat16.
-    A subclass that computes the same must name its own `formula`: it is not inherited.
+    A subclass that computes the same must define its own `formula`: it is not inherited.
     """
     name = _chosen(mechanism, q, v)
     formula = None if name is None else mechanism.formula(q, k, grid)
@@ -63,7 +63,7 @@ _loaded: dict[str, Kernel] = {"triton": _by_triton}
 
 
 def kernel_names() -> list[str]:
-    """The kernels that there are, those of other packages included."""
+    """Returns the names of all kernels, including those of other packages."""
     return ["triton", *attention_kernels.names()]
 
 
@@ -74,7 +74,7 @@ def _kernel(name: str) -> Kernel:
 
 
 def set_attention_kernel(network: nn.Module, kernel: str) -> None:
-    """Sets `attention_kernel` of all mechanisms in a network. A `UserError` says why a kernel is not possible."""
+    """Sets `attention_kernel` of all mechanisms in a network. Raises a `UserError` if a kernel cannot be used."""
     mechanisms = [module for module in network.modules() if hasattr(module, "attention_kernel")]
     if kernel not in ("auto", "torch"):
         if ":" not in kernel:
@@ -85,8 +85,8 @@ def set_attention_kernel(network: nn.Module, kernel: str) -> None:
         if not any(map(has_kernel, mechanisms)):
             given = ", ".join(sorted({type(module).__name__ for module in mechanisms})) or "no attention of linvit"
             raise UserError(
-                f"attention_kernel={kernel}: there is no kernel for {given}; linear, focused, slab, efficient, mala, "
-                f"rala and mlla have one. Leave it out, or set torch"
+                f"attention_kernel={kernel}: {given} has no kernel; linear, focused, slab, efficient, mala, "
+                f"rala and mlla have one. Remove the option, or set torch"
             )
     for module in mechanisms:
         module.attention_kernel = kernel  # type: ignore[assignment]
@@ -97,18 +97,18 @@ def _check_triton() -> None:
     lacks += [] if INTERPRETED or torch.cuda.is_available() else ["a CUDA device"]
     if lacks:
         raise UserError(
-            f"attention_kernel=triton needs {' and '.join(lacks)}, which this machine lacks; leave it out, or set torch"
+            f"attention_kernel=triton needs {' and '.join(lacks)}, which this machine lacks; remove it, or set torch"
         )
 
 
 def _chosen(mechanism: "Attention", q: Tensor, v: Tensor) -> str | None:
-    """The kernel that computes a mechanism; None for torch's operators."""
+    """Returns the kernel that computes a mechanism; None for torch's operators."""
     name = mechanism.attention_kernel
-    if name == "torch" or not has_kernel(mechanism) or not takes_function(v):
+    if name == "torch" or not has_kernel(mechanism) or not supports_custom_autograd(v):
         return None
     if name != "auto":
         return name
-    if torch.compiler.is_compiling():  # compiled networks are fused otherwise than what was measured
+    if torch.compiler.is_compiling():  # compiled networks are fused differently from the measured ones
         return None
     if v.dtype != torch.bfloat16 or max(q.shape[-1], v.shape[-1]) > WIDEST_MEASURED:
         return None
@@ -117,5 +117,5 @@ def _chosen(mechanism: "Attention", q: Tensor, v: Tensor) -> str | None:
 
 
 def mechanism_name(mechanism: Callable[..., Any]) -> str:
-    """Returns the class, as `MEASURED` names it."""
+    """Returns the name of the class in `MEASURED`."""
     return f"{mechanism.__module__}.{mechanism.__qualname__}"

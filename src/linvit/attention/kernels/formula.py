@@ -1,4 +1,4 @@
-"""What the kernels of linear attention compute."""
+"""Formula of linear attention that the kernels compute."""
 
 import os
 from typing import Literal, NamedTuple, get_args
@@ -9,7 +9,7 @@ from torch import Tensor
 from linvit.errors import UserError
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-"""Whether Triton runs its programs on the CPU, as numpy does, to test them."""
+"""True if Triton runs its programs on the CPU with numpy, to test them."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 WIDEST = 128  # channels of a head
 Phi = Literal["elu", "relu", "focused", "exp", "softmax"]
@@ -46,7 +46,7 @@ class Formula(NamedTuple):
 
 
 def kernel_lacks(q: Tensor, k: Tensor, v: Tensor) -> str | None:
-    """What the kernels take, where they do not take q, k and v of (B, h, N, d)."""
+    """Returns the supported inputs if the kernels do not support q, k and v of (B, h, N, d)."""
     if not (v.is_cuda or INTERPRETED):
         return f"tensors of a CUDA device, not of {v.device}"
     if v.dtype not in DTYPES:
@@ -59,7 +59,7 @@ def kernel_lacks(q: Tensor, k: Tensor, v: Tensor) -> str | None:
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, formula: Formula) -> None:
-    """Raises a `UserError` for shapes with which a kernel would read what lies behind a tensor, and what is no phi."""
+    """Raises a `UserError` for an unknown phi, and for shapes with which a kernel would read beyond a tensor."""
     if formula.phi not in get_args(Phi):
         raise UserError(f"phi is one of {', '.join(get_args(Phi))}; got {formula.phi!r}")
     if formula.phi == "focused" and not formula.power >= 1:
@@ -80,19 +80,19 @@ def _check(q: Tensor, k: Tensor, v: Tensor, formula: Formula) -> None:
 
 
 def linear_attention(q: Tensor, k: Tensor, v: Tensor, formula: Formula) -> Tensor:
-    """The formula by Triton on a GPU: (B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d) in v's dtype.
+    """Returns the formula by Triton on a GPU: (B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d) in v's dtype.
 
-    float32, bfloat16 or float16, dk and d up to 128. Features, products and sums are float32, of half precision with
-    factors in TensorFloat-32. For the backward pass it keeps q, k, v, and `dk (d + 1)` sums of each head. There are no
+    float32, bfloat16 or float16, dk and d up to 128. Features, products and sums are float32; in half precision the
+    factors are TensorFloat-32. For the backward pass it stores q, k, v, and `dk (d + 1)` sums per head. There are no
     second derivatives.
 
     Raises:
-        UserError: For what `kernel_lacks` names, and for a phi or shapes that `Formula` does not name.
+        UserError: For inputs that `kernel_lacks` rejects, and for a phi or shapes that `Formula` does not allow.
     """
     from linvit.attention.kernels.linear import attention
 
     if (lack := kernel_lacks(q, k, v)) is not None:
-        raise UserError(f"the kernels of linear attention take {lack}; compute the formula by torch's operators")
+        raise UserError(f"the kernels of linear attention take {lack}; compute the formula with torch's operators")
     _check(q, k, v, formula)
     q, k, v = (x.to(v.dtype) for x in (q, k, v))
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))

@@ -15,13 +15,13 @@ GIVEN = (
     "str phi, float[] numbers"
 )
 PROGRAMS = 1024
-"""How many programs fill a device: some eight on each of an H100's 132 multiprocessors."""
+"""Number of programs that fill a device: about eight on each of an H100's 132 multiprocessors."""
 CHUNKS = 32
-"""The most chunks of the tokens of a head, whose sums each program adds up that needs them."""
+"""Maximum number of chunks of the tokens of a head; each program that needs their sums adds them up."""
 
 
 class _Call:
-    """What the operators were given, and of it what the programs take: grids, arguments, constants."""
+    """Inputs of the operators, and the grids, arguments and constants of the programs."""
 
     tile: int
     least: int
@@ -38,8 +38,8 @@ class _Call:
         largest, single = max(wide, value_wide), self.v.dtype == torch.float32
         # as many tokens as leave S, z and a tile in registers: benchmarks/kernels.py
         self.tile = max(16, min(64, 2048 // largest) // (2 if single else 1))
-        self.least = 8 * max(d, e)  # tokens of a chunk, of which S and z are a small part
-        # One program takes all heads whose norm is one, and finds their tokens in the cache, where enough remain.
+        self.least = 8 * max(d, e)  # tokens of a chunk, so that S and z are small in comparison
+        # One program processes all heads with a common norm (their tokens are then cached) if enough programs remain.
         chunks = min(CHUNKS, -(-self.keys // self.least))
         self.whole = not self.focused or 4 * self.batch * self.groups * chunks >= PROGRAMS
         self.members = self.group if self.focused and self.whole else 1
@@ -55,13 +55,13 @@ class _Call:
         }
 
     def chunk(self, tokens: int) -> int:
-        """Tokens of a program, a multiple of a tile; so few that all heads together fill the device."""
+        """Returns the tokens of a program, a multiple of a tile; so few that all heads together fill the device."""
         filling = CHUNKS if self.members > 1 else max(1, PROGRAMS // (self.batch * self.heads))
         tokens = max(self.least, -(-tokens // min(CHUNKS, filling)))
         return -(-tokens // self.tile) * self.tile
 
     def chunks(self, tokens: int) -> int:
-        """The programs that share a number of tokens."""
+        """Returns the number of programs for a number of tokens."""
         return -(-tokens // self.chunk(tokens))
 
     def of_tokens(self, x: Tensor, other: Tensor, turns: Tensor | None) -> tuple[float, ...]:
@@ -97,7 +97,7 @@ class _Call:
         else:
             plan = [(q, {1}), (k, {3}), (max(q, k), {2, 4})] if backward else [(max(q, k), {0, 2}), (k, {1}), (q, {3})]
         constants = self.constants | {"FIRST": first, "SECOND": second}
-        if backward and not self.focused and self.tile == 64:  # S and its gradient are in registers, too
+        if backward and not self.focused and self.tile == 64:  # S and its gradient are also in registers
             constants |= {"T": 32, "num_warps": 2}
         for chunks, chosen in plan:
             members = self.members if chosen & {1, 3} else self.group
@@ -107,19 +107,19 @@ class _Call:
             launch(programs.run, grid, self.q.device, members, *arguments, **constants)
 
     def outputs(self) -> tuple[Tensor, ...]:
-        """What `forward` returns, empty."""
+        """Returns the empty outputs of `forward`."""
         sums = self.sums(self.keys, "SIZE")
         sizes = (self.batch * self.groups * tokens * self.focused for tokens in (self.queries, self.keys))
         return _like_tokens(self.q, self.v.shape[3]), sums, *(sums.new_empty(size) for size in sizes)
 
     def gradients(self) -> tuple[Tensor, ...]:
-        """What `backward` returns, empty."""
+        """Returns the empty outputs of `backward`."""
         extras = (self.weights, self.shift, self.factor)
         own = (self.q.new_empty(0 if x is None else x.shape, dtype=torch.float32) for x in extras)
         return *(_like_tokens(x, x.shape[3]) for x in (self.q, self.k, self.v)), *own
 
     def sums(self, tokens: int, size: str) -> Tensor:
-        """Room for the sums over chunks of tokens."""
+        """Returns an empty tensor for the sums over chunks of tokens."""
         shape = self.batch * self.heads, self.chunks(tokens), self.constants[size]
         room: Tensor = self.q.new_empty(shape, dtype=torch.float32)
         return room
@@ -132,13 +132,13 @@ def launch(program: Any, grid: tuple[int, ...], device: torch.device, *arguments
 
 
 def _like_tokens(x: Tensor, width: int) -> Tensor:
-    """An empty (B, h, N, width) that lies in memory as (B, N, h, width), as projections take and give it."""
+    """Returns an empty (B, h, N, width) with the memory layout (B, N, h, width) of projections."""
     batch, heads, tokens, _ = x.shape
     return x.new_empty(batch, tokens, heads, width).transpose(1, 2)
 
 
 def forward(*given: Any) -> tuple[Tensor, ...]:
-    """The output (B, h, N, e), and for the backward pass S and z of each head, and the rows of focused q and k."""
+    """Returns the output (B, h, N, e), and for the backward pass S and z per head, and the rows of focused q and k."""
     call = _Call(*given)
     out, sums, q_rows, k_rows = call.outputs()
     keys = call.k, call.v, sums, *call.of_keys(k_rows)
@@ -148,7 +148,7 @@ def forward(*given: Any) -> tuple[Tensor, ...]:
 
 
 def backward(gradient: Tensor, sums: Tensor, q_rows: Tensor, k_rows: Tensor, *given: Any) -> tuple[Tensor, ...]:
-    """Gradients of q, k, v, weights, shift and factor; those of what is not there are empty."""
+    """Returns gradients of q, k, v, weights, shift and factor; empty for missing inputs."""
     call = _Call(*given)
     dq, dk, dv, of_weights, of_shift, of_factor = call.gradients()
     parts = call.sums(call.queries, "GRAD_SIZE")
@@ -180,7 +180,7 @@ def _gradients(compute: Callable[..., tuple[Tensor, ...]], ctx: Any, gradient: T
 
 
 class _Attention(torch.autograd.Function):
-    """Both passes by themselves: through registered operators a call takes the host twice as long."""
+    """Calls both passes directly: through registered operators, a call takes the host twice as long."""
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> tuple[Tensor, ...]:
@@ -212,6 +212,6 @@ forward_operator.register_autograd(
 
 
 def attention(*given: Any) -> Tensor:
-    """The output (B, h, N, e) with its gradients: in compiled networks by an operator that breaks no graph."""
+    """Returns the output (B, h, N, e) with its gradients: in compiled networks by an operator that breaks no graph."""
     compute = forward_operator if torch.compiler.is_compiling() else _Attention.apply
     return compute(*given)[0]  # type: ignore[no-any-return]

@@ -8,13 +8,13 @@
 | `grad_keys` | gradients of k and v | k, v | dk, dv |
 | `focus` | what f_p multiplies tokens by; with gradients of f_p: those of q and k | q, k; dq, dk | rows; dq, dk |
 
-F = phi(x) are features of q or k, and R the same turned by their positions. What is loaded becomes float32, and so is
-every sum; S and z of a head stay in registers. What needs S and z adds up those of all chunks. Channels
-are padded to powers of two, KD and VD, with zeros in F. Behind S and z lies a third row: the largest key of each
+F = phi(x) are features of q or k, and R the same rotated by their positions. Inputs are converted to float32, as is
+every sum; S and z of a head stay in registers. Steps that need S and z add up those of all chunks. Channels
+are padded to powers of two, KD and VD, with zeros in F. S and z are followed by a third row: the largest key of each
 channel for exponentials, or the sum of the values for MALA's difference.
 
-Triton 3.6, which comes with torch 2.11, asks of no tuple whether it is None, and no function of it returns None. So the
-bits of STEPS say which steps there are, and each step moves its own pointers to its head.
+Triton 3.6, which comes with torch 2.11, cannot compare a tuple with None, and its functions cannot return None. So the
+bits of STEPS select the steps, and each step moves its own pointers to its head.
 """
 
 import triton
@@ -83,7 +83,7 @@ def _through_phi(gradient, x, features, PHI: tl.constexpr):
 
 @triton.jit
 def _turned(x, turns, tokens, channels, inside, SIGN: tl.constexpr, D: tl.constexpr, T: tl.constexpr, KD: tl.constexpr):
-    """A tile with each pair of channels turned by SIGN times an angle, whose cosine and sine stand in `turns`."""
+    """A tile with each pair of channels rotated by SIGN times an angle, whose cosine and sine are in `turns`."""
     found = x
     if turns is not None:
         angles = tl.load(turns + tokens[:, None] * D + channels[None, :], mask=inside, other=0.0)
@@ -204,7 +204,7 @@ def queries(
 ):  # fmt: skip
     """The output (B, N, h, E) of a chunk of queries.
 
-    With its `gradient` instead that of q, (B, N, h, D), and in `out` what the chunk adds to those of S, z and the third
+    With its `gradient`, instead that of q, (B, N, h, D), and in `out` the chunk's share of those of S, z and the third
     row. The quotient is `o = R S / w` with `w = F z + eps`, the difference `o = scale (1 + 1 / w) R S - y mean(v)` with
     `w = y + eps`, `y = scale F z`; `scale` is s / M and `share` 1 / M.
     """

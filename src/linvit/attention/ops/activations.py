@@ -1,4 +1,4 @@
-"""Feature maps, some with a gradient written by hand, which reads memory less often than that of their operations.
+"""Feature maps, some with a hand-written gradient that reads memory less often than that of their operations.
 
 Share of a training step that such a gradient saves on a CPU (one thread, float32, 224 pixels): that of `elu + 1` 4 to
 11 % of DeiT-T with linear attention, that of f_p and of what precedes it 3 to 6 % of DeiT-T and FLatten-Swin-T, that of
@@ -16,13 +16,13 @@ from torch import Tensor
 from torch.linalg import vector_norm
 from torch.nn import functional as F
 
-from linvit.attention.ops.decorators import takes_function
+from linvit.attention.ops.decorators import supports_custom_autograd
 from linvit.attention.ops.functional import safe_norm, upcast, wide
 
 
 def elu_plus_one(x: Tensor) -> Tensor:
-    """`elu(x) + 1` as `exp(x)` below 0, of which the sum of float32 numbers near -1 and 1 leaves no digit below -16."""
-    if torch.is_grad_enabled() and takes_function(x):
+    """Returns `elu(x) + 1`, as `exp(x)` below 0, because the float32 sum has no correct digit below -16."""
+    if torch.is_grad_enabled() and supports_custom_autograd(x):
         return _EluPlusOne.apply(x)  # type: ignore[no-any-return]
     return F.relu(x) + x.clamp_max(0).exp()  # the derivative at 0 is that of the second term, 1
 
@@ -35,13 +35,13 @@ def normalize(
     A vector of zeros stays zero at any eps and passes its gradient on unchanged; the quotient would divide it by eps.
     `dtype` is that of the norms; the vectors keep theirs.
     """
-    if order == 2 and x.requires_grad and takes_function(x):
+    if order == 2 and x.requires_grad and supports_custom_autograd(x):
         return _Unit.apply(x, eps, dims, dtype)  # type: ignore[no-any-return]
     return (x / safe_norm(x, eps, order, dims, dtype)).to(x.dtype)
 
 
 def of_both(phi: Callable[[Tensor], Tensor], q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """`phi(q)` and `phi(k)`, on a GPU in one pass, and contiguous then, if they are of one shape and to be copied."""
+    """Returns `phi(q)` and `phi(k)`, on a GPU in one pass, and contiguous, if they have one shape and need a copy."""
     if q.is_cuda and q.shape == k.shape and not q.is_contiguous():
         q, k = phi(torch.stack([q, k])).unbind()
         return q, k
@@ -59,7 +59,7 @@ def focus(x: Tensor, power: float) -> Tensor:
 
 def trains_by_hand(x: Tensor) -> bool:
     """True if `focused` is to be called: without a gradient, or compiled, `focus` is quicker."""
-    return torch.is_grad_enabled() and not torch.compiler.is_compiling() and takes_function(x)
+    return torch.is_grad_enabled() and not torch.compiler.is_compiling() and supports_custom_autograd(x)
 
 
 def focused(
@@ -82,7 +82,7 @@ def focused(
 def _focused(
     xs: Sequence[Tensor], shift: Tensor | None, factor: Tensor, eps: float, power: float, all_heads: bool
 ) -> list[Tensor]:
-    """The formula of `focused`."""
+    """Returns the formula of `focused`."""
     low = _vectors(factor, all_heads)
 
     def phi(x: Tensor, shift: Tensor | None) -> Tensor:
@@ -99,9 +99,9 @@ def _vectors(x: Tensor, all_heads: bool) -> Tensor:
 
 
 def focused_powers(x: Tensor, power: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Powers of x (..., C), what they are multiplied by to have the norm of x, and that, (..., 1)."""
+    """Returns powers of x (..., C), the factor that gives them the norm of x, and that norm, (..., 1)."""
     tiny = torch.finfo(x.dtype).tiny
-    # The largest power becomes 2^30, not 1: squares of small powers are then no denormal numbers, which are slow.
+    # The largest power becomes 2^30, not 1: otherwise squares of small powers are denormal numbers, which are slow.
     unit = (x.detach().amax(-1, keepdim=True) * 2 ** (-30 / power)).clamp_min(tiny)
     x = x / unit
     powered, norm = x.pow(power), vector_norm(x, dim=-1, keepdim=True) * unit
@@ -119,7 +119,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 def signed_powers(x: Tensor, power: Tensor) -> Tensor:
     """`|x|^p` of x (..., d) by its sign, (..., 2 d), with p >= 1 that broadcasts."""
-    if x.requires_grad and takes_function(x):
+    if x.requires_grad and supports_custom_autograd(x):
         return _SignedPowers.apply(x, power)  # type: ignore[no-any-return]
     return by_sign(x.abs() ** power, x)
 
@@ -135,7 +135,7 @@ class _EluPlusOne(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        if x.is_cuda and not torch.compiler.is_compiling():  # heads come together without a pass of their own
+        if x.is_cuda and not torch.compiler.is_compiling():  # heads come together without an additional pass
             y = torch.clamp_max(x, 0, out=x.new_empty(x.shape)).exp_().add_(F.relu(x))
         else:
             y = F.relu(x).add_(x.clamp_max(0).exp_())
@@ -178,7 +178,7 @@ class _Focused(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         z, y, norm, shift, factor, *xs = ctx.saved_tensors
         (eps, power, all_heads), needed = ctx.given, ctx.needs_input_grad
-        if torch.is_grad_enabled():  # the gradients will be differentiated, too
+        if torch.is_grad_enabled():  # the gradients are differentiated again
             places = (shift, factor, None, None, None, None, *xs)
             wanted = [x for x, wants in zip(places, needed, strict=True) if wants]
             again = _focused(xs, shift, factor, *ctx.given)
@@ -188,9 +188,9 @@ class _Focused(torch.autograd.Function):
         norm = norm.clamp_min(torch.finfo(norm.dtype).tiny)
         along = (gradient * y).sum((-2, -1) if all_heads else -1, keepdim=True, dtype=z.dtype) / norm / norm
         of_z = torch.addcmul(gradient, y, along, value=-1).mul_(y)
-        of_z.addcmul_(z * along, z, value=1 / power)  # times z / p, for which the division below makes up
+        of_z.addcmul_(z * along, z, value=1 / power)  # times z / p, which the division below compensates
         of_factor = of_z.sum((0, 1, 2)) * power / factor if needed[1] else None
-        # What relu has cut off is divided by infinity.
+        # Entries that relu has cut off are divided by infinity.
         shares = F.threshold(z / (factor * power), eps / power * (1 + 8 * torch.finfo(z.dtype).eps), math.inf, True)
         narrow = ctx.dtype != z.dtype
         of_xs = torch.div(of_z, shares, out=torch.empty_like(z, dtype=ctx.dtype)) if narrow else of_z.div_(shares)
@@ -210,7 +210,7 @@ class _SignedPowers(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None]:
         x, power, powers = ctx.saved_tensors
-        if torch.is_grad_enabled():  # the gradient will be differentiated, too
+        if torch.is_grad_enabled():  # the gradient is differentiated again
             powers = x.abs() ** power
         (first, second), sign = gradient.chunk(2, -1), x.sign()
         along = torch.lerp(second, first, F.relu(sign)).mul_(powers)  # as `by_sign` does
@@ -226,7 +226,7 @@ class _Unit(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, eps: float, *given: Any) -> Tensor:
         ctx.given = eps, 2, *given
         norm = safe_norm(x, *ctx.given)
-        compiled = torch.compiler.is_compiling()  # then `out` breaks the graph, and the cast takes no pass of its own
+        compiled = torch.compiler.is_compiling()  # then `out` breaks the graph, and the cast needs no separate pass
         y = (x / norm).to(x.dtype) if compiled else torch.div(x, norm, out=torch.empty_like(x))
         ctx.save_for_backward(x, y, norm)
         return y
@@ -234,7 +234,7 @@ class _Unit(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         x, y, norm = ctx.saved_tensors
-        if torch.is_grad_enabled():  # the gradient will be differentiated, too
+        if torch.is_grad_enabled():  # the gradient is differentiated again
             norm = safe_norm(x, *ctx.given)
         eps, _, dims, _ = ctx.given
         along = (gradient * y).sum(dims, keepdim=True) * (norm > eps)
@@ -244,7 +244,7 @@ class _Unit(torch.autograd.Function):
 def cosines(q: Tensor, k: Tensor, eps: float) -> Tensor:
     """Products of channels of q and k (B, h, N, d) brought to length 1 over the tokens, (B, h, d, d)."""
     both = torch.stack([q, k])
-    if both.requires_grad and takes_function(q) and not torch.compiler.is_compiling():
+    if both.requires_grad and supports_custom_autograd(q) and not torch.compiler.is_compiling():
         return _Cosines.apply(both, eps)  # type: ignore[no-any-return]
     return _cosines(both, eps)[0]
 
@@ -268,7 +268,7 @@ class _Cosines(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         both, found, norms = ctx.saved_tensors
-        if torch.is_grad_enabled():  # the gradient will be differentiated, too
+        if torch.is_grad_enabled():  # the gradient is differentiated again
             return torch.autograd.grad(_cosines(both, ctx.eps)[0], both, gradient, create_graph=True)[0], None
         along = gradient * found
         shares = torch.stack([along.sum(-1).unsqueeze(-2), along.sum(-2, keepdim=True)]) * (norms > ctx.eps)

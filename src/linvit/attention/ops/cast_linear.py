@@ -1,7 +1,7 @@
-"""Linear layers of half precision whose parameters are float32, as autocast has them on a GPU.
+"""Linear layers in half precision whose parameters are float32, as under autocast on a GPU.
 
-One kernel casts weight and bias, and none their gradients: products give them in float32. The gradient of a bias by a
-product alone takes DeiT-T from 8,623 to 9,880 images/s on an H100, Swin-T from 2,357 to 2,433 (time of the device).
+One kernel casts weight and bias; gradients need no cast: products return them in float32. Computing the gradient of a
+bias by a product takes DeiT-T from 8,623 to 9,880 images/s on an H100, Swin-T from 2,357 to 2,433 (device time).
 """
 
 import functools
@@ -20,7 +20,7 @@ def cast_linear(x: Tensor, *parameters: Tensor) -> Tensor:
 
 
 class _CastLinear(torch.autograd.Function):
-    """A linear layer of half precision whose parameters, and their gradients, are wider."""
+    """Linear layer in half precision whose parameters, and their gradients, are wider."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, *parameters: Tensor) -> Tensor:
@@ -32,13 +32,13 @@ class _CastLinear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, narrow = ctx.saved_tensors
-        if torch.is_grad_enabled():  # the gradients will be differentiated, too
+        if torch.is_grad_enabled():  # the gradients are differentiated again
             narrow = weight.to(x.dtype)
         rows, inputs = (each.reshape(-1, each.shape[-1]) for each in (gradient, x))
         of_x, of_weight, *of_bias = ctx.needs_input_grad
 
         def total() -> Tensor:  # by a product, which is quicker than a sum
-            ones = _ones if type(rows) is Tensor else _ones.__wrapped__  # what a mode of torch fakes is not kept
+            ones = _ones if type(rows) is Tensor else _ones.__wrapped__  # results of a fake-tensor mode are not cached
             return product_in(weight.dtype, ones(len(rows), rows.dtype, rows.device), rows)[0]
 
         return (
@@ -50,5 +50,5 @@ class _CastLinear(torch.autograd.Function):
 
 @functools.lru_cache(16)
 def _ones(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A row of ones, (1, count), kept for the next call."""
+    """Returns a row of ones, (1, count), cached for further calls."""
     return torch.ones(1, count, dtype=dtype, device=device)

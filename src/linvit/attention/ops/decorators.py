@@ -1,7 +1,7 @@
-"""Decorators that run a method of a mechanism in at least float32, or once more in backward to keep its inputs alone.
+"""Decorators that run a method in at least float32, or again in the backward pass to store only its inputs.
 
 The features, sums and normalisers of linear attention take several times the memory of q, k and v, which the host's
-projection keeps anyway, and a small part of a training step's time (`benchmarks/lean.py`).
+projection stores anyway, and a small part of a training step's time (`benchmarks/lean.py`).
 """
 
 import functools
@@ -25,7 +25,7 @@ P = ParamSpec("P")
 IEEE = ("none", "ieee")
 """torch's settings under which products of float32 tensors are IEEE float32."""
 BFLOAT16_DEVICES = {"cuda"}
-"""Types of devices on which methods under `mixed_precision` leave bfloat16 as it is. A CPU is quicker in float32."""
+"""Types of devices on which methods under `mixed_precision` keep bfloat16. A CPU is faster in float32."""
 
 
 def full_precision(
@@ -34,7 +34,7 @@ def full_precision(
     """Decorates a method `(self, q, k, v, ...) -> o`, such as `forward`, to run in at least float32 with autocast off.
 
     Half precision has too few digits for sums over many tokens and for quotients, and float16 ends at 65504. q, k and v
-    of any shape are cast up, and `o` gets v's dtype back; float32 and float64 stay what they are. Further arguments and
+    of any shape are upcast, and `o` is cast to v's dtype; float32 and float64 are unchanged. Further arguments and
     parameters of the module are not cast: write `self.scale.to(q.dtype)`.
 
     Products of float32 matrices inside are IEEE float32 under any `torch.set_float32_matmul_precision`; their gradients
@@ -53,9 +53,9 @@ def mixed_precision(
 ) -> Callable[Concatenate[Self, Tensor, Tensor, Tensor, P], Tensor]:
     """Decorates a method as `full_precision` does, but on a GPU q, k and v stay in bfloat16 where v is.
 
-    Products and sums add up in float32 there, and what they store is rounded, which halves what is read and written.
-    For a method whose outputs and gradients are then still about as near to float64 as those of softmax attention's
-    fused kernel. float16, which ends at 65504, is always cast up.
+    Products and sums are accumulated in float32, and their results are rounded, which halves the memory traffic.
+    For a method whose outputs and gradients are then still about as close to float64 as those of softmax attention's
+    fused kernel. float16, which overflows at 65504, is always upcast.
     """
 
     def cast(x: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ def mixed_precision(
 def _in_precision(
     core: Callable[Concatenate[Self, Tensor, Tensor, Tensor, P], Tensor], cast: Callable[[Tensor], Tensor]
 ) -> Callable[Concatenate[Self, Tensor, Tensor, Tensor, P], Tensor]:
-    """A method that runs on q, k and v in the dtype of `cast(v)`, with autocast off."""
+    """Returns a method that runs on q, k and v in the dtype of `cast(v)`, with autocast off."""
 
     @functools.wraps(core)
     def run(self: Self, q: Tensor, k: Tensor, v: Tensor, /, *args: P.args, **kwargs: P.kwargs) -> Tensor:
@@ -98,8 +98,8 @@ def _upcast_heads(x: Tensor) -> Tensor:
 def ieee_products(device: torch.device) -> AbstractContextManager[None]:
     """A context in which products and convolutions of float32 tensors are IEEE float32, not TensorFloat-32 or bfloat16.
 
-    TF32 keeps 10 bits of the factors: products are then off by 1e-3, and what is ill-conditioned by far more. torch's
-    settings are global, and restored. Compiled code keeps them as they are, since torch cannot compile their change.
+    TF32 keeps 10 bits of the factors: products then have errors of 1e-3, ill-conditioned results larger ones. torch's
+    settings are global, and restored. Compiled code keeps them, since torch cannot compile their change.
     """
     if torch.compiler.is_compiling():
         return nullcontext()
@@ -122,11 +122,11 @@ def _ieee_products(*settings: Any) -> Iterator[None]:
 
 
 def recomputed(core: Callable[Concatenate[Module, P], Tensor]) -> Callable[Concatenate[Module, P], Tensor]:
-    """Decorates a method, such as `(self, q, k, v, grid) -> o`, to keep nothing for backward but its inputs.
+    """Decorates a method, such as `(self, q, k, v, grid) -> o`, to store only its inputs for the backward pass.
 
-    The backward pass runs it once more, by `torch.utils.checkpoint`. So the method must compute the same when it is
-    called again: no random numbers, no counters. It stands above `@linvit.full_precision`, so that what is kept is in
-    half precision if the inputs are. Nothing is recomputed where the module's attribute `recompute` is False.
+    The backward pass runs it again, by `torch.utils.checkpoint`. So the method must compute the same when it is
+    called again: no random numbers, no counters. Write it above `@linvit.full_precision`, so that half-precision
+    inputs are stored as such. Nothing is recomputed if the module's attribute `recompute` is False.
 
     Example:
         >>> class Block(nn.Module):
@@ -146,9 +146,9 @@ def recomputed(core: Callable[Concatenate[Module, P], Tensor]) -> Callable[Conca
 def in_backward_again(
     core: Callable[Concatenate[Module, P], Tensor], module: Module, /, *args: P.args, **kwargs: P.kwargs
 ) -> Tensor:
-    """Calls a module's method now and once more in backward, so that its arguments alone are kept.
+    """Calls a module's method now and again in the backward pass, so that only its arguments are stored.
 
-    It is called once where others decide what is kept: in `torch.compile`, `torch.export` and `torch.jit.trace`, in
+    It is called once where other code decides what is stored: in `torch.compile`, `torch.export`, `torch.jit.trace`, in
     transforms of `torch.func`, and for forward-mode derivatives.
     """
     tensors = [x for x in args if isinstance(x, Tensor)]
@@ -167,7 +167,7 @@ def in_backward_again(
 
 
 class _Call(nn.Module):
-    """A method of a module, as a module that `torch.func.functional_call` can give other parameters."""
+    """Method of a module, as a module that `torch.func.functional_call` can give other parameters."""
 
     def __init__(self, module: nn.Module, core: Callable[..., Tensor]) -> None:
         super().__init__()
@@ -178,7 +178,7 @@ class _Call(nn.Module):
 
 
 def is_traced(*tensors: Tensor) -> bool:
-    """True if something beside autograd's backward pass differentiates or traces a call with these tensors."""
+    """Returns True if something besides autograd's backward pass differentiates or traces a call with these tensors."""
     tracing: bool = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
     if torch.compiler.is_compiling() or tracing or tensors[0].is_meta or in_transform():
         return True
@@ -186,17 +186,17 @@ def is_traced(*tensors: Tensor) -> bool:
 
 
 def in_transform() -> bool:
-    """True if a transform of `torch.func` runs, in which an autograd function must be written in another way.
+    """Returns True in a transform of `torch.func`, in which an autograd function must be written differently.
 
-    torch has no public name for this question; `torch.autograd.Function` itself asks it so.
+    torch has no public function for this; `torch.autograd.Function` itself uses the same test.
     """
     return torch._C._functorch.maybe_current_level() is not None
 
 
-def takes_function(x: Tensor) -> bool:
-    """True if a `torch.autograd.Function` may compute with x: also compiled, but not for export or `torch.func`."""
+def supports_custom_autograd(x: Tensor) -> bool:
+    """Returns True if a `torch.autograd.Function` may use x: also compiled, but not in export or `torch.func`."""
     if torch.compiler.is_compiling():
-        # torch 2.11, which loses gradients where it compiles such a function, says that it exports there.
+        # torch 2.11, which loses gradients where it compiles such a function, reports export in that case.
         return not torch.compiler.is_exporting() and not in_transform()
     return not is_traced(x)
 

@@ -8,22 +8,22 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 SizeOf = Callable[[int], tuple[int, int] | None]
-"""The patch grid (H, W) that so many patches had in a checkpoint, or None if it is not known."""
+"""Returns the patch grid (H, W) of a number of patches in a checkpoint, or None if it is not known."""
 
 
 def is_exporting() -> bool:
-    """Whether `torch.export` traces; torch 2.11's own answer is yes where `torch.compile` does, too."""
+    """Returns True if `torch.export` traces; torch 2.11's own function is also true under `torch.compile`."""
     exporting: bool = torch.compiler._is_exporting_flag
     return exporting
 
 
 def wide(x: Tensor) -> torch.dtype:
-    """The dtype of x, or float32 if that has more digits."""
+    """Returns the dtype of x, or float32 if that has more digits."""
     return torch.promote_types(x.dtype, torch.float32)
 
 
 def upcast(x: Tensor) -> Tensor:
-    """Half precision to float32; float32 and float64 stay what they are."""
+    """Casts half precision to float32; float32 and float64 are unchanged."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
@@ -49,7 +49,7 @@ def channelwise_factors(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
 def safe_norm(
     x: Tensor, eps: float, order: float = 2, dims: tuple[int, ...] = (-1,), dtype: torch.dtype | None = None
 ) -> Tensor:
-    """What `normalize` divides by, with `dims` kept at length 1: `max(||x||, eps)`, and 1 for a vector of zeros."""
+    """Returns the divisor of `normalize`, with `dims` kept at length 1: `max(||x||, eps)`, and 1 for zero vectors."""
     norm: Tensor = torch.linalg.vector_norm(x, order, dims, keepdim=True, dtype=dtype)
     return F.threshold(norm, 0, 1).clamp_min(eps)
 
@@ -60,12 +60,12 @@ def l2_norm(x: Tensor) -> Tensor:
 
 
 def linear_as_given(layer: nn.Linear, x: Tensor) -> Tensor:
-    """A linear layer in the precision of its input, whatever that of its parameters."""
+    """Returns a linear layer in the precision of its input, whatever that of its parameters."""
     return F.linear(x, layer.weight.to(x.dtype), None if layer.bias is None else layer.bias.to(x.dtype))
 
 
 def initial_steps(count: int) -> Tensor:
-    """Biases (count,) of step sizes, softplus of which is log-uniform from 0.001 to 0.1, as Mamba begins."""
+    """Returns biases (count,) of step sizes, whose softplus is log-uniform from 0.001 to 0.1, as Mamba begins."""
     steps = torch.empty(count).uniform_(math.log(1e-3), math.log(0.1)).exp()
     return steps + torch.log(-torch.expm1(-steps))
 
@@ -81,7 +81,7 @@ def split_heads(x: Tensor, num_heads: int) -> Tensor:
 
 
 def same_size(old: Sequence[int], new: Sequence[int]) -> bool:
-    """Whether a table for the size `old` serves `new` as it is; never where an exported program is for any size."""
+    """Returns True if a table for the size `old` fits `new`; never in an exported program for any size."""
     if {*map(type, new)} != {int} and is_exporting():
         return False
     return tuple(old) == tuple(new)
@@ -90,7 +90,7 @@ def same_size(old: Sequence[int], new: Sequence[int]) -> bool:
 def resize_tokens(
     tokens: Tensor, old: tuple[int, int], new: tuple[int, int], mode: str = "bicubic", antialias: bool = False
 ) -> Tensor:
-    """A table of patch tokens (1, H*W, C) interpolated from one grid to another, "bicubic" or "bilinear"."""
+    """Returns a table of patch tokens (1, H*W, C) interpolated from one grid to another, "bicubic" or "bilinear"."""
     if same_size(old, new):
         return tokens
     grid = tokens.mT.unflatten(2, old)  # (1, C, H, W)
@@ -99,16 +99,16 @@ def resize_tokens(
 
 
 def pooled(x: Tensor, side: int) -> Tensor:
-    """The means of a map (B, C, H, W) over side x side parts, as `F.adaptive_avg_pool2d` makes them.
+    """Returns the means of a map (B, C, H, W) over side x side parts, as `F.adaptive_avg_pool2d` makes them.
 
-    In export by products: torch's decomposition keeps to where the parts of the exported map begin.
+    In export by products, since torch's decomposition fixes the positions of the parts of the exported map.
     """
     if not is_exporting():
         return F.adaptive_avg_pool2d(x, side)
     part = torch.arange(side, device=x.device)[:, None]
 
     def shares(length: int) -> Tensor:
-        """What each of the parts takes of each row or column, (side, length)."""
+        """Returns the share of each row or column in each of the parts, (side, length)."""
         place = torch.arange(length, device=x.device)
         inside = (place >= part * length // side) & (place * side < (part + 1) * length)
         return inside.to(x.dtype) / inside.sum(1, keepdim=True)
@@ -117,16 +117,16 @@ def pooled(x: Tensor, side: int) -> Tensor:
 
 
 def grid_from_count(count: int, img_size: tuple[int, int]) -> tuple[int, int] | None:
-    """The grid (H, W) of an image with `count` patches; None if the image has no such grid.
+    """Returns the grid (H, W) of an image with `count` patches; None if the image has no such grid.
 
     H and W are the sides of the image divided by some patch size, both rounded up (padded images) or both rounded down
-    (cropped images). An image size of (1, 1) stands for all square images, whose grids are square.
+    (cropped images). An image size of (1, 1) means any square image, whose grid is square.
     """
     for height in range(1, count + 1):
         width, rest = divmod(count, height)
         if rest:
             continue
-        # The patch size lies in [exact, above) if sides are rounded up, and in (below, exact] if they are rounded down.
+        # The patch size is in [exact, above) if sides are rounded up, and in (below, exact] if they are rounded down.
         counts = tuple(zip(img_size, (height, width), strict=True))
         exact = [side / n for side, n in counts]
         above = [side / (n - 1) if n > 1 else math.inf for side, n in counts]
@@ -144,11 +144,11 @@ def resize_table(
     mode: str = "bicubic",
     antialias: bool = False,
 ) -> Tensor:
-    """A table (1, N', C) or (N', C) of a checkpoint for the grid (H, W) of a model, of the shape of the model's `own`.
+    """Returns a checkpoint's table (1, N', C) or (N', C) for a model's grid (H, W), in the shape of the model's `own`.
 
-    Rows of prefix tokens come first, then one per patch, row by row; what the checkpoint lacks of the former is taken
-    from the model's, what it has beyond them is left out. A table of that grid, or one that does not fit, is returned
-    as it is. `mode` is "bicubic" or "bilinear"; with `antialias` values are smoothed, as timm does.
+    Rows of prefix tokens come first, then one per patch, row by row; missing prefix rows are taken from the model,
+    surplus ones are left out. A table of that grid, or one that does not fit, is returned
+    unchanged. `mode` is "bicubic" or "bilinear"; with `antialias` values are smoothed, as timm does.
     """
     if given.ndim < 2 or (*given.shape[:-2], given.shape[-1]) != (*own.shape[:-2], own.shape[-1]):
         return given

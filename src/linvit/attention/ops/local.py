@@ -45,7 +45,7 @@ class Windows:
         return cells.permute(0, 2, 4, 1, 3, 5, 6).flatten(4, 5).flatten(1, 2)  # type: ignore[no-any-return]
 
     def join(self, x: Tensor) -> Tensor:
-        """The inverse of `split`, without prefix tokens: (B, n, h, L, d) -> (B, h, P, d)."""
+        """Returns the inverse of `split`, without prefix tokens: (B, n, h, L, d) -> (B, h, P, d)."""
         cells = x.unflatten(3, self.sides).unflatten(1, self.counts).permute(0, 3, 1, 4, 2, 5, 6)
         plane = cells.flatten(4, 5).flatten(2, 3)
         return plane[:, :, : self.grid.size[0], : self.grid.size[1]].flatten(2, 3)  # type: ignore[no-any-return]
@@ -130,7 +130,7 @@ class Neighbourhoods(Windows):
         return x[:, :, self.prefix :].transpose(1, 2).unsqueeze(3)
 
     def join(self, x: Tensor) -> Tensor:
-        """The inverse of `split`: (B, P, h, 1, d) -> (B, h, P, d)."""
+        """Returns the inverse of `split`: (B, P, h, 1, d) -> (B, h, P, d)."""
         return x.squeeze(3).transpose(1, 2)
 
     def around(self, x: Tensor) -> Tensor:
@@ -193,7 +193,7 @@ class SelectedBlocks(Windows):
         return chunked(x[:, :, self.prefix :], self.sizes[0]).transpose(1, 2)
 
     def join(self, x: Tensor) -> Tensor:
-        """The inverse of `split`, without prefix tokens: (B, n, h, L, d) -> (B, h, P, d)."""
+        """Returns the inverse of `split`, without prefix tokens: (B, n, h, L, d) -> (B, h, P, d)."""
         return x.transpose(1, 2).flatten(2, 3)[:, :, : self.grid.num_queries - self.prefix]
 
     def kept(self, mask: Tensor | None, like: Tensor) -> Tensor | None:

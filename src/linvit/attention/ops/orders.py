@@ -39,9 +39,9 @@ def chunked(x: Tensor, length: int) -> Tensor:
 
 
 def both_directions(scan: Callable[..., Tensor], *given: Tensor, order: Tensor | None = None) -> Tensor:
-    """The sum of what `scan` makes of tokens (B, h, N, ...) from the first to the last and back, (B, h, N, d).
+    """Returns the sum of `scan` over tokens (B, h, N, ...) in both directions, (B, h, N, d).
 
-    It reads them in an order (N,) of their numbers, or as they are; its output is in the order of the grid.
+    It reads them in an order (N,) of their numbers, or unchanged; its output has the order of the grid.
     """
     if order is not None:
         given = tuple(x[:, :, order] for x in given)

@@ -1,9 +1,9 @@
-"""Rotary position embeddings in two dimensions: pairs of channels turn by angles that grow with row and column.
+"""Rotary position embeddings in two dimensions: pairs of channels rotate by angles that grow with row and column.
 
 The first half of `width` channels turns with the row and the second with the column, in pairs of neighbours
 `(x0 cos a - x1 sin a, x1 cos a + x0 sin a)`, with `width / 4` frequencies for each. So a product of a query and a key
 depends on their offset. Tables are made from the grid of the call, prefix tokens turn by 0, and keys of another grid
-than the queries (spatial reduction) stand where their patches are on the grid of the queries.
+than the queries (spatial reduction) have the positions of their patches on the grid of the queries.
 
 Paper: Su et al. 2021, "RoFormer: Enhanced Transformer with Rotary Position Embedding"; in two dimensions as in RALA
 (per head) and MLLA (over all channels).
@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from linvit.attention.base import Grid
 from linvit.attention.declarations import Facts, Gate, Precision
 from linvit.attention.ops.activations import elu_plus_one
-from linvit.attention.ops.decorators import is_traced, takes_function
+from linvit.attention.ops.decorators import is_traced, supports_custom_autograd
 from linvit.attention.ops.functional import upcast, wide
 from linvit.attention.ops.linear import like_tokens, wide_product
 from linvit.attention.ops.value_conv import ConvolvedAttention, value_conv
@@ -46,7 +46,7 @@ def position_turns(x: Tensor, grid: Grid, *, keys: bool = False, width: int | No
     """Cosines and sines by which `rotate_tokens` turns, (N, d / 2, 2), or (h, N, d / 2, 2) for a width of all heads."""
     width = x.shape[-1] if width is None else width
     size = grid.keys_size if keys else grid.size
-    # Dozens of launches on a GPU, for values that are always the same.
+    # Saves dozens of kernel launches on a GPU, for values that are always the same.
     turns = _kept_turns if x.is_cuda and type(x) is Tensor and not is_traced(x) else _turns
     return turns(grid.size, size, grid.num_prefix, width, last, x.shape[1], x.shape[3] // 2, wide(x), x.device)
 
@@ -73,7 +73,7 @@ def _turns(
 
 @functools.lru_cache(maxsize=16)
 def _kept_turns(*args: Any) -> Tensor:
-    """The same, kept for further calls."""
+    """Returns the values of `position_turns`, cached for further calls."""
     with torch.inference_mode(False):
         return _turns(*args)
 
@@ -131,12 +131,12 @@ def rotary_attention(
     eps: float,
     difference: float | None = None,
 ) -> Tensor:
-    """Linear attention on given features, of which the numerator alone is rotated, by `turns` of queries and keys.
+    """Linear attention on given features; only the numerator is rotated, by `turns` of queries and keys.
 
     With t = q mean(k) it is `rot(q) (rot(k)^T v / M) / (t + eps)`; with a `difference` s, and z = s t, it is MALA's
     `(1 + 1/(z + eps)) (s/M) rot(q) (rot(k)^T v) - z mean(v)`. (B, h, N, dk), (B, h, M, dk), (B, h, M, d).
     """
-    if v.dtype == torch.bfloat16 and not torch.compiler.is_compiling() and takes_function(q):
+    if v.dtype == torch.bfloat16 and not torch.compiler.is_compiling() and supports_custom_autograd(q):
         return _RotaryAttention.apply(q, k, v, *turns, eps, difference)  # type: ignore[no-any-return]
     scale, z = rotary_scale(q @ k.mean(-2, keepdim=True).mT, k.shape[-2], eps, difference)
     q, k = _turned(q, turns[0]), _turned(k, turns[1])
@@ -145,7 +145,7 @@ def rotary_attention(
 
 
 def rotary_scale(t: Tensor, count: int, eps: float, difference: float | None) -> tuple[Tensor, Tensor | None]:
-    """What multiplies the numerator of `rotary_attention`, and its z, (B, h, N, 1) each."""
+    """Returns the factor of the numerator of `rotary_attention`, and its z, (B, h, N, 1) each."""
     if difference is None:
         return (t + eps).reciprocal() / count, None
     z = t * difference
@@ -153,7 +153,7 @@ def rotary_scale(t: Tensor, count: int, eps: float, difference: float | None) ->
 
 
 class _RotaryAttention(torch.autograd.Function):
-    """`rotary_attention` of bfloat16. Products are rounded, what they are multiplied by and added to is float32."""
+    """`rotary_attention` in bfloat16. Products are rounded; their factors and summands are float32."""
 
     @staticmethod
     def forward(
@@ -221,13 +221,13 @@ def _pairs(x: Tensor) -> Tensor:
 
 
 class RotaryLinearAttention(ConvolvedAttention):
-    """What rala, mala, nala, mlla and pola_pp share: linear attention whose numerator alone is rotated.
+    """Base class of rala, mala, nala, mlla and pola_pp: linear attention whose numerator is rotated.
 
     `o = rot(Q) (rot(K)^T v / M) / (Q mean K + eps) + lepe(v)` for features Q and K of the queries and keys, `elu + 1`
     unless a subclass has others, beside a depthwise convolution of the values.
 
     Args:
-        rotary: Rotate the features in the numerator, alone; `key_dim` must then be a multiple of 4.
+        rotary: Rotate the features in the numerator only; `key_dim` must then be a multiple of 4.
         lepe_kernel: Side of the depthwise kernel of the values, odd; 0 leaves the convolution out.
         gate: Factor of the output, by the host: "linear" a projection of the layer's input, "silu" SiLU of one,
             "none" nothing.
@@ -239,7 +239,7 @@ class RotaryLinearAttention(ConvolvedAttention):
     convolution = "lepe"
     feature_ratio = 1  # features per channel of q and k
     extra_rank = 0  # of the matrix, beside that of the features
-    width_multiple = 4  # what the channels of q and k per head must be a multiple of under rotation
+    width_multiple = 4  # divisor of the channels of q and k per head under rotation
 
     def __init__(
         self,
@@ -292,7 +292,7 @@ class RotaryLinearAttention(ConvolvedAttention):
         return {}
 
     def turns(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor | None, Tensor | None]:
-        """The `position_turns` of both; None without rotation."""
+        """Returns the `position_turns` of both; None without rotation."""
         if not self.facts.rotary:
             return None, None
         options = self.frequencies()

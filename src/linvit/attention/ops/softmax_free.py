@@ -1,4 +1,4 @@
-"""What SOFT and SOFT++ are made of: Gaussian kernels of landmarks, and the inverse of the kernel between them.
+"""Parts of SOFT and SOFT++: Gaussian kernels of landmarks, and the inverse of the kernel between them.
 
 `G(q, k) ~ G(q, l) G(l, l)^-1 G(l, k)` with `G(a, b) = exp(-||a - b||^2 / 2)` on queries and keys divided by d^(1/4),
 that is `exp(-||q - k||^2 / (2 sqrt(d)))`. The landmarks l come from the patch queries.
@@ -6,7 +6,7 @@ that is `exp(-||q - k||^2 / (2 sqrt(d)))`. The landmarks l come from the patch q
 The inverse is that of Newton's iteration, `Y <- 2 Y - Y A Y` from `Y0 = alpha A`: matrix products only, so it runs
 batched on any device. `I - A Y` squares in every step, so a small error is gone in a few; but an eigenvalue l of A
 takes about log2(1 / (alpha l^2)) steps to get that far. With similar landmarks the iteration is far from the inverse
-after 20 steps, and what the papers trained is the iterate.
+after 20 steps, and the papers trained with the iterate.
 
 Paper: Lu et al. 2021, "SOFT: Softmax-free Transformer with Linear Complexity", Algorithms 1 and 2.
 Cost: N C d + N m C + m^2 C MACs (N C d for the convolution of the landmarks), and 2 T m^3 for T steps.
@@ -29,7 +29,7 @@ LANDMARKS = 49  # the paper's number in every stage
 def gaussian_kernel(a: Tensor, b: Tensor) -> Tensor:
     """`exp(-||a_i - b_j||^2 / 2)`: (..., n, d), (..., m, d) -> (..., n, m), without the n m differences."""
     exponents = (a @ b.mT).add_(_minus_half_square(a)).add_(_minus_half_square(b).mT)
-    exponents.detach().clamp_max_(0)  # rounding may leave some slightly above 0, where the gradient is no other
+    exponents.detach().clamp_max_(0)  # rounding may leave some slightly above 0; the gradient is unchanged there
     return exponents.exp_()
 
 
@@ -57,7 +57,7 @@ def paper_conv_size(ratio: int) -> int:
 
 
 def check_tied(grid: Grid, tie_qk: bool) -> None:
-    """Raises a `UserError` if the keys are the queries, and are said to lie on another grid."""
+    """Raises a `UserError` if the keys are the queries but have another grid."""
     if tie_qk and grid.keys_size != grid.size:
         (height, width), (keys_height, keys_width) = grid.size, grid.keys_size
         raise UserError(
@@ -93,7 +93,7 @@ class GaussianKernels(nn.Module):
         return left, gaussian_kernel(landmarks, landmarks), right
 
     def choose(self, q: Tensor, grid: Grid) -> Tensor:
-        """The landmarks (B, h, m, d) of scaled queries (B, h, N, d). Prefix tokens make none."""
+        """Returns the landmarks (B, h, m, d) of scaled queries (B, h, N, d). Prefix tokens make none."""
         patches = q[:, :, grid.num_prefix :]
         landmarks = self._random(patches, grid) if self.landmarks == "random" else self._merged(patches, grid)
         if self.norm is None:

@@ -28,7 +28,7 @@ def check_side(option: str, side: int, examples: str) -> None:
 
 
 def head_conv(num_heads: int, size: int) -> nn.Conv2d | None:
-    """The convolution over an image whose channels are the heads; None for size 0."""
+    """Returns the convolution over an image whose channels are the heads; None for size 0."""
     check_side("conv_size", size, "3, 5 or 9")
     if size == 0:
         return None
@@ -70,12 +70,12 @@ def value_conv(option: str, dim: int, side: int) -> nn.Conv2d | None:
 
 
 def depthwise_conv(dim: int, side: int) -> nn.Conv2d:
-    """A convolution with one kernel of odd sides per channel that keeps the size of the map."""
+    """Returns a convolution with one kernel of odd sides per channel that keeps the size of the map."""
     return nn.Conv2d(dim, dim, side, padding=side // 2, groups=dim)
 
 
 def convolve_as_given(conv: nn.Conv2d, plane: Tensor) -> Tensor:
-    """A depthwise convolution with a bias in the precision of the plane, whatever that of its parameters."""
+    """Returns a depthwise convolution with a bias in the precision of the plane, whatever that of its parameters."""
     weight, bias = (parameter.to(plane.dtype) for parameter in conv.parameters())
     return F.conv2d(plane, weight, bias, padding=cast("tuple[int, int]", conv.padding), groups=len(weight))
 
@@ -105,7 +105,7 @@ def convolve_each(plane: Tensor, kernels: Tensor) -> Tensor:
 
 
 def shifts(plane: Tensor, side: int) -> list[Tensor]:
-    """What each entry of a kernel of this side sees of a plane (..., H, W) with zeros around, row by row."""
+    """Returns for each entry of a kernel of this side the shifted plane (..., H, W), zero-padded, row by row."""
     (height, width), around = plane.shape[-2:], F.pad(plane, (side // 2,) * 4)
     return [around[..., i : i + height, j : j + width] for i in range(side) for j in range(side)]
 
@@ -133,7 +133,7 @@ class ConvolvedAttention(Attention):
         return self.convolved(v, grid) + self.core(q, k, v, grid, *more, **extra)  # token by token, like the first
 
     def convolved(self, v: Tensor, grid: Grid) -> Tensor:
-        """The convolution of the values, (B, h, M, d) -> (B, h, N, d); 0 for prefix tokens."""
+        """Returns the convolution of the values, (B, h, M, d) -> (B, h, N, d); 0 for prefix tokens."""
         return convolve_values(getattr(self, self.convolution), v, grid)
 
     def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor] | None:
@@ -145,16 +145,16 @@ class ConvolvedAttention(Attention):
         return None
 
     def rank_bound(self, grid: Grid) -> int:
-        """The number of tokens; without the convolution the rank of the core, if that is smaller."""
+        """Returns the number of tokens; without the convolution the rank of the core, if that is smaller."""
         tokens = min(grid.num_queries, grid.num_keys)
         return tokens if getattr(self, self.convolution) is not None else min(tokens, self.core_rank(grid))
 
     def core_rank(self, grid: Grid) -> int:
-        """An upper bound of the rank of the core's matrix: `max_rank`, unless it depends on the grid."""
+        """Returns an upper bound of the rank of the core's matrix: `max_rank`, unless it depends on the grid."""
         return super().rank_bound(grid)
 
     def matrix_parts(self) -> dict[str, Attention]:
-        """The core and the convolution, if there is one."""
+        """Returns the core and the convolution, if there is one."""
         conv = getattr(self, self.convolution)
         if conv is None:
             return {}

@@ -47,7 +47,7 @@ REPLACEABLE: dict[type[nn.Module], Any] = {source: host for host in HOSTS for so
 
 
 def host_of(module: nn.Module) -> Any:
-    """Returns the class that replaces an attention module of timm or transformers; None of any other module."""
+    """Returns the class that replaces an attention module of timm or transformers; None for other modules."""
     return REPLACEABLE.get(type(module)) or (family_of(module) and ReplacedTransformersAttention)
 
 
@@ -72,7 +72,7 @@ def replace_timm_attention(
 
 
 def unwrapped(network: nn.Module) -> nn.Module:
-    """Returns the model inside timm's wrapper for `features_only=True`, or a model without a wrapper as it is."""
+    """Returns the model inside timm's wrapper for `features_only=True`; other models unchanged."""
     if not isinstance(network, nn.ModuleDict):
         return network
     if "model" not in network:
@@ -93,9 +93,9 @@ def _nothing_to_replace(network: nn.Module) -> str:
         )
     if is_transformers(network):
         return why_refused(network)
-    # A task or create_backbone has built timm's; others are given to replace_attention, where there is nothing to omit.
+    # A task or create_backbone has built timm's; others come from replace_attention, where nothing can be left out.
     ours = type(network).__module__.startswith(("timm.", "linvit."))
-    way = f"Leave attention out, or {ACCEPTED}" if ours else f"In place of this model {ACCEPTED}"
+    way = f"Leave attention out, or {ACCEPTED}" if ours else f"Instead of this model {ACCEPTED}"
     return (
         f"{type(network).__name__} has no attention that linvit can replace; it mixes tokens by "
         f"{', '.join(token_mixers(network)) or 'nothing known'}. {way}"
@@ -103,11 +103,11 @@ def _nothing_to_replace(network: nn.Module) -> str:
 
 
 def check_replaceable(network: nn.Module, source: nn.Module) -> None:
-    """Raises a `UserError` where an attention module does more than project and mix."""
+    """Raises a `UserError` if an attention module does more than project and mix."""
     what = f"{type(network).__name__}'s {type(source).__name__}"
     extra = sorted({name.partition(".")[0] for name, _ in source.named_parameters()} - host_of(source).kept)
     if extra:
-        raise UserError(f"{what} also has {', '.join(extra)}, for which a mechanism has no place; {ACCEPTED}")
+        raise UserError(f"{what} also has {', '.join(extra)}, which a mechanism does not support; {ACCEPTED}")
     dropout = getattr(getattr(source, "attn_drop", None), "p", 0)
     if dropout:
         raise UserError(
@@ -117,7 +117,7 @@ def check_replaceable(network: nn.Module, source: nn.Module) -> None:
 
 
 def token_mixers(network: nn.Module) -> list[str]:
-    """Returns class names of modules that mix tokens: attention if there is any, or else convolutions and pooling."""
+    """Returns class names of modules that mix tokens: attention if there is any, else convolutions and pooling."""
     modules = list(network.modules())
     attention = {type(module).__name__ for module in modules if hasattr(module, "num_heads")}
     windows = {type(module).__name__ for module in modules if getattr(module, "kernel_size", 1) not in (1, (1, 1))}

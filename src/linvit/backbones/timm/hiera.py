@@ -16,9 +16,9 @@ from linvit.registry import Spec
 
 
 class ReplacedHieraAttention(ReplacedAttention):
-    """Replaces Hiera's attention in mask units or on the whole map, where the first of a stage halves the map.
+    """Replaces Hiera's attention in mask units or on the whole map; the first one of a stage halves the map.
 
-    For that, queries are pooled (maximum of 2 x 2), or the outputs of a mechanism that needs as many keys as queries.
+    To halve it, queries are pooled (maximum of 2 x 2), or outputs if a mechanism needs as many keys as queries.
     """
 
     sources = (hiera.MaskUnitAttention,)
@@ -32,14 +32,14 @@ class ReplacedHieraAttention(ReplacedAttention):
             size, pooled = unit_size(before), unit_size(after)
         self.size, self.pooled = (size[0], size[1]), (pooled[0], pooled[1])
         super().__init__(source, spec, Grid(self.size))
-        self.q_stride = source.q_stride  # which the block reads
+        self.q_stride = source.q_stride  # read by the block
         if source.use_mask_unit_attn:
             self.refuse_stem("Hiera")
         self.strides = before, after
         self.init_non_persistent_buffers()
 
     def init_non_persistent_buffers(self) -> None:
-        """Makes the orders of tokens, as timm's method of this name makes buffers; transformers calls it."""
+        """Creates the orders of tokens, as timm's method of this name creates buffers; called by transformers."""
         before, after = self.strides
         self.register_buffer("rows_first", unit_order(self.size, before).argsort(), persistent=False)
         self.register_buffer("units_first", unit_order(self.pooled, after), persistent=False)
@@ -59,7 +59,7 @@ class ReplacedHieraAttention(ReplacedAttention):
         return self.project(self.in_units(out, units), gating)
 
     def pool(self, x: Tensor) -> Tensor:
-        """Takes the maximum of neighbours, (B units, h w, C) -> (B units, h' w', C); nothing but in the first block."""
+        """Takes the maximum of neighbours, (B units, h w, C) -> (B units, h' w', C); only in the first block."""
         ratio = self.size[0] // self.pooled[0]
         return x if ratio == 1 else Grid(self.size).map_patches(lambda plane: F.max_pool2d(plane, ratio), x)
 
@@ -70,11 +70,11 @@ class ReplacedHieraAttention(ReplacedAttention):
 
 
 def unit_size(strides: list[tuple[int, ...]]) -> tuple[int, int]:
-    """Returns the tokens of a mask unit, which these strides reduce to one."""
+    """Returns the size in tokens of a mask unit, which these strides reduce to one token."""
     return math.prod(rows for rows, _ in strides), math.prod(columns for _, columns in strides)
 
 
 def unit_order(size: tuple[int, int], strides: list[tuple[int, ...]]) -> Tensor:
-    """Returns which patch, counted row by row, is at each place of a unit or map, (h w,)."""
+    """Returns the patch, counted row by row, at each position of a unit or map, (h w,)."""
     patches = torch.arange(math.prod(size)).view(1, -1, 1)
     return hiera.Unroll(size, (1, 1), strides)(patches).flatten()  # type: ignore[no-any-return]

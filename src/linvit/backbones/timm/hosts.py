@@ -1,4 +1,4 @@
-"""What all layers have in common that replace attention in timm models, and what tells them their tokens' grid."""
+"""Base class of layers that replace attention in timm models, and hooks that record the grid of their tokens."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -16,7 +16,7 @@ from linvit.layers.hosting import AttentionHost, attend, queries_keys_values
 from linvit.layers.projections import Rows, joined, widened
 from linvit.registry import Spec, attentions
 
-ACCEPTED = "take one of timm's models that docs/timm.md lists, such as vit_tiny_patch16_224"
+ACCEPTED = "use one of timm's models that docs/timm.md lists, such as vit_tiny_patch16_224"
 """Ends the messages about models whose attention cannot be replaced."""
 
 
@@ -34,9 +34,9 @@ class PatchGrid:
 
 
 class NaFlexGrid(PatchGrid):
-    """The grid of images of one size, or of a batch of several (timm's NaFlexVit), as patches with their places.
+    """Grid of images of one size, or of a batch of several sizes (timm's NaFlexVit), as patches with their positions.
 
-    The grid of the latter is one row of as many patches as the longest has.
+    The grid of such a batch is one row with as many patches as the longest image has.
     """
 
     places: Tensor
@@ -48,7 +48,7 @@ class NaFlexGrid(PatchGrid):
         network.embeds.register_forward_pre_hook(self, with_kwargs=True)
 
     def __call__(self, patch_embed: Any, args: tuple[Tensor, ...], given: Any) -> None:  # type: ignore[override]
-        """Records the grid of images (B, C, H, W), or of patches (B, N, C) whose places are given."""
+        """Records the grid of images (B, C, H, W), or of patches (B, N, C) whose positions are given."""
         if given["patch_coord"] is None:
             super().__call__(patch_embed, args)
         else:
@@ -57,8 +57,8 @@ class NaFlexGrid(PatchGrid):
 
     @property
     def sizes(self) -> Sequence[tuple[int, int]]:
-        """Patches of each image, (H, W)."""
-        if self._sizes is None:  # once per batch, since a GPU has to be waited for
+        """Numbers of patches of each image, (H, W)."""
+        if self._sizes is None:  # once per batch, since it synchronises with a GPU
             self._sizes = [(row + 1, column + 1) for row, column in self.places.amax(1).tolist()]
         return self._sizes
 
@@ -77,7 +77,7 @@ class MapGrid(PatchGrid):
 
 
 class Model:
-    """A model of timm whose attention is replaced, and the size of its images."""
+    """Model of timm whose attention is being replaced, and the size of its images."""
 
     def __init__(self, network: Any, img_size: int | Sequence[int]) -> None:
         self.network = network
@@ -86,7 +86,7 @@ class Model:
 
     @cached_property
     def patches(self) -> PatchGrid:
-        """The patch grid of the model's images, which all its layers share."""
+        """Patch grid of the model's images, shared by all layers."""
         if isinstance(self.network, NaFlexVit):
             return NaFlexGrid(self.network, self.img_size)
         embed: Any = getattr(self.network, "patch_embed", None)
@@ -98,17 +98,17 @@ class Model:
         return PatchGrid(embed, tuple(size), getattr(self.network, "num_prefix_tokens", 0))
 
     def map_from(self, source: nn.Module, nominal: Grid) -> MapGrid:
-        """The grid of the maps that a module makes, which all layers behind it share."""
+        """Returns the grid of the maps that a module outputs, shared by all layers after it."""
         if source not in self._maps:
             self._maps[source] = MapGrid(source, nominal)
         return self._maps[source]
 
     def parent(self, name: str) -> Any:
-        """The module that a module is an attribute of."""
+        """Returns the module of which a module is an attribute."""
         return self.network.get_submodule(name.rpartition(".")[0])
 
     def level(self, name: str) -> tuple[int, int]:
-        """The plane (H, W) of the level of the pyramid that a module belongs to."""
+        """Returns the plane (H, W) of the level of the pyramid that contains a module."""
         strides = {f"{level['module']}.": level["reduction"] for level in self.network.feature_info}
         stride = next(strides[module] for module in strides if name.startswith(module.replace("block.", "blocks.")))
         height, width = self.img_size
@@ -116,22 +116,22 @@ class Model:
 
 
 class ReplacedAttention(AttentionHost):
-    """A mechanism between the projections of one of timm's attention modules, (B, N, C) -> (B, N, C).
+    """Mechanism between the projections of one of timm's attention modules, (B, N, C) -> (B, N, C).
 
-    Kept are the rows of the q, k, v projections that the mechanism projects, the norms of q and k, and the output
-    projection. Where a mechanism widens its output, the projection's further columns get initial values. A relative
-    position bias is kept for a mechanism that takes one. Stem, norm and gate are new where the mechanism declares them,
-    and the gate is 1 at first.
+    It keeps the rows of the q, k, v projections that the mechanism uses, the norms of q and k, and the output
+    projection. If a mechanism widens its output, further columns of the projection get initial values. A relative
+    position bias is kept for a mechanism that accepts one. Stem, norm and gate are new if the mechanism declares them;
+    the gate is initially 1.
 
-    A subclass names the classes that it replaces, is built as `(source, spec, model, name)`, with the module, the
-    `Model` around it and its path there, and has the module's `forward`. It is entered in the table in `attention.py`.
+    A subclass names the classes that it replaces, has a constructor `(source, spec, model, name)`, with the module, its
+    `Model` and its path there, and has the module's `forward`. It is listed in the table in `attention.py`.
     """
 
     sources: ClassVar[tuple[type[nn.Module], ...]]
     kept: ClassVar[set[str]] = {"qkv", "q_proj", "k_proj", "v_proj", "q_bias", "v_bias", "q_norm", "k_norm", "proj"}
-    """Of the source's parameters, those that stay; one with others is refused."""
+    """Parameters of the source that are kept; a source with other parameters is an error."""
     per_head: bool = False
-    """Whether the rows of `qkv` are q, k and v of one head after the other's, and not all of q, then k, then v."""
+    """True if the rows of `qkv` are q, k and v head by head, instead of all of q, then k, then v."""
 
     def __init__(self, source: Any, spec: Spec, grid: Grid) -> None:
         super().__init__()
@@ -144,18 +144,18 @@ class ReplacedAttention(AttentionHost):
             raise UserError(
                 f"a timm model keeps its {heads} heads of {inner // heads} channels and its output projection without "
                 f"a norm; {spec} asks for {self.mechanism.num_heads} heads of {self.mechanism.head_dim} channels and "
-                f"norm '{self.mechanism.host.norm}'. Leave these options out, or take one of linvit's backbones"
+                f"norm '{self.mechanism.host.norm}'. Leave these options out, or use one of linvit's backbones"
             )
         if (self.mechanism.key_dim, self.mechanism.key_heads) != (key_dim, heads):
             raise UserError(
                 f"the keys of a timm model have {key_dim} channels in each of {heads} heads, and its projections are "
-                f"kept; {type(self.mechanism).__name__} wants {self.mechanism.key_dim} in {self.mechanism.key_heads}. "
+                f"kept; {type(self.mechanism).__name__} needs {self.mechanism.key_dim} in {self.mechanism.key_heads}. "
                 f"Leave out what sets their width"
             )
         if dim != inner and (self.mechanism.host.input or self.mechanism.host.project in ("kv", "qk")):
             raise UserError(
                 f"{type(source).__name__} has heads of {inner} channels for tokens of {dim}, and must have as many for "
-                f"{type(self.mechanism).__name__}, which takes tokens as they are. Take another attention for it"
+                f"{type(self.mechanism).__name__}, which does not project tokens. Use another attention for it"
             )
         fused = grid.kv_size is None or hasattr(source, "qkv")
         self.surround([self.mechanism], dim, reduced=not fused)
@@ -187,16 +187,16 @@ class ReplacedAttention(AttentionHost):
         self.proj_drop = getattr(source, "proj_drop", nn.Identity())
 
     def mix(self, x: Tensor, grid: Grid, **given: Any) -> Tensor:
-        """Projects tokens (B, N, C) and attends, with what else is given of `bias`, `rope` and `mask` of `attended`."""
+        """Projects tokens (B, N, C) and attends; `given` are arguments `bias`, `rope` and `mask` of `attended`."""
         return self.project(self.mixed(x, grid, **given), x)
 
     def mixed(self, x: Tensor, grid: Grid, **given: Any) -> Tensor:
-        """As `mix`, before the output projection, (B, N, C) -> (B, N, out_dim)."""
+        """Does the same as `mix` without the output projection, (B, N, C) -> (B, N, out_dim)."""
         t = self.stemmed(x, grid)
         return self.attended(t, *queries_keys_values(self.mechanism, self.projected(t), t), grid, **given)
 
     def projected(self, t: Tensor) -> Sequence[Tensor]:
-        """Projects tokens (B, N, C) to what the mechanism wants of q, k and v, (B, N, width) each."""
+        """Projects tokens (B, N, C) to those of q, k and v that the mechanism uses, (B, N, width) each."""
         if not self.per_head:
             return self.qkv(t).split(self.widths, -1)  # type: ignore[no-any-return]
         heads = self.mechanism.num_heads
@@ -224,10 +224,10 @@ class ReplacedAttention(AttentionHost):
         rope: Tensor | None = None,
         mask: Tensor | None = None,
     ) -> Tensor:
-        """Norms and turns q and k, (B, N, C), and attends, (B, N, out_dim).
+        """Norms and rotates q and k, (B, N, C), and attends, (B, N, out_dim).
 
-        Only what takes a bias (B or 1, h, N, N) gets one. `rope` are sines and cosines (..., N, 2 d) of timm for the
-        patches, by which q and k are turned; `mask` (B, N) are the tokens that take part.
+        `bias` (B or 1, h, N, N) is used only by a mechanism that accepts one. `rope` are timm's sines and cosines
+        (..., N, 2 d) of the patches, which rotate q and k; `mask` (B, N) selects the tokens that take part.
         """
         tied = k is q
         q = self._turned(self.norm_queries(q), grid.num_prefix, rope)
@@ -239,7 +239,7 @@ class ReplacedAttention(AttentionHost):
         return attend(self.mechanism, q, k, v, grid, x=t, bias=bias, mask=mask)
 
     def position_bias(self, q: Tensor, grid: Grid) -> Tensor | None:
-        """The layer's own bias of positions (B or 1, h, N, M) for queries (B, N, C), where it has one."""
+        """Returns the layer's position bias (B or 1, h, N, M) for queries (B, N, C), if any."""
         table = self.relative_position_bias_table
         if table is None:
             return None
@@ -247,38 +247,38 @@ class ReplacedAttention(AttentionHost):
         return table[index.flatten()].unflatten(0, index.shape).permute(2, 0, 1)[None]  # type: ignore[no-any-return]
 
     def refuse_stem(self, models: str) -> None:
-        """Raises a `UserError` if the mechanism asks for a stem, for layers that get windows of the map."""
+        """Raises a `UserError` if the mechanism needs a stem, for layers whose input is windows of the map."""
         if self.stem is not None:
             raise UserError(
-                f"timm's {models} hands its attention windows that are cut already, so the stem "
+                f"timm's {models} passes windows to its attention, so the stem "
                 f"'{self.mechanism.host.stem}' of {type(self.mechanism).__name__}, a convolution of the map, has no "
                 f"place. "
-                f"Set stem: none, or take linvit's swin_tiny"
+                f"Set stem: none, or use linvit's swin_tiny"
             )
 
     @property
     def looks_at_places(self) -> bool:
-        """True if outputs depend on where the tokens lie."""
+        """True if outputs depend on the positions of the tokens."""
         return not (self.mechanism.facts.equivariant and self.stem is None)
 
     def refuse_second_rotation(self, what: str) -> None:
-        """Raises a `UserError` for a mechanism that cannot take queries and keys that a model has rotated."""
+        """Raises a `UserError` for a mechanism that cannot use queries and keys rotated by the model."""
         if self.mechanism.facts.rotary:
             raise UserError(
-                f"{what} turns q and k by its rotary positions, and {type(self.mechanism).__name__} would turn them "
-                f"once more. Set its option rotary to false (none in mlla)"
+                f"{what} rotates q and k by its rotary positions, and {type(self.mechanism).__name__} would do it "
+                f"again. Set its option rotary to false (none in mlla)"
             )
         if "q" not in self.projections:
             raise UserError(
-                f"{what} turns queries by its rotary positions, and {type(self.mechanism).__name__} projects none"
+                f"{what} rotates queries by its rotary positions, and {type(self.mechanism).__name__} projects none"
             )
 
     def norm_queries(self, q: Tensor) -> Tensor:
-        """Norms the channels of each head of the queries, (B, N, C) -> (B, N, C), where the model does."""
+        """Norms the channels of each head of the queries, (B, N, C) -> (B, N, C), if the model does."""
         return self._normalised(self.q_norm, q)
 
     def norm_keys(self, k: Tensor) -> Tensor:
-        """As `norm_queries`, of the keys."""
+        """Does the same as `norm_queries` for the keys."""
         return self._normalised(self.k_norm, k)
 
     def _normalised(self, norm: nn.Module, x: Tensor) -> Tensor:
@@ -288,7 +288,7 @@ class ReplacedAttention(AttentionHost):
         return norm(x.unflatten(2, (self.mechanism.num_heads, -1))).flatten(2)  # type: ignore[no-any-return]
 
     def _turned(self, x: Tensor, prefix: int, rope: Tensor | None) -> Tensor:
-        """Turns the channels of each head of the patches, (B, N, C) -> (B, N, C)."""
+        """Rotates the channels of each head of the patches, (B, N, C) -> (B, N, C)."""
         if rope is None:
             return x
         patches = x[:, prefix:].unflatten(2, (self.mechanism.num_heads, -1)).transpose(1, 2)  # (B, h, N, d)
@@ -296,7 +296,7 @@ class ReplacedAttention(AttentionHost):
         return torch.cat([x[:, :prefix], turned], dim=1)
 
     def set_window_size(self, window_size: tuple[int, int]) -> None:
-        """Sets another window size, as timm's method of this name does, and resizes the table of relative positions."""
+        """Sets another window size, like timm's method of this name, and resizes the table of relative positions."""
         old, table = self.window_size, self.relative_position_bias_table
         if old is None or tuple(window_size) == tuple(old):
             return
@@ -313,7 +313,7 @@ class ReplacedAttention(AttentionHost):
         self.init_non_persistent_buffers()
 
     def init_non_persistent_buffers(self) -> None:
-        """Makes the table's index again, as timm's method of this name does; transformers calls it."""
+        """Creates the table's index again, like timm's method of this name; called by transformers."""
         table = self.relative_position_bias_table
         if table is not None:
             height, width = self.window_size
@@ -323,7 +323,7 @@ class ReplacedAttention(AttentionHost):
 
 
 def as_linear(layer: Any) -> nn.Linear:
-    """Returns a linear layer, or a convolution with kernels of 1 x 1 as one that shares its values."""
+    """Returns a linear layer, or one that shares the values of a 1 x 1 convolution."""
     if isinstance(layer, nn.Linear):
         return layer
     linear = nn.Linear(layer.in_channels, layer.out_channels, bias=layer.bias is not None)
@@ -338,11 +338,11 @@ def heads_of(source: Any) -> int:
 
 
 def projection_rows(source: Any, per_head: bool = False) -> Rows:
-    """Returns weight and bias of the q, k and v projections of timm's module; a missing bias among others is 0."""
+    """Returns weight and bias of the q, k and v projections of timm's module; a single missing bias is 0."""
     fused = getattr(source, "qkv", None)
     if fused is not None:
         weight, bias = fused.weight.flatten(1), fused.bias
-        if getattr(source, "q_bias", None) is not None:  # BEiT, Swin V2: no bias of the keys
+        if getattr(source, "q_bias", None) is not None:  # BEiT, Swin V2: keys have no bias
             bias = torch.cat([source.q_bias, torch.zeros_like(source.q_bias), source.v_bias])
         heads = heads_of(source) if per_head else 1
 

@@ -1,4 +1,4 @@
-"""Attention of maps: MaxViT's windows and grids, CoAtNet, and SAM's image encoder, which is ViTDet's."""
+"""Replaces attention on maps: MaxViT's windows and grids, CoAtNet, and SAM's image encoder, which is ViTDet's."""
 
 from typing import Any
 
@@ -27,26 +27,26 @@ class ReplacedMaxViTAttention(ReplacedAttention):
         self.channels_first = isinstance(source, maxxvit.Attention2d)
 
     def forward(self, x: Tensor, shared_rel_pos: Tensor | None = None) -> Tensor:
-        """The map, mixed."""
+        """Mixes the tokens of the map."""
         x = x.permute(0, 2, 3, 1) if self.channels_first else x
         out = self.mixed(x.flatten(1, 2), Grid((x.shape[1], x.shape[2])), bias=shared_rel_pos)
         out = self.project(out.unflatten(1, x.shape[1:3]), x)
         return out.permute(0, 3, 1, 2) if self.channels_first else out
 
     def position_bias(self, q: Tensor, grid: Grid) -> Tensor | None:
-        """The model's bias of relative positions, (1, h, N, N)."""
+        """Returns the model's bias of relative positions, (1, h, N, N)."""
         return None if self.rel_pos is None else self.rel_pos.get_bias()
 
 
 class ReplacedSAMAttention(ReplacedAttention):
-    """Replaces SAM's attention of a map (B, H, W, C). Positions relative to the query are for what takes a bias."""
+    """Replaces SAM's attention of a map (B, H, W, C). Mechanisms that accept a bias get SAM's relative positions."""
 
     sources = (vision_transformer_sam.Attention,)
     kept = ReplacedAttention.kept | {"rel_pos_h", "rel_pos_w"}
 
     def __init__(self, source: Any, spec: Spec, model: Model, name: str) -> None:
         if source.rope is not None:
-            raise UserError(f"SAM's attention with rotary positions has no place for a mechanism; {ACCEPTED}")
+            raise UserError(f"SAM's attention with rotary positions cannot be replaced; {ACCEPTED}")
         side = model.parent(name).window_size  # 0 is the whole map
         super().__init__(source, spec, Grid((side, side) if side else model.patches.grid.size))
         if side:
@@ -60,7 +60,7 @@ class ReplacedSAMAttention(ReplacedAttention):
         return self.mix(x.flatten(1, 2), Grid((x.shape[1], x.shape[2]))).view_as(x)
 
     def position_bias(self, q: Tensor, grid: Grid) -> Tensor | None:
-        """The products of each query with the embeddings of its distances in rows and columns, (B, h, N, N)."""
+        """Returns the products of each query with the embeddings of its distances in rows and columns, (B, h, N, N)."""
         if self.rel_pos_h is None or self.rel_pos_w is None:
             return None
         heads = self.mechanism.num_heads

@@ -17,7 +17,7 @@ from linvit.backbones.timm.attention import replace_timm_attention
 from linvit.errors import UserError, did_you_mean
 from linvit.registry import Spec
 
-WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # what timm looks for
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # files that timm looks for
 TIMEOUT = 10.0  # seconds
 
 
@@ -33,21 +33,21 @@ def timm_backbone(
     out_indices: Sequence[int] | None = None,
     dynamic_img_size: bool = False,
 ) -> nn.Module:
-    """Creates a timm model, with its own attention or with another between its q, k, v and output projections.
+    """Creates a timm model with its own attention, or with another one between its q, k, v and output projections.
 
     Args:
         model: timm's name, such as "resnet18", "vit_tiny_patch16_224" or "swin_tiny_patch4_window7_224".
         in_chans: Image channels.
         num_classes: Classes; 0 for features.
-        img_size: Side or (H, W); handed to models of a fixed input size, the others take any.
-        attention: What replaces the model's attention: one spec, or a list with one per stage or per block (see
-            `linvit.replace_attention`). None is the model's own.
+        img_size: Side or (H, W), for models of a fixed input size; the others accept any size.
+        attention: Replacement of the model's attention: one spec, or a list with one per stage or per block (see
+            `linvit.replace_attention`). None keeps the model's own.
         drop_path_rate: Stochastic depth, for models that have it (0 leaves the model's default).
         pretrained: Load timm's weights (from its hub, or its cache). A file of them is for `linvit.load_pretrained`, or
             `--model.pretrained=FILE` on the command line.
         features_only: Return a feature pyramid (a list of (B, C, H, W)) instead of logits.
         out_indices: Which levels of the pyramid; None means all.
-        dynamic_img_size: Let a model of a fixed input size take images of other sizes, too, if it can.
+        dynamic_img_size: Let a model of a fixed input size also accept images of other sizes, if it can.
 
     Example:
         >>> linvit.create_backbone({"name": "timm", "model": "resnet18"}, num_classes=10, img_size=64)
@@ -65,7 +65,7 @@ def timm_backbone(
         _check_weights(model)
     options: dict[str, Any] = {"num_classes": num_classes, "drop_path_rate": drop_path_rate or None}
     options["img_size"] = img_size if fixed else None
-    if features_only:  # with an attention, by the wrapper that does not take the model apart
+    if features_only:  # keeps the model whole if it has an attention to replace
         wrapper = None if attention is None else "getter"
         options |= {"features_only": True, "out_indices": out_indices, "feature_cls": wrapper, "num_classes": None}
     options = {name: value for name, value in options.items() if value is not None}
@@ -76,13 +76,13 @@ def timm_backbone(
 
 
 def _check_weights(model: str) -> None:
-    """Raises a `UserError` unless the weights of a model of timm are in the cache, or can be downloaded.
+    """Raises a `UserError` unless the weights of a timm model are in the cache or can be downloaded.
 
-    Asked without them, timm tries for most of a minute.
+    Without this check, timm tries to download them for most of a minute.
     """
     config = timm.models.get_pretrained_cfg(model)
     if config is None or not config.hf_hub_id:
-        return  # timm says what it has
+        return  # timm reports what it has
     repository = config.hf_hub_id
     files = [config.hf_hub_filename] if config.hf_hub_filename else list(WEIGHTS)
     if any(isinstance(try_to_load_from_cache(repository, file), str) for file in files):
@@ -91,7 +91,7 @@ def _check_weights(model: str) -> None:
     try:
         get_hf_file_metadata(address, timeout=TIMEOUT)
     except EntryNotFoundError:
-        return  # it is the other file
+        return  # the other file exists
     except Exception as error:  # of several libraries
         raise UserError(
             f"timm's weights of '{model}' (model.backbone.pretrained) are not on this machine, and the hub cannot be "
@@ -102,8 +102,8 @@ def _check_weights(model: str) -> None:
 
 
 def create_timm_model(model: str, pretrained: bool, dynamic_img_size: bool, **options: Any) -> nn.Module:
-    """Creates a model of timm; with `dynamic_img_size` it takes images of any size, if the model has a way to."""
-    ways: tuple[dict[str, Any], ...] = ({"dynamic_img_size": True}, {"strict_img_size": False})  # the names vary
+    """Creates a timm model; with `dynamic_img_size` it accepts images of any size, if the model supports it."""
+    ways: tuple[dict[str, Any], ...] = ({"dynamic_img_size": True}, {"strict_img_size": False})  # option names vary
     for way in ways if dynamic_img_size else ():
         try:
             network: nn.Module = timm.create_model(model, pretrained=pretrained, **options, **way)

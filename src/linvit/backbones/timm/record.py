@@ -1,4 +1,4 @@
-"""How a network was built, kept on it as timm keeps it, so that timm's own functions save it and build it again."""
+"""Record on a network of how it was built, stored where timm stores it, so that timm can save and rebuild it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -14,13 +14,13 @@ from linvit.registry import Spec
 from linvit.registry.model_info import model_info
 
 REPLACED = "linvit_replaced_attention"
-"""The name in timm's registry of any of its models whose attention `linvit.replace_attention` has replaced."""
+"""Name in timm's registry of all timm models whose attention `linvit.replace_attention` has replaced."""
 OWN = "linvit_"
-"""Prefix, in timm's registry, of those backbones of linvit whose names timm has given to models of its own."""
+"""Prefix, in timm's registry, of linvit's backbones whose names are names of timm's own models."""
 
 
 def layout(network: Any, input_size: Sequence[int]) -> dict[str, Any]:
-    """Returns what timm's `default_cfg` says of the modules of a model, as far as the model has them."""
+    """Returns the entries of timm's `default_cfg` about the modules of a model, as far as the model has them."""
     found: dict[str, Any] = {}
     names = {module: name for name, module in network.named_modules()}
     convolutions = [name for module, name in names.items() if isinstance(module, nn.Conv2d)]
@@ -36,7 +36,7 @@ def layout(network: Any, input_size: Sequence[int]) -> dict[str, Any]:
 
 
 def preparation(name: str) -> dict[str, Any]:
-    """Returns how images are prepared for a backbone, where that differs from timm's defaults (224, 0.875, bicubic)."""
+    """Returns the preparation of images for a backbone where it differs from timm's defaults (224, 0.875, bicubic)."""
     facts = model_info().get(name)
     if facts is None:
         return {}
@@ -45,13 +45,13 @@ def preparation(name: str) -> dict[str, Any]:
 
 
 def name_in_timm(name: str) -> str:
-    """The name by which timm's registry knows a backbone of linvit."""
+    """Returns the name of a linvit backbone in timm's registry."""
     entry = timm.models.model_entrypoint(name) if timm.is_model(name) else None
     return name if entry is None or entry.__module__.startswith("linvit.") else f"{OWN}{name}"
 
 
 def record(network: Any, name: str, options: Mapping[str, Any]) -> None:
-    """Notes the name and the options of a backbone that linvit has built; one that timm does not know gets no note."""
+    """Records name and options of a backbone that linvit has built; does nothing for one unknown to timm."""
     known = isinstance(network, nn.Module) and timm.is_model(name_in_timm(name))
     if not known or hasattr(network, "pretrained_cfg"):
         return
@@ -67,7 +67,7 @@ def record(network: Any, name: str, options: Mapping[str, Any]) -> None:
 
 
 def record_replacement(network: Any, attention: Spec | Sequence[Spec | None], img_size: int | Sequence[int]) -> None:
-    """Notes that the attention of a model was replaced, if there is a note on how it was built."""
+    """Records that the attention of a model was replaced, if its construction is recorded."""
     if hasattr(getattr(network, "config", None), "model_type"):
         note_replacement(network, {"attention": attention, "img_size": img_size})
     config = getattr(network, "pretrained_cfg", None)

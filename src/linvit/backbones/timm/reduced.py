@@ -1,4 +1,4 @@
-"""Attention with spatial reduction, in PVTv2 and Twins, and in Next-ViT, whose keys are averages of neighbours."""
+"""Replaces attention with spatial reduction, in PVTv2 and Twins, and in Next-ViT, whose keys are averages."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from linvit.registry import Spec
 class ReplacedPVTv2Attention(ReplacedAttention):
     """Replaces the attention of PVTv2 and the global one of Twins.
 
-    Its spatial reduction stays unless the mechanism needs as many keys as queries.
+    Its spatial reduction is kept unless the mechanism needs as many keys as queries.
     """
 
     sources = (pvt_v2.Attention, twins.GlobalSubSampleAttn)
@@ -28,7 +28,7 @@ class ReplacedPVTv2Attention(ReplacedAttention):
         self.sr = sr
 
     def forward(self, x: Tensor, feat_size: Sequence[int]) -> Tensor:
-        """(B, N, C) -> (B, N, C) for the plane (H, W)."""
+        """Maps (B, N, C) to (B, N, C) for the plane (H, W)."""
         grid = Grid((feat_size[0], feat_size[1]))
         if self.sr is None:
             return self.mix(x, grid)
@@ -54,7 +54,7 @@ def reduction(source: Any) -> StridedReduction | PooledReduction | None:
 class ReplacedNextViTAttention(ReplacedAttention):
     """Replaces Next-ViT's attention, with its averages unless the mechanism needs as many keys as queries.
 
-    To the mechanism the averages, which run over the ends of rows, are one row of keys.
+    For the mechanism the averages, which cross the ends of rows, are one row of keys.
     """
 
     sources = (nextvit.EfficientAttention,)
@@ -70,7 +70,7 @@ class ReplacedNextViTAttention(ReplacedAttention):
         self.map = model.map_from(model.parent(name).patch_embed, Grid(size))
 
     def reduced(self, grid: Grid) -> Grid:
-        """The grid with that of the averages."""
+        """Returns the grid with the size of the averages."""
         return grid if self.ratio == 1 else Grid(grid.size, (1, grid.num_queries // self.ratio))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -27,9 +27,9 @@ default_cfgs = generate_default_cfgs(
 
 
 def register_with_timm() -> None:
-    """Registers all names, those of plug-ins too; a backbone is imported when it is used.
+    """Registers all names, including those of plug-ins; a backbone is imported on first use.
 
-    A name that timm has given to a model of its own gets a prefix, "linvit_pvt_v2_b0".
+    A name that timm already uses gets a prefix, "linvit_pvt_v2_b0".
     """
     for name in backbones.names():
         if name != "timm" and not timm.is_model(name_in_timm(name)):
@@ -39,7 +39,7 @@ def register_with_timm() -> None:
 
 
 def build(name: str, global_pool: str | None = None, **options: Any) -> nn.Module:
-    """Builds a backbone of linvit with arguments of timm's, which may name the pooling of any."""
+    """Builds a linvit backbone from timm's arguments, which may include the pooling."""
     if global_pool is not None and takes(backbones.get(name), "global_pool"):
         options["global_pool"] = global_pool
     network: Any = backbones.create({"name": name, **options})
@@ -51,11 +51,11 @@ def build(name: str, global_pool: str | None = None, **options: Any) -> nn.Modul
 
 
 def build_replaced(model: str, replaced: Sequence[dict[str, Any]], **options: Any) -> nn.Module:
-    """Builds a model of timm's registry and replaces its attention, as often as it had been when it was saved."""
+    """Builds a model of timm's registry and replaces its attention as often as before it was saved."""
     from linvit.backbones.replace_attention import replace_attention
 
     if not isinstance(model, str) or model == REPLACED or not timm.is_model(model):
-        raise UserError(f"'{REPLACED}' replaces the attention of a model of timm's registry; {model!r} is none")
+        raise UserError(f"'{REPLACED}' replaces the attention of a model of timm's registry; {model!r} is not in it")
     network: nn.Module = model_entrypoint(model)(**options)
     for one in replaced:
         replace_attention(network, **one)
@@ -63,13 +63,13 @@ def build_replaced(model: str, replaced: Sequence[dict[str, Any]], **options: An
 
 
 def for_grids(state: Mapping[str, Tensor], network: Any) -> dict[str, Tensor]:
-    """The weights of a file with tables for the grids of a network, which may be built for another `img_size`."""
+    """Returns the weights of a file with tables for the grids of a network, which may have another `img_size`."""
     height, width = network.pretrained_cfg["input_size"][1:]
     return resize_tables(network, state, (height, width))
 
 
 def entrypoint(name: str, build: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
-    """Returns the function by which timm creates a model of a name with a function of linvit."""
+    """Returns the function with which timm creates a model of this name by a function of linvit."""
 
     def create(
         pretrained: bool = False,
@@ -81,7 +81,7 @@ def entrypoint(name: str, build: Callable[..., nn.Module]) -> Callable[..., nn.M
     ) -> nn.Module:
         if drop_rate:
             raise UserError(
-                f"'{name}' of linvit drops no features of the classifier; got drop_rate={drop_rate}. "
+                f"'{name}' of linvit has no dropout before the classifier; got drop_rate={drop_rate}. "
                 f"Use drop_path_rate or proj_drop"
             )
         if pretrained and not resolve_pretrained_cfg(name, pretrained_cfg, pretrained_cfg_overlay).has_weights:

@@ -1,4 +1,4 @@
-"""Attention among all tokens of an image, prefix first."""
+"""Replaces attention among all tokens of an image, prefix first."""
 
 from typing import Any
 
@@ -16,12 +16,12 @@ from linvit.registry import Spec
 
 
 class ReplacedViTAttention(ReplacedAttention):
-    """Replaces the attention of ViT, DeiT, BEiT, EVA, DINOv3, NaFlex and their like, among all tokens, prefix first.
+    """Replaces the attention of ViT, DeiT, BEiT, EVA, DINOv3, NaFlex and the like, among all tokens, prefix first.
 
-    Where the model has rotary positions, it turns q and k by its own tables before the mechanism gets them. Under its
-    patch dropout the patches that are left are in no plane, so mechanisms that look at the grid are refused. Of a batch
-    of several sizes, keys that fill up shorter images are masked, or, where the mechanism cannot do that or looks at
-    the grid, it gets image after image.
+    If the model has rotary positions, it rotates q and k by its own tables before the mechanism gets them. With its
+    patch dropout the remaining patches form no plane, so mechanisms that use the grid raise an error. In a batch
+    of several sizes, keys that pad shorter images are masked, or, if the mechanism cannot do that or uses
+    the grid, it is called per image.
     """
 
     sources = (Attention, AttentionRope, beit.Attention, eva.EvaAttention)
@@ -34,11 +34,11 @@ class ReplacedViTAttention(ReplacedAttention):
             getattr(model.network, "patch_drop", None), PatchDropout | PatchDropoutWithIndices
         )
         what, mechanism = type(model.network).__name__, type(self.mechanism).__name__
-        self.norm = getattr(source, "norm", nn.Identity())  # of what is mixed
+        self.norm = getattr(source, "norm", nn.Identity())  # of the mechanism's output
         if not isinstance(self.norm, nn.Identity) and self.mechanism.out_dim != self.mechanism.dim:
             raise UserError(
-                f"{what} norms the {self.mechanism.dim} channels that its attention mixes, and {mechanism} makes "
-                f"{self.mechanism.out_dim} of them. Leave out what widens it"
+                f"{what} norms the {self.mechanism.dim} channels that its attention mixes, but {mechanism} outputs "
+                f"{self.mechanism.out_dim}. Remove the option that widens it"
             )
         if self.drops_patches and self.looks_at_places:
             raise UserError(
@@ -49,7 +49,7 @@ class ReplacedViTAttention(ReplacedAttention):
             self.refuse_second_rotation(what)
 
     def patches_of(self, model: Model, name: str) -> PatchGrid:
-        """What tells the grid of a layer's tokens: for PiT that of a stage, for CrossViT that of a branch."""
+        """Returns the recorder of a layer's grid: for PiT that of a stage, for CrossViT that of a branch."""
         network: Any = model.network
         if isinstance(network, pit.PoolingVisionTransformer):
             stage = int(name.split(".")[1])
@@ -63,7 +63,7 @@ class ReplacedViTAttention(ReplacedAttention):
         return model.patches
 
     def project(self, out: Tensor, x: Tensor) -> Tensor:
-        """As any layer, behind the norm of what is mixed."""
+        """Projects like any layer, after the norm of the mechanism's output."""
         return super().project(self.norm(out), x)
 
     def forward(
@@ -74,9 +74,9 @@ class ReplacedViTAttention(ReplacedAttention):
         rope: Tensor | None = None,
         shared_rel_pos_bias: Tensor | None = None,
     ) -> Tensor:
-        """(B, N, C) -> (B, N, C). A mask of pairs of tokens is refused unless the mechanism takes a bias."""
+        """Maps (B, N, C) to (B, N, C). A mask of pairs of tokens is an error unless the mechanism accepts a bias."""
         grid, mask = self.patches.grid, None
-        if attn_mask is not None and attn_mask.shape[1:-1] == (1, 1):  # of keys alone, (B, 1, 1, N)
+        if attn_mask is not None and attn_mask.shape[1:-1] == (1, 1):  # of keys only, (B, 1, 1, N)
             mask = (attn_mask if attn_mask.dtype == torch.bool else attn_mask >= 0)[:, 0, 0]
             attn_mask = None
         if is_causal or (attn_mask is not None and not self.mechanism.host.accepts_bias):
@@ -89,14 +89,14 @@ class ReplacedViTAttention(ReplacedAttention):
         if self.drops_patches and self.training:
             grid = Grid((1, x.shape[1] - grid.num_prefix), num_prefix=grid.num_prefix)
         if attn_mask is not None:
-            if attn_mask.dtype == torch.bool:  # what takes part
+            if attn_mask.dtype == torch.bool:  # True for tokens that take part
                 attn_mask = torch.zeros_like(attn_mask, dtype=x.dtype).masked_fill(~attn_mask, -torch.inf)
             attn_mask = attn_mask[(None,) * (4 - attn_mask.ndim)]  # (B or 1, h or 1, N, N)
         bias = shared_rel_pos_bias if attn_mask is None else attn_mask
         return self.mix(x, grid, bias=bias, rope=rope, mask=mask)
 
     def image_by_image(self, x: Tensor, mask: Tensor, rope: Tensor | None) -> Tensor:
-        """Mixes the tokens (B, N, C) of each image of a batch of several sizes on their own grid."""
+        """Mixes the tokens (B, N, C) of each image of a batch of several sizes on its own grid."""
         prefix, sizes = self.patches.grid.num_prefix, getattr(self.patches, "sizes", ())
         grids = [Grid(size, num_prefix=prefix) for size in sizes]
         dropped = self.drops_patches and self.training
@@ -114,7 +114,7 @@ class ReplacedViTAttention(ReplacedAttention):
 
 
 class ReplacedCaiTAttention(ReplacedAttention):
-    """Replaces CaiT's attention among patches, without the mixing of heads before and behind softmax."""
+    """Replaces CaiT's attention among patches, without the mixing of heads before and after softmax."""
 
     sources = (cait.TalkingHeadAttn,)
     kept = ReplacedAttention.kept | {"proj_l", "proj_w"}

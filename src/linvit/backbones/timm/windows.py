@@ -1,4 +1,4 @@
-"""Attention in windows, which the model or the layer has cut: Swin, Swin V2, DaViT, TinyViT, Twins; and LeViT's."""
+"""Replaces attention in windows that the model or the layer has cut: Swin, Swin V2, DaViT, TinyViT, Twins; LeViT's."""
 
 import math
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ from linvit.registry import Spec
 
 
 class ReplacedSwinAttention(ReplacedAttention):
-    """Replaces attention inside windows. A mechanism that takes no bias gets no shift mask either."""
+    """Replaces attention inside windows. A mechanism that accepts no bias gets no shift mask either."""
 
     sources: ClassVar[Any] = (swin_transformer.WindowAttention, davit.WindowAttention)
     kept = ReplacedAttention.kept | {"relative_position_bias_table"}
@@ -27,7 +27,7 @@ class ReplacedSwinAttention(ReplacedAttention):
         self.refuse_stem("Swin, Swin V2 and DaViT")
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """(B n, h w, C) -> (B n, h w, C) with a mask (n, h w, h w) for the n windows of an image."""
+        """Maps (B n, h w, C) to (B n, h w, C) with a mask (n, h w, h w) for the n windows of an image."""
         height, width = self.window_size
         if mask is not None:
             mask = mask[:, None].repeat(x.shape[0] // mask.shape[0], 1, 1, 1)  # (B n, 1, h w, h w)
@@ -44,7 +44,7 @@ class ReplacedSwinV2Attention(ReplacedSwinAttention):
     kept = ReplacedAttention.kept | {"logit_scale", "cpb_mlp"}
     set_window_size = swin_transformer_v2.WindowAttention.set_window_size
     init_non_persistent_buffers = swin_transformer_v2.WindowAttention._init_buffers
-    k_bias = None  # which it would fill with zeros
+    k_bias = None  # the base class would fill it with zeros
     _make_pair_wise_relative_positions = swin_transformer_v2.WindowAttention._make_pair_wise_relative_positions
 
     def __init__(self, source: Any, spec: Spec, model: Model, name: str) -> None:
@@ -56,18 +56,18 @@ class ReplacedSwinV2Attention(ReplacedSwinAttention):
             self.register_buffer(buffer, getattr(source, buffer), persistent=False)
 
     def norm_queries(self, q: Tensor) -> Tensor:
-        """Brings each head's channels to length 1, times the learnt factor; softmax's 1 / sqrt(d) is undone."""
+        """Normalises each head's channels to length 1, times the learnt factor; undoes softmax's 1 / sqrt(d)."""
         if self.logit_scale is None:
             return q
         scale = self.logit_scale.clamp(max=math.log(100)).exp() * math.sqrt(self.mechanism.key_dim)  # (h, 1, 1)
         return (F.normalize(q.unflatten(2, (len(scale), -1)), dim=-1) * scale.squeeze(-1)).flatten(2)  # type: ignore[no-any-return]
 
     def norm_keys(self, k: Tensor) -> Tensor:
-        """Brings each head's channels to length 1."""
+        """Normalises each head's channels to length 1."""
         return F.normalize(k.unflatten(2, (self.mechanism.num_heads, -1)), dim=-1).flatten(2)
 
     def position_bias(self, q: Tensor, grid: Grid) -> Tensor | None:
-        """The bias of relative positions by a small network of them, (1, h, N, N)."""
+        """Returns the bias of relative positions from a small network, (1, h, N, N)."""
         if self.cpb_mlp is None:
             return None
         table = 16 * self.cpb_mlp(self.relative_coords_table).flatten(0, -2).sigmoid()
@@ -75,7 +75,7 @@ class ReplacedSwinV2Attention(ReplacedSwinAttention):
 
 
 class ReplacedTinyViTAttention(ReplacedAttention):
-    """Replaces TinyViT's attention in windows, behind a norm of its own."""
+    """Replaces TinyViT's attention in windows, which has its own norm before it."""
 
     sources: ClassVar[Any] = (tiny_vit.Attention,)
     kept = ReplacedAttention.kept | {"norm", "attention_biases"}
@@ -89,7 +89,7 @@ class ReplacedTinyViTAttention(ReplacedAttention):
         self.keep_biases(source)
 
     def keep_biases(self, source: Any) -> None:
-        """Keeps the table of biases for a mechanism that takes one."""
+        """Keeps the table of biases for a mechanism that accepts one."""
         self.resolution = source.resolution
         self.attention_biases = source.attention_biases if self.mechanism.host.accepts_bias else None
         self.register_buffer("attention_bias_idxs", source.attention_bias_idxs, persistent=False)
@@ -99,12 +99,12 @@ class ReplacedTinyViTAttention(ReplacedAttention):
         return self.mix(self.norm(x), self.mechanism.grid)
 
     def position_bias(self, q: Tensor, grid: Grid) -> Tensor | None:
-        """The bias of absolute distances in rows and columns, (1, h, N, N)."""
+        """Returns the bias of absolute distances in rows and columns, (1, h, N, N)."""
         return None if self.attention_biases is None else self.attention_biases[None, :, self.attention_bias_idxs]
 
 
 class ReplacedLeViTAttention(ReplacedTinyViTAttention):
-    """Replaces LeViT's attention within a stage; the attention that halves the map between two stages stays."""
+    """Replaces LeViT's attention within a stage; the attention that halves the map between stages is kept."""
 
     sources = (levit.Attention,)
     kept = ReplacedAttention.kept | {"attention_biases"}
@@ -113,7 +113,7 @@ class ReplacedLeViTAttention(ReplacedTinyViTAttention):
 
     def __init__(self, source: Any, spec: Spec, model: Model, name: str) -> None:
         if source.use_conv:
-            raise UserError("timm's levit_conv cannot take another attention; take levit, which is the same by layers")
+            raise UserError("linvit cannot replace the attention of timm's levit_conv; use levit, with linear layers")
         linear = SimpleNamespace(
             qkv=source.qkv.linear, proj=source.proj.ln.linear, num_heads=source.num_heads, key_dim=source.key_dim
         )
@@ -133,7 +133,7 @@ class ReplacedLeViTAttention(ReplacedTinyViTAttention):
 
 
 class ReplacedTwinsAttention(ReplacedAttention):
-    """Replaces Twins' attention within groups of neighbours, padded by zeros as there."""
+    """Replaces Twins' attention within groups of neighbours, zero-padded as there."""
 
     sources = (twins.LocallyGroupedAttn,)
 
@@ -141,7 +141,7 @@ class ReplacedTwinsAttention(ReplacedAttention):
         super().__init__(source, spec, Grid((source.ws, source.ws)))
 
     def forward(self, x: Tensor, size: tuple[int, int]) -> Tensor:
-        """(B, N, C) -> (B, N, C) for the plane (H, W)."""
+        """Maps (B, N, C) to (B, N, C) for the plane (H, W)."""
         windows = Windows((size[0], size[1]), self.mechanism.grid.size)
         t = self.stemmed(x, Grid(windows.size))
         parts = windows.partition(t)

@@ -76,7 +76,7 @@ class AttentionMaps(Measurement):
             add_picture(trainer, f"attention/{kind}", picture)
 
     def _pictures(self, trainer: Trainer) -> list[np.ndarray]:
-        """The images (H, W, 3), uint8; of data without a mean, each brought to the range of its values."""
+        """Returns the images (H, W, 3), uint8; of data without a mean, each brought to the range of its values."""
         images = cast("Tensor", self._samples).float().cpu()
         data: Any = getattr(trainer, "datamodule", None)
         if hasattr(data, "mean"):
@@ -87,7 +87,7 @@ class AttentionMaps(Measurement):
 
 
 def read_query(given: Sequence[float] | None) -> Query:
-    """The query of an option: null, or [row, column] as fractions of the image."""
+    """Returns the query of an option: null, or [row, column] as fractions of the image."""
     if given is None:
         return Query()
     if len(given) != 2:
@@ -115,7 +115,7 @@ class Maps(NamedTuple):
 
 
 def attention_maps(image: np.ndarray, calls: Mapping[str, Call], query: Query, max_tokens: int = 1024) -> Maps:
-    """The maps of one image from what its layers received; what fails is left out with the reason."""
+    """Returns the maps of one image from what its layers received; what fails is left out with the reason."""
     maps: dict[str, dict[str, Tensor]] = {kind: {} for kind in KINDS}
     left_out: dict[str, str] = {}
     place = (0.5 if query.row is None else query.row, 0.5 if query.column is None else query.column)
@@ -172,7 +172,7 @@ def gallery(rows: Sequence[Maps], kind: str, paper: Paper = LIGHT) -> Image.Imag
 
 
 def over(image: np.ndarray, weights: Tensor) -> Image.Image:
-    """A map (h, w) as colours over its image in grey, whose longer side has `SIDE` pixels."""
+    """Returns a map (h, w) as colours over its image in grey, whose longer side has `SIDE` pixels."""
     clipped = torch.nan_to_num(weights.double(), 0, 0, 0).clamp_min(0)
     shares = (clipped / clipped.max().clamp_min(1e-300)).numpy()
     tones = Image.fromarray(mpl.colormaps["viridis"](shares, bytes=True)[..., :3])

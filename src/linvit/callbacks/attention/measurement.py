@@ -205,7 +205,7 @@ class AttentionRank(Measurement):
             logger.log_metrics(curves, step=trainer.global_step)
 
     def _layer(self, layer: str, calls: list[Call]) -> dict[str, dict[str, Tensor]]:
-        """The statistics of a layer's parts, (images, h) each."""
+        """Returns the statistics of a layer's parts, (images, h) each."""
         found = layer_statistics(calls, channel=self.channel, max_tokens=self.max_tokens)
         if not found.keys() & {"", CHANNELS}:
             self._left_out[layer] = max(calls[0].grid.num_queries, calls[0].grid.num_keys)

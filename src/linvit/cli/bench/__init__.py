@@ -1,4 +1,4 @@
-"""`linvit bench`: what mechanisms and backbones cost."""
+"""`linvit bench`: costs of mechanisms and backbones."""
 
 from linvit.errors import UserError, did_you_mean
 

@@ -28,13 +28,13 @@ from linvit.registry import attentions, backbones
 from linvit.runs.conditions import conditions, cpu_load
 
 BUSY_MACHINE = (
-    "other processes use the processor: this one got {:.0%} of the time that it needs. {}; growth exponents of times "
+    "other processes use the CPU: this one got {:.0%} of the time that it needs. {}; growth exponents of times "
     "are left out. Repeat it on an idle machine"
 )
-CPU_TIME = "Times are processor time of one thread, as by --threads 1 --cpu_time"
-CLOCK_TIME = "Times by the clock are too long (--threads 1 --cpu_time measures processor time)"
-CTRL_C = 130  # the exit code of a program that it ended
-INTERRUPTED = "interrupted"  # of the conditions
+CPU_TIME = "Times are CPU time of one thread, as with --threads 1 --cpu_time"
+CLOCK_TIME = "Wall-clock times are too long (--threads 1 --cpu_time measures CPU time)"
+CTRL_C = 130  # exit code after Ctrl-C
+INTERRUPTED = "interrupted"  # entry of the conditions
 GRIDS = "14x14,14x28,28x28,28x56,56x56"
 NAMES = ("deit_tiny", "flatten_deit_tiny", "pvt_tiny", "flatten_pvt_tiny", "swin_tiny", "flatten_swin_tiny")
 MODES: dict[str, tuple[Mode, str]] = {
@@ -42,8 +42,8 @@ MODES: dict[str, tuple[Mode, str]] = {
     "no_recompute": ("no recompute", "with recompute_attention=false: it keeps more for backward and is faster"),
 }
 KERNEL = (
-    "beside each module the same with attention_kernel=triton, and by kernels of other packages, where it has one, "
-    "after a check of its values; attention_kernel=triton uses them"
+    "measure kernels next to each module: attention_kernel=triton, and those of other packages, where it has one, "
+    "after a check of their values; attention_kernel=triton enables them"
 )
 ATTENTION = """examples:
   linvit bench attention                     all mechanisms up to 3,136 tokens:
@@ -54,20 +54,20 @@ ATTENTION = """examples:
   linvit bench attention focused linear --layer --batch 4 --compile
                                              torch.compile: how much faster?
   linvit bench attention focused --device cuda --dtype bfloat16 --kernel
-                                             its kernels: quicker here?
+                                             its kernels: faster here?
   linvit bench attention focused --layer --no_recompute
-                                             recomputing in backward: what does
-                                             it save, and what does it cost?
+                                             recomputing in backward: memory
+                                             saved, and time lost
 
-Beside the mechanisms are measured torch's scaled_dot_product_attention
-("torch's SDPA") and a naive softmax. Printed are the medians, from which
-number of tokens on a mechanism costs less than these (the crossover), and how
-its costs grow with the number of tokens (the exponent). Tables (Markdown, and
-CSV with quartiles) and plots (SVG) are written.
+torch's scaled_dot_product_attention ("torch's SDPA") and a naive softmax are
+measured for comparison. The output has medians, the number of tokens from
+which a mechanism costs less than these (the crossover), and the growth of its
+costs with the number of tokens (the exponent). Tables (Markdown, and CSV with
+quartiles) and plots (SVG) are written.
 
-At each size modules take turns, in at least three rounds. Memory is what a call
-allocates beyond its inputs and weights. The tables say what could not be
-measured, and why. Ctrl-C keeps what is measured.
+At each size modules take turns, in at least three rounds. Memory is the peak
+of a call beyond its inputs and weights. The tables list failed measurements
+with the reason. Ctrl-C keeps the results so far.
 """
 BACKBONE = """examples:
   linvit bench backbone                      DeiT, PVT and Swin, with their own
@@ -80,7 +80,7 @@ BACKBONE = """examples:
 A training step is forward, cross entropy, backward and AdamW. Tables and plots
 are those of linvit bench attention, over the image size; the crossover is with
 the first backbone. accuracy.svg shows ImageNet-1K top-1 as published by the
-authors (linvit measured none of it) over the time measured here.
+authors (not measured by linvit) over the time measured here.
 """
 
 
@@ -90,7 +90,7 @@ def attention(argv: list[str]) -> int:
     parser.add_argument("--grids", default=GRIDS, help="patch grids, a side or HxW, with commas (%(default)s)")
     parser.add_argument("--dim", type=int, default=96, help="channels over all heads (%(default)s, as in Swin-T)")
     parser.add_argument("--heads", type=int, default=3, help="heads (%(default)s)")
-    parser.add_argument("--layer", action="store_true", help="with the projections of the layer around it")
+    parser.add_argument("--layer", action="store_true", help="measure with the projections of the layer")
     args = parser.parse_intermixed_args(argv)
     check_number("--dim", args.dim, at_least=1, whole=True)
     check_number("--heads", args.heads, at_least=1, whole=True)
@@ -114,7 +114,7 @@ def backbone(argv: list[str]) -> int:
     parser = _parser("backbone", BACKBONE)
     sizes_help = "image sizes, a side or HxW, with commas (%(default)s)"
     parser.add_argument("--img_sizes", default="224,320,448", help=sizes_help)
-    parser.add_argument("--attention", metavar="SPEC", help="another attention in all: NAME, {name: ...}, or a list")
+    parser.add_argument("--attention", metavar="SPEC", help="another attention for all: NAME, {name: ...}, or a list")
     args = parser.parse_intermixed_args(argv)
     specs = [read_spec(backbones, name) for name in args.names or NAMES]
     replaced = None if args.attention is None else read_value("--attention", args.attention)
@@ -134,14 +134,14 @@ def _parser(verb: str, epilog: str) -> argparse.ArgumentParser:
     parser.add_argument("--dtype", default="float32", choices=list(DTYPES), help="of weights and inputs (%(default)s)")
     parser.add_argument("--autocast", action="store_true", help="weights in float32, the rest under autocast to DTYPE")
     for name, (_, about) in MODES.items():
-        parser.add_argument(f"--{name}", action="store_true", help=f"beside each module the same {about}")
+        parser.add_argument(f"--{name}", action="store_true", help=f"measure each module also {about}")
     parser.add_argument("--kernel", action="store_true", help=KERNEL)
-    parser.add_argument("--forward_only", action="store_true", help="leave out the backward pass")
-    parser.add_argument("--threads", type=int, help="of torch on the CPU (torch's default)")
-    about = "count the seconds of the processor and not of the clock: for one thread on a CPU that is busy"
+    parser.add_argument("--forward_only", action="store_true", help="skip the backward pass")
+    parser.add_argument("--threads", type=int, help="torch's threads on the CPU (torch's default)")
+    about = "measure CPU time instead of wall-clock time: for one thread on a busy CPU"
     parser.add_argument("--cpu_time", action="store_true", help=about)
-    parser.add_argument("--budget", type=float, default=60, metavar="SECONDS", help="for all timing (%(default)s)")
-    parser.add_argument("--output", type=Path, metavar="FOLDER", help="for tables and plots (bench/DATE)")
+    parser.add_argument("--budget", type=float, default=60, metavar="SECONDS", help="limit of all timing (%(default)s)")
+    parser.add_argument("--output", type=Path, metavar="FOLDER", help="folder of tables and plots (bench/DATE)")
     return parser
 
 
@@ -159,7 +159,7 @@ def _settings(args: argparse.Namespace) -> Settings:
     if device.type not in ("cpu", "cuda"):
         raise UserError(f"--device must be cpu or cuda, which linvit can measure; got {args.device}")
     if args.cpu_time and (device.type != "cpu" or torch.get_num_threads() > 1):
-        raise UserError("--cpu_time is for one thread on a CPU; add --threads 1, or leave it out")
+        raise UserError("--cpu_time is for one thread on a CPU; add --threads 1, or remove it")
     if args.autocast and args.dtype not in ("bfloat16", "float16"):
         raise UserError(f"--autocast runs in half precision; got --dtype {args.dtype}. Write --dtype bfloat16")
     if args.kernel and kernel_names() == ["triton"] and device.type != "cuda" and not INTERPRETED:
@@ -176,7 +176,7 @@ def _measured(
     settings: Settings,
     **about: Any,
 ) -> CostReport:
-    """Costs, and the conditions under which they were measured, a Ctrl-C that ended the measurement among them."""
+    """Returns costs and the conditions of their measurement, including an interruption by Ctrl-C."""
     for build in modules.values():
         builders.check_builds(build, sizes)
     share = processor_share() if torch.device(args.device).type == "cpu" else 1.0
@@ -184,14 +184,14 @@ def _measured(
         args.cpu_time = True
         torch.set_num_threads(1)
     how = f"batch {args.batch}, {args.dtype}{' autocast' * args.autocast}, {' and '.join(settings.modes)}"
-    how += ", processor time of one thread" * args.cpu_time
+    how += ", CPU time of one thread" * args.cpu_time
     known = conditions(args.device) | {"settings": f"{what}, {how}", "batch": str(args.batch)}
     measuring: Any = {"budget": args.budget, "clock": time.process_time if args.cpu_time else time.perf_counter}
     with tqdm(bar_format="{desc}", leave=False, disable=None) as line:
 
         def report(text: str) -> None:
             line.set_description_str(text, refresh=False)
-            line.update(0)  # shows it, ten times a second at most
+            line.update(0)  # updates the display, at most ten times per second
 
         found, interrupted = costs_over_sizes(modules, sizes, settings, skipped=BASELINES, report=report, **measuring)
     known |= {"load at the end": cpu_load()} | ({INTERRUPTED: "yes, by Ctrl-C"} if interrupted else {})
@@ -217,7 +217,7 @@ def _finish(report: CostReport, output: Path | None, plots: Mapping[str, str] | 
     report.write(folder, plots or {})
     print(f"\ntables with operations, and plots: {folder}")
     if interrupted:
-        print("interrupted: the tables have what was measured until then", file=sys.stderr)
+        print("interrupted: the tables have the results so far", file=sys.stderr)
     return CTRL_C if interrupted else 0
 
 

@@ -1,4 +1,4 @@
-"""`linvit compare`: runs variants of one configuration with several seeds, and makes one table of them."""
+"""`linvit compare`: runs variants of one configuration with several seeds, and writes one table of them."""
 
 import argparse
 import re
@@ -16,11 +16,11 @@ from linvit.runs import yaml_text
 from linvit.runs.configs import config_file, find, text
 
 EPILOG = """the grid:
-  Any option of linvit fit can be given. One with several values varies: values
-  stand between commas, or the option is repeated. Commas within brackets,
+  Any option of linvit fit can be given. An option with several values varies:
+  separate values by commas, or repeat the option. Commas within brackets,
   braces and quotes belong to a value, so a list or a mapping is one value.
-  An option with one value holds for all runs. A * in an attention, backbone
-  or head stands for registered names: --model.attention='*' is all of them.
+  An option with one value applies to all runs. A * in an attention, backbone
+  or head matches registered names: --model.attention='*' is all of them.
 
 examples:
   linvit compare --config quickstart --seeds 3 \\
@@ -42,49 +42,49 @@ The same grid as a file, with keys that a command line may override:
   variants:                     or options by the name of a variant; together
     plain: {model.lr: 1.0e-3}   with vary all combinations are run
   seeds: 3                      seeds 0, 1, 2, or a list
-  baseline: plain               if left out, the runs' teacher, or the first one
+  baseline: plain               default: the runs' teacher, or the first one
   score: val/score              a column of metrics.csv
   published: {source: Table 4 of the paper, scores: {plain: 72.2}}
 
 Each run is a linvit fit in checkpoints/compare/NAME/VARIANT-seedN, with its
-configuration, its log and its run. The same command again runs what is
-missing; a run that was interrupted resumes from its checkpoint. Tables
+configuration, its log and its run. The same command again starts the missing
+runs; a run that was interrupted resumes from its checkpoint. Tables
 (Markdown, CSV), plots and report.html are written beside the runs.
 
-The score of a run is that of its last epoch, and not of its best. A run that
+The score of a run is that of its last epoch, not of its best. A run that
 is not finished has no score, and the exit code is 1. A star
 marks a difference that is significant at 5 % by Holm's correction. A teacher
-(linvit linearize) that is not there yet is trained first. The machines of a Ray
+(linvit linearize) that does not exist yet is trained first. The machines of a Ray
 cluster (pip install 'linvit[ray]') or of SLURM ('linvit[slurm]') must share the
 folder of the runs.
 """
 
 TIMES, FLAG = {"action": "append", "default": []}, {"action": "store_true"}
 OPTIONS: dict[str, tuple[str, str, Any]] = {
-    "config": ("CONFIG", "what all runs start from, in place of the file's; parts (base/...) are added to it", TIMES),
-    "seeds": ("SEEDS", "how many (default: 1), or which: 0,1,5", {}),
-    "baseline": ("VARIANT", "what the others are compared with (default: the runs' teacher, or the first)", {}),
-    "score": ("TAG", "a column of metrics.csv, whose last is compared (default: of the weights that predict)", {}),
-    "tune": ("OPTION=VALUE,VALUE", "each variant takes the value that is best in a run with another seed", TIMES),
-    "without_convolution": ("", "of the attentions of --model.attention; linear_angular keeps its own", FLAG),
-    "name": ("NAME", "of the folder in checkpoints/compare (default: that of the file)", {}),
-    "jobs": ("N", "runs at a time (default: one per GPU; on a CPU 1)", {"type": int}),
+    "config": ("CONFIG", "configuration of all runs, instead of the file's; parts (base/...) are added to it", TIMES),
+    "seeds": ("SEEDS", "number of seeds (default: 1), or a list: 0,1,5", {}),
+    "baseline": ("VARIANT", "variant to compare with (default: the runs' teacher, or the first)", {}),
+    "score": ("TAG", "column of metrics.csv whose last value is compared (default: of the weights that predict)", {}),
+    "tune": ("OPTION=VALUE,VALUE", "each variant uses the value that is best in a run with another seed", TIMES),
+    "without_convolution": ("", "remove convolutions from --model.attention, except linear_angular's", FLAG),
+    "name": ("NAME", "name of the folder in checkpoints/compare (default: that of the file)", {}),
+    "jobs": ("N", "number of parallel runs (default: one per GPU; on a CPU 1)", {"type": int}),
     "gpus_per_run": ("N", "GPUs of each run (default: 1)", {"type": int, "default": 1}),
-    "engine": ("NAME", "what starts the runs: local (default), ray or slurm", {"default": "local"}),
-    "address": ("ADDRESS", "of a Ray cluster, or auto; without it Ray is started here", {}),
-    "cpus_per_run": ("N", "of each run on Ray or SLURM (default: 1)", {"type": int, "default": 1}),
-    "partition": ("NAME", "of SLURM (default: the cluster's own)", {}),
+    "engine": ("NAME", "engine that starts the runs: local (default), ray or slurm", {"default": "local"}),
+    "address": ("ADDRESS", "address of a Ray cluster, or auto (default: start Ray here)", {}),
+    "cpus_per_run": ("N", "CPUs of each run on Ray or SLURM (default: 1)", {"type": int, "default": 1}),
+    "partition": ("NAME", "partition of SLURM (default: the cluster's)", {}),
     "minutes": (
         "N",
-        "of each SLURM job (default: 240); a longer run resumes in another",
+        "minutes of each SLURM job (default: 240); a longer run resumes in another job",
         {"type": int, "default": 240},
     ),
-    "retry": ("", "start runs again that have failed", FLAG),
-    "dry_run": ("", "check and list the runs, and start none", FLAG),
-    "skip_costs": ("", "measure no latency and no memory", FLAG),
-    "report": ("DIR", "make the table of runs that exist; run none", {"nargs": "+"}),
+    "retry": ("", "start failed runs again", FLAG),
+    "dry_run": ("", "check and list the runs without starting them", FLAG),
+    "skip_costs": ("", "do not measure latency and memory", FLAG),
+    "report": ("DIR", "write the table of existing runs only", {"nargs": "+"}),
 }
-"""Options of its own; all others are those of `linvit fit`."""
+"""Options of this verb; all others are those of `linvit fit`."""
 
 
 def main(argv: list[str]) -> int:
@@ -110,7 +110,7 @@ def main(argv: list[str]) -> int:
 
 
 def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """The arguments of this command, and those of `linvit fit`, each as one `--name=value`."""
+    """Returns the arguments of this verb, and those of `linvit fit`, each as one `--name=value`."""
     parser = argument_parser("linvit compare", __doc__, EPILOG)
     parser.allow_abbrev = False
     parser.usage = "linvit compare [GRID] [--config CONFIG] [--OPTION=VALUE,VALUE ...]"
@@ -136,12 +136,12 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def grid_of(args: argparse.Namespace, options: Sequence[str]) -> tuple[Sweep, str]:
-    """The grid of a file, and what the command line says of it; and its name."""
+    """Returns the grid of a file with the changes of the command line, and its name."""
     spec = Sweep()
     if args.grid is not None:
         path = config_file(args.grid)
         content = yaml_text.load(text(path), f"'{path}'")
-        if isinstance(content, dict) and content.keys() & {"base", "model", "data", "trainer"}:  # which no grid has
+        if isinstance(content, dict) and content.keys() & {"base", "model", "data", "trainer"}:  # keys that no grid has
             args.config, args.grid = [args.grid, *args.config], None
         else:
             if isinstance(content, dict):
@@ -154,7 +154,7 @@ def grid_of(args: argparse.Namespace, options: Sequence[str]) -> tuple[Sweep, st
     if not spec.config:
         raise UserError("linvit compare needs a grid or a configuration: linvit compare --config quickstart ...")
     for key, values in _options(options).items():
-        if expand_names(key, values) != values or len(values) > 1:  # a pattern such as * stands for several
+        if expand_names(key, values) != values or len(values) > 1:  # a pattern such as * may match several names
             spec.vary[key] = values
         else:
             spec.set[key] = values[0]
@@ -179,7 +179,7 @@ def grid_of(args: argparse.Namespace, options: Sequence[str]) -> tuple[Sweep, st
 
 
 def _found(config: str, folder: Path | None = None) -> str:
-    """Returns the path of a configuration, which is valid in any working folder; a name that linvit knows as it is."""
+    """Returns the path of a configuration, valid in any working folder; a name of linvit's configurations unchanged."""
     path = find(config, folder)
     return config if path is None or path.is_relative_to(CONFIGS) else str(path.absolute())
 
@@ -191,7 +191,7 @@ def _options(options: Sequence[str]) -> dict[str, list[Any]]:
         if key in ("ckpt_path", "resume", "seed_everything", "trainer.default_root_dir"):
             way = "--seeds" if key == "seed_everything" else "--name" if "root" in key else "nothing"
             raise UserError(f"--{key} is set by linvit compare for each run; use {way} instead")
-        for value in split(text):  # a * at the beginning is a pattern, and to YAML the name of an anchor
+        for value in split(text):  # a leading * is a pattern here, but an alias in YAML
             found.setdefault(key, []).append(value if value[:1] == "*" else yaml_text.load(value, f"--{key}"))
     return found
 

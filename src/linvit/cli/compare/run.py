@@ -1,4 +1,4 @@
-"""`linvit compare`: checks all runs, starts those that are missing, and makes the table of these or of others."""
+"""`linvit compare`: checks all runs, starts missing ones, and writes the table of these or of other runs."""
 
 import argparse
 import math
@@ -41,11 +41,11 @@ from linvit.tasks import Teacher
 from linvit.tasks.pretrained import skip_pretrained
 
 GPU = ("auto", "gpu", "cuda")
-BUDGET = 2.0  # seconds of timing for each variant
+BUDGET = 2.0  # seconds of timing per variant
 
 
 def run(spec: Sweep, title: str, args: argparse.Namespace, command: str) -> int:
-    """Runs an experiment in a folder of this title; `command` resumes it. Returns the exit code."""
+    """Runs an experiment in a folder named by the title; `command` resumes it. Returns the exit code."""
     grid = spec.grid()
     if len(grid.variants) == len(grid.all_seeds) == 1 and not grid.tune:
         raise UserError(
@@ -65,7 +65,7 @@ def run(spec: Sweep, title: str, args: argparse.Namespace, command: str) -> int:
         teachers = [config["model"]["init_args"].get("teacher") for config in configs.values()]
         trained = [train_teacher(Teacher.of(teacher)) for teacher in teachers if teacher is not None]
         if any(trained):
-            configs = resolve(grid)  # which names its checkpoint
+            configs = resolve(grid)  # names its checkpoint
         if grid.tune:
             tuned = _tuned(grid, root / TUNING, args)
             if isinstance(tuned, Experiment):
@@ -78,7 +78,7 @@ def run(spec: Sweep, title: str, args: argparse.Namespace, command: str) -> int:
 
 
 def _own_folder(grid: str | None) -> Path | None:
-    """Returns the folder of the experiment whose own grid is named, which continues there; None for other grids."""
+    """Returns the folder of the experiment if its own grid file is given, which resumes it; None for other grids."""
     path = Path(grid or "")
     experiment = Experiment.of(path.parent) if path.name == FILE else None
     begun = experiment is not None and any(run.config.exists() for run in experiment.runs)
@@ -86,7 +86,7 @@ def _own_folder(grid: str | None) -> Path | None:
 
 
 def _tuned(grid: Sweep, folder: Path, args: argparse.Namespace) -> Sweep | Experiment:
-    """The grid with the best values of the options that are tuned; of tuning that a signal has ended the runs."""
+    """Returns the grid with the best values of the tuned options, or the experiment if a signal stopped the tuning."""
     trials = grid.all_trials()
     tuning = Experiment(folder, trials)
     if not _complete(tuning, _with_other_samples(resolve(trials)), args):
@@ -97,7 +97,7 @@ def _tuned(grid: Sweep, folder: Path, args: argparse.Namespace) -> Sweep | Exper
 
 
 def _with_other_samples(configs: dict[str, Config]) -> dict[str, Config]:
-    """The same with other images of generated data, so that no value is chosen by those of the table."""
+    """Returns the configurations with other generated images, so that tuning uses none of the table's images."""
     for config in configs.values():
         data = config["data"]["init_args"]
         for options, name in ((data, "samples_seed"), (data.get("scenes") or {}, "seed")):
@@ -107,13 +107,13 @@ def _with_other_samples(configs: dict[str, Config]) -> dict[str, Config]:
 
 
 def _complete(experiment: Experiment, configs: dict[str, Config], args: argparse.Namespace) -> bool:
-    """Starts the runs of an experiment that are missing; returns whether all have been run."""
+    """Starts the missing runs of an experiment; returns True if all have been run."""
     experiment.prepare(configs)
     runs = experiment.runs
     waiting = [run for run in runs if run.state != "finished" and (args.retry or run.state != "failed")]
-    done = f", {len(runs) - len(waiting)} of them are done" if len(waiting) < len(runs) else ""
+    done = f", {len(runs) - len(waiting)} of them are finished" if len(waiting) < len(runs) else ""
     rank_zero_info(f"{len(runs)} runs in {shown(experiment.root)}{done}")
-    STOP.deferred = True  # the runs save first; before and after them a signal ends this process at once
+    STOP.deferred = True  # the runs save first; before and after them a signal ends this process immediately
     try:
         for run in _run(waiting, configs, args) if waiting else ():
             say_how_it_ended(runs, run)
@@ -131,7 +131,7 @@ def _stopped(experiment: Experiment, command: str) -> int:
 
 
 def report(folders: Sequence[Path], args: argparse.Namespace) -> int:
-    """Makes the table of the runs in folders; returns the exit code."""
+    """Writes the table of the runs in folders; returns the exit code."""
     experiment = Experiment.of(folders[0]) if len(folders) == 1 else None
     if experiment is not None:
         root, results = folders[0], experiment.results()
@@ -171,9 +171,9 @@ def finish(results: Results, root: Path, args: argparse.Namespace, command: str)
     print("\n\n".join([f"\n{title}", table, *map(reflow, [*notes, written.controls(results)])]))
     for line in troubled:
         print(f"incomplete: {line}")
-    if command and any(variant.trouble for variant in results.variants):  # a score that is NaN would come again
+    if command and any(variant.trouble for variant in results.variants):  # a NaN score would occur again
         failed = " --retry" * any(text.startswith("it failed") for text in results.trouble.values())
-        print(f"run what is incomplete with\n  {command.removesuffix(failed)}{failed}")
+        print(f"run the incomplete ones with\n  {command.removesuffix(failed)}{failed}")
     rank_zero_info(f"the report is {shown(page)}; the curves: tensorboard --logdir {in_shell(root)}")
     return 1 if troubled else 0
 
@@ -193,12 +193,12 @@ def _run(runs: Sequence[SweepRun], configs: dict[str, Config], args: argparse.Na
     jobs = args.jobs or max(1, len(devices) // args.gpus_per_run)
     given = slots(jobs, devices, args.gpus_per_run)
     where = f"{len(devices)} GPUs" if devices else f"the CPU, threads of each: {given[0]['OMP_NUM_THREADS']}"
-    rank_zero_info(f"runs at a time: {jobs}, on {where}")
+    rank_zero_info(f"parallel runs: {jobs}, on {where}")
     return run_here(runs, given)
 
 
 def _devices(configs: dict[str, Config], per_run: int) -> list[str]:
-    """The CUDA devices that runs may use; none if they train on another accelerator."""
+    """Returns the CUDA devices that runs may use; [] if they train on another accelerator."""
     trainers = [config["trainer"] for config in configs.values()]
     if not torch.cuda.is_available() or any(trainer["accelerator"] not in GPU for trainer in trainers):
         return []
@@ -217,7 +217,7 @@ def _words(settings: Any) -> str:
 
 
 def resolve(grid: Sweep) -> dict[str, Config]:
-    """The complete configuration of each variant; the model of each is built, without memory for its weights."""
+    """Returns the complete configuration of each variant; builds each model, without memory for its weights."""
     base = replace_options(read_config(grid.config), grid.set)
     found: dict[str, Config] = {}
     made: dict[str, ImageData] = {}  # data modules by their configuration
@@ -238,13 +238,13 @@ def resolve(grid: Sweep) -> dict[str, Config]:
         complete = {key: value for key, value in run.config.items() if key != "config"}
         for other, before in found.items():
             if before == complete:
-                raise UserError(f"the variants '{other}' and '{name}' are the same run. Leave one of them out")
+                raise UserError(f"the variants '{other}' and '{name}' are the same run. Remove one of them")
         found[name] = complete
     return found
 
 
 def _build(run: Run) -> None:
-    """Builds the task on the meta device, where no weights are stored, or where it cannot be built, on the CPU."""
+    """Builds the task on the meta device, where no weights are stored; if that fails, on the CPU."""
     facts = run.facts
     with skip_pretrained():
         try:

@@ -1,4 +1,4 @@
-"""`linvit fit | validate | test | predict`: verbs of runs; what they import is heavy, and this file is not."""
+"""`linvit fit | validate | test | predict`: verbs of runs; this module avoids their slow imports."""
 
 import os
 import re
@@ -7,7 +7,7 @@ from linvit.cli.training.help import HELP, default_rows, short_help
 from linvit.io.signals import STOP
 
 VERBS = ("fit", "validate", "test", "predict")
-TASK = re.compile(r"(\w+\.)*[A-Z]\w*[a-z]\w*")  # the class of one, as a value of --model
+TASK = re.compile(r"(\w+\.)*[A-Z]\w*[a-z]\w*")  # class of a task, as a value of --model
 
 
 def fit(argv: list[str]) -> None:
@@ -26,7 +26,7 @@ def test(argv: list[str]) -> None:
 
 
 def predict(argv: list[str]) -> None:
-    """Predicts files with the network that --model names, or else the data source of a configuration."""
+    """Predicts files with the network of --model, or else the data source of a configuration."""
     if names_a_network(argv):
         from linvit.cli.training.predict_files import main
 
@@ -39,14 +39,14 @@ def _start(verb: str, argv: list[str]) -> None:
     if argv and {*argv} <= {*HELP}:
         print(short_help(verb, default_rows()))
         return
-    with STOP.caught():  # while torch is imported, too
+    with STOP.caught():  # also while torch is imported
         from linvit.cli.training.command_line import train
 
         train([verb, *argv])
 
 
 def names_a_network(argv: list[str]) -> bool:
-    """Returns True if --model names a trained network: not the class of a task, and beside no configuration."""
+    """Returns True if --model names a trained network: not a task class, and without a configuration."""
     given = dict(zip(argv, [*argv[1:], ""], strict=True))
     given |= dict(option.split("=", 1) for option in argv if option.startswith(("--model=", "--config=")))
     model = given.get("--model")

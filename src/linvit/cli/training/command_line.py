@@ -1,4 +1,4 @@
-"""`linvit fit | validate | test | predict`: from the command line to a run, or to the help."""
+"""`linvit fit | validate | test | predict`: runs a command line or prints the help."""
 
 import pkgutil
 import shlex
@@ -36,13 +36,13 @@ def train(argv: list[str]) -> None:
 
 
 def option_rows(task: str = TASK, data: str = DATA) -> list[Row]:
-    """Returns the options of a task, of data and of the trainer that a user needs, each with a sentence about it."""
+    """Returns the options of a task, of data and of the trainer that users need, each with a sentence."""
     rows: list[tuple[str, Any, str]] = []
     for key, path, hidden in (("model", task, SET_BY_DATA), ("data", data, ())):
         owner = pkgutil.resolve_name(path)
         hidden = (*hidden, *getattr(owner, "advanced_options", ()))
         own = [(name, one) for name, one in options_of(owner).items() if name.rpartition(".")[2] not in hidden]
-        own.sort(key=lambda option: "." in option[0])  # nested ones last
+        own.sort(key=lambda option: "." in option[0])  # nested options last
         rows += [(f"--{key}.{name}", one.default, one.help) for name, one in own]
     defaults = options_of(Trainer)
     rows += [(f"--trainer.{name}", defaults[name].default, text) for name, text in TRAINER.items()]

@@ -1,4 +1,4 @@
-"""`linvit predict --model RUN IMAGES`: predictions of a trained network for files, without a configuration."""
+"""`linvit predict --model RUN IMAGES`: predicts files with a trained network, without a configuration."""
 
 import sys
 import warnings
@@ -25,15 +25,15 @@ EPILOG = """examples:
   linvit predict --model RUN/checkpoints/best.ckpt a.jpg b.png --device cuda
   linvit predict --model RUN huge.tif --model.window=512
 
---model.NAME=VALUE sets options of the task that change no weights, such as the
-window of segmentation; --data.NAME=VALUE how images are prepared, such as
+--model.NAME=VALUE sets options of the task that do not change weights, such as
+the window of segmentation; --data.NAME=VALUE options of the preparation, such as
 --data.max_pixels. linvit predict --config RUN/config.yaml --ckpt_path RUN, with
 all options of a run, predicts the images of a data source.
 """
 
 
 def main(argv: list[str]) -> None:
-    """Runs `linvit predict --model`; prints where the predictions are."""
+    """Runs `linvit predict --model`; prints the path of the predictions."""
     parser = argument_parser("linvit predict", __doc__, EPILOG)
     parser.allow_abbrev = False
     parser.add_argument("images", nargs="+", type=Path, metavar="IMAGE", help="files, or folders of them")
@@ -45,8 +45,8 @@ def main(argv: list[str]) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", default=device, help="(default: %(default)s)")
     parser.add_argument("--bf16", action="store_true", help="compute in bfloat16 where that is safe")
-    parser.add_argument("--compile", action="store_true", help="have torch compile the network")
-    parser.add_argument("--on_error", choices=["raise", "skip"], default="raise", help="of images that cannot be read")
+    parser.add_argument("--compile", action="store_true", help="compile the network")
+    parser.add_argument("--on_error", choices=["raise", "skip"], default="raise", help="for images that cannot be read")
     parser.add_argument("--allow", action="append", default=[], metavar="CLASS", help="a class path to import")
     others = [option for option in argv if option.startswith(("--model.", "--data."))]
     args = parser.parse_args([option for option in argv if option not in others])
@@ -76,19 +76,19 @@ def main(argv: list[str]) -> None:
         for source in args.images if any(path.is_dir() for path in args.images) else [None]:
             paths = [*images_in(args.images if source is None else [source])]
             results = model(iter(paths), batch_size=args.batch_size, on_error=args.on_error)
-            bar = tqdm(results, total=len(paths), unit=" images", disable=None)  # none where nobody looks
+            bar = tqdm(results, total=len(paths), unit=" images", disable=None)  # no progress bar without a terminal
             found = (each for each in bar if each is not None)
             first = next(found, None)
             if first is None:
-                raise UserError(f"none of the images in {quote_first([*map(str, args.images)])} can be predicted")
+                raise UserError(f"no image in {quote_first([*map(str, args.images)])} can be predicted")
             path = type(first).save_all(chain([first], found), args.output, None if source is None else str(source))
             print(f"wrote the predictions to {shown(path)}")
 
 
 def images_in(paths: Sequence[Path]) -> Iterator[Path]:
-    """Yields files, and the images in folders and below that are not hidden, sorted by name; absolute paths."""
+    """Yields images given as files or found in folders (not hidden), sorted by name, as absolute paths."""
     for path in map(Path.absolute, paths):
         inside = [*map(Path, files_below(path))] if path.is_dir() else [path]
         if not inside:
-            raise UserError(f"there are no images in '{path}': it has no files {', '.join(sorted(EXTENSIONS))}")
+            raise UserError(f"'{path}' contains no images: it has no files {', '.join(sorted(EXTENSIONS))}")
         yield from inside

@@ -34,12 +34,12 @@ def sample_seeds(indices: np.ndarray, *parts: int) -> np.ndarray:
 
 
 def generator(seed: int) -> np.random.Generator:
-    """A random generator for one sample on the CPU."""
+    """Returns a random generator for one sample on the CPU."""
     return np.random.Generator(np.random.PCG64(seed))
 
 
 def _splitmix(x: np.ndarray) -> np.ndarray:
-    """The finaliser of SplitMix64 on uint64."""
+    """Returns the finaliser of SplitMix64 on uint64."""
     x = x + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -148,7 +148,7 @@ class TrainSampler(TrainOrder, DistributedSampler[SeededIndex]):
         return (SeededIndex(row, seed) for row, seed in zip(rows.tolist(), seeds.tolist(), strict=True))
 
     def order(self) -> np.ndarray:
-        """The uses of samples in the current epoch, of all ranks in turn, as numbers: row x copies + copy."""
+        """Returns the uses of samples in the current epoch, of all ranks in turn, as numbers: row x copies + copy."""
         rows = np.random.default_rng([self.seed, self.epoch]).permutation(self.total)
         copies = np.arange(self.repeated_aug)
         uses: np.ndarray = (rows[: -(-self.total // self.repeated_aug), None] * self.repeated_aug + copies).ravel()

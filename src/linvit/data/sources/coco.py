@@ -117,7 +117,7 @@ class AnnotationFile:
         self.objects = self._annotations(lists[2]) if lists[2] else None  # files of test images have none
 
     def table(self, paths: Sequence[str]) -> datasets.Dataset:
-        """A row per image, in the order of the paths: `image`, `image_id`, `height`, `width`, `objects`."""
+        """Returns a row per image, in the order of the paths: `image`, `image_id`, `height`, `width`, `objects`."""
         columns: dict[str, tuple[Any, pa.Array]] = {
             name: (Value("int64"), pa.array([int(image[field]) for image in self.images]))
             for name, field in (("image_id", "id"), ("height", "height"), ("width", "width"))
@@ -158,7 +158,7 @@ class AnnotationFile:
         return entries
 
     def _annotations(self, entries: list[Any]) -> list[list[dict[str, Any]]]:
-        """The objects of each image, without annotations that are malformed."""
+        """Returns the objects of each image, without annotations that are malformed."""
         rows, ids = {image["id"]: row for row, image in enumerate(self.images)}, set()
         objects: list[list[dict[str, Any]]] = [[] for _ in self.images]
         for entry in entries:
@@ -192,7 +192,7 @@ class AnnotationFile:
 
 
 def rle_counts(segmentation: Any, size: tuple[int, int]) -> str:
-    """The counts of the compressed RLE of a mask (H, W): of polygons, or of an RLE, compressed or not.
+    """Returns the counts of the compressed RLE of a mask (H, W): of polygons, or of an RLE, compressed or not.
 
     Polygons of fewer than three corners are left out, as in mmdetection; if all are, the mask is empty.
     """
@@ -214,7 +214,7 @@ def rle_counts(segmentation: Any, size: tuple[int, int]) -> str:
 
 
 def mask_counts(stored: Any, size: tuple[int, int]) -> str | None:
-    """The counts of the compressed RLE of a stored mask (H, W), or None if it is missing or malformed."""
+    """Returns the counts of the compressed RLE of a stored mask (H, W), or None if it is missing or malformed."""
     try:
         return stored if isinstance(stored, str) else rle_counts(stored, size)  # COCO's table has text
     except (UserError, KeyError, TypeError, ValueError, OverflowError):
@@ -230,7 +230,7 @@ class CocoTables(NamedTuple):
 
 
 def load_coco(path: Path, masks: bool) -> CocoTables | None:
-    """The splits of a folder with COCO's annotation files, as tables; None if it has no such files."""
+    """Returns the splits of a folder with COCO's annotation files, as tables; None if it has no such files."""
     files = find_coco(path)
     if not files:
         return None
@@ -255,7 +255,7 @@ def load_coco(path: Path, masks: bool) -> CocoTables | None:
 
 
 def find_coco(path: Path) -> dict[str, Path]:
-    """The annotation files of the splits of a folder by their names; none if there are none.
+    """Returns the annotation files of the splits of a folder by their names; none if there are none.
 
     Known are COCO's own names (`annotations/instances_train2017.json` and `train2017/`), a file per split
     (`train.json`, `annotations/train.json`, `train/_annotations.coco.json`) beside a folder `train/` or `images/`, and
@@ -311,7 +311,7 @@ def _alike(name: str) -> str:
 
 
 def _image_folder(path: Path, split: str, read: AnnotationFile) -> Path:
-    """The folder with the images of an annotation file; a `UserError` names those that are not there."""
+    """Returns the folder with the images of an annotation file; a `UserError` names those that are not there."""
     names = [image["file_name"] for image in read.images]
     parts = [os.path.split(name) for name in names]
     near = (path / "images", path / "data", read.path.parent, path)

@@ -63,7 +63,7 @@ class DataSource:
         return self.prepare(as_images(self.tables, self.image_column, self.name))
 
     def table_of(self, split: str) -> str:
-        """The split in whose table a split is: without a validation split, a part of train is held out."""
+        """Returns the split in whose table a split is: without a validation split, a part of train is held out."""
         return split if split in self.splits else "train"
 
     def rows_of(self, split: str, whole: bool = False) -> tuple[datasets.Dataset, np.ndarray | None, Shards | None]:
@@ -102,7 +102,7 @@ class DataSource:
         return chosen
 
     def groups(self, chosen: np.ndarray) -> np.ndarray | None:
-        """The group of each chosen training row, int (N,), if the samples of a batch are of one; else None."""
+        """Returns the group of each chosen training row, int (N,), if the samples of a batch are of one; else None."""
         return None
 
     def reader(self, targets: Mapping[str, Target], transform: Transform) -> SampleReader:
@@ -110,7 +110,7 @@ class DataSource:
         return SampleReader(transform, self.image_column, targets, self.images)
 
     def evaluated(self, available: Collection[str]) -> str:
-        """The split that is tested or predicted: test, or the next best of those that are available."""
+        """Returns the split that is tested or predicted: test, or the next best of those that are available."""
         split = next(name for name in ("test", "val", "train") if name in available)
         if split != "test" and {*available} != {"train"}:  # a folder of photos is no split of anything
             rank_zero_info(f"data source '{self.name}' has no test split; using its {split} split")

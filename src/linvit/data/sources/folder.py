@@ -170,7 +170,7 @@ def ignored_files(folder: Path) -> list[str]:
 def path_table(
     images: Mapping[str, Sequence[str]], others: Mapping[str, tuple[Any, "pa.Array"]] | None = None
 ) -> "datasets.Dataset":
-    """A table of columns of images by their paths, and of others by their kind and values."""
+    """Returns a table of columns of images by their paths, and of others by their kind and values."""
     import datasets
     import pyarrow as pa
 

@@ -26,7 +26,7 @@ Transform = Callable[[Sample, int], Sample]
 
 
 def whole_cell(cell: Any, name: str) -> Any:
-    """A cell as it is."""
+    """Returns a cell as it is."""
     return cell
 
 

@@ -20,14 +20,14 @@ MAX_CLASSES = 100_000  # without names; from more on a label is taken for a mist
 
 
 def features_of(splits: Mapping[str, datasets.Dataset]) -> dict[str, Any]:
-    """The columns that any split has, and their kinds; where splits differ, the first one says."""
+    """Returns the columns that any split has, and their kinds; where splits differ, the first one says."""
     return {name: kind for rows in [*splits.values()][::-1] for name, kind in rows.features.items()}
 
 
 def find_column(
     features: Mapping[str, Any], given: str | None, kind: type | tuple[()], names: Sequence[str], source: str
 ) -> str | None:
-    """The given column, else the first with a usual name, else the first of a feature type, else None."""
+    """Returns the given column, else the first with a usual name, else the first of a feature type, else None."""
     if given is not None:
         if given not in features:
             raise UserError(
@@ -121,7 +121,7 @@ def check_label(
 
 
 def count_classes(splits: dict[str, datasets.Dataset], label: str, expected: int | None, source: str) -> int:
-    """The number of classes: of their names, or one more than the largest label of training."""
+    """Returns the number of classes: of their names, or one more than the largest label of training."""
     rows = splits.get("train", next(iter(splits.values())))
     names = getattr(features_of(splits)[label], "names", None)
     found = max(value for value in rows.unique(label) if value is not None) + 1 if names is None else len(names)
@@ -203,7 +203,7 @@ class Classes(NamedTuple):
 
 
 def read_names(given: str) -> list[str]:
-    """The names of a known set, or the lines of a file that are not empty."""
+    """Returns the names of a known set, or the lines of a file that are not empty."""
     known = KNOWN / f"{given}.txt"
     try:
         lines = read_text(known if known.is_file() else Path(given).expanduser()).splitlines()

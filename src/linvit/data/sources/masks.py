@@ -86,7 +86,7 @@ class MaskReader:
         return table(self.meaning, COLOUR_VALUES if self.coloured else NUMBER_VALUES).take(raw)
 
     def raw(self, stored: Stored, label: str) -> np.ndarray:
-        """The values of the pixels of a mask (h, w): numbers below 65,536, or colours as 24-bit numbers."""
+        """Returns the values of the pixels of a mask (h, w): numbers below 65,536, or colours as 24-bit numbers."""
         try:
             data = self.images.load(stored)
             kind = header(data)
@@ -167,7 +167,7 @@ def changed(picture: Image.Image, data: bytes) -> str:
 
 
 def _plain(values: Iterable[Any]) -> str:
-    """A list as the command line takes it."""
+    """Returns a list as the command line takes it."""
     return json.dumps([*values], separators=(",", ":"))
 
 
@@ -188,7 +188,7 @@ def propose_classes(rows: datasets.Dataset, mask: str, images: ImageReader) -> s
 
 
 def as_value(value: Any) -> Value:
-    """A number or a colour as configurations state them."""
+    """Returns a number or a colour as configurations state them."""
     parts = [value] if isinstance(value, int) else value if isinstance(value, Sequence) else []
     limit = NUMBER_VALUES if len(parts) == 1 else 256
     if len(parts) not in (1, 3) or not all(isinstance(part, int) and 0 <= part < limit for part in parts):
@@ -200,7 +200,7 @@ def as_value(value: Any) -> Value:
 
 @cache
 def table(meaning: tuple[tuple[Value, int], ...], length: int) -> np.ndarray:
-    """The class of each value of a raw mask, 8-bit; `UNKNOWN` for values that are none."""
+    """Returns the class of each value of a raw mask, 8-bit; `UNKNOWN` for values that are none."""
     classes = np.full(length, UNKNOWN, np.uint8)
     for value, index in meaning:
         classes[value if isinstance(value, int) else value[0] << 16 | value[1] << 8 | value[2]] = index

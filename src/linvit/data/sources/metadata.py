@@ -26,7 +26,7 @@ WHOLE = re.compile(r"0|-?[1-9]\d{0,17}")  # a number that is written as Python w
 
 
 def find_table(folder: Path) -> Path | None:
-    """The file in a folder of images that names them, as sets of the hub have; None if there is none."""
+    """Returns the file in a folder of images that names them, as sets of the hub have; None if there is none."""
     for path in (folder / name for name in NAMES):
         if path.is_file() and KEY.encode() in read_start(path, LINE).partition(b"\n")[0]:
             return path
@@ -92,7 +92,7 @@ def _within(name: str) -> bool:
 
 
 def _columns(path: Path) -> dict[str, list[Any]]:
-    """The columns of a table by their names."""
+    """Returns the columns of a table by their names."""
     try:
         with io.StringIO(read_text(path).removeprefix("\ufeff"), newline="") as file:
             columns = _json_columns(file) if path.suffix == ".jsonl" else _csv_columns(file)

@@ -27,7 +27,7 @@ class ObjectColumn(NamedTuple):
     box_format: str
 
     def lists(self, cell: Any, place: str) -> dict[str, list[Any]]:
-        """The values of each field of the objects in a cell."""
+        """Returns the values of each field of the objects in a cell."""
         of_lists = cell or {}
         found = {
             field: [one[field] for one in cell] if isinstance(cell, list) else of_lists.get(field) or []

@@ -75,7 +75,7 @@ def _files(tree: Mapping[str, list[str]]) -> Iterator[Path]:
 
 
 def _format_of(file: Path) -> str | None:
-    """The format of a file of annotations; None if it is no such file."""
+    """Returns the format of a file of annotations; None if it is no such file."""
     ending = file.suffix.lower()
     try:
         if ending == ".json":
@@ -88,7 +88,7 @@ def _format_of(file: Path) -> str | None:
 
 
 def _json_format(content: Any) -> str | None:
-    """The format of a value of JSON; None if it is of none."""
+    """Returns the format of a value of JSON; None if it is of none."""
     annotations = content.get("annotations") if isinstance(content, dict) else None
     places = {"file": content, "entries": _first(content), "annotations": _first(annotations)}
     keys = {place: value.keys() for place, value in places.items() if isinstance(value, dict)}

@@ -15,13 +15,13 @@ from linvit.errors import UserError, quote_first
 from linvit.io.reading import read_text
 
 IMAGE_FOLDERS = ("images", "image", "imgs", "img", "img_dir", "src", "leftImg8bit")
-"""What folders of images are called; MACU-Net's program has `src`, Cityscapes `leftImg8bit`."""
+"""Names of image folders; MACU-Net's program has `src`, Cityscapes `leftImg8bit`."""
 MASK_FOLDERS = ("annotations", "masks", "mask", "labels", "label", "ann_dir", "gt", "lab", "gtFine")
-"""What folders of masks are called; MACU-Net's program has `lab`, Cityscapes `gtFine`."""
+"""Names of mask folders; MACU-Net's program has `lab`, Cityscapes `gtFine`."""
 BESIDE = (*MASK_FOLDERS, "annot")
-"""What folders of masks are called after the name of their split: CamVid's are `trainannot` or `train_labels`."""
+"""Suffixes of mask folders after the name of their split: CamVid's are `trainannot` or `train_labels`."""
 IMAGE_SUFFIX = "_leftImg8bit"
-"""What names of Cityscapes' images have that their masks have not."""
+"""Suffix of Cityscapes' image names that their masks do not have."""
 VOC_LISTS, VOC_FOLDERS = Path("ImageSets", "Segmentation"), ("JPEGImages", "SegmentationClass")
 
 
@@ -34,7 +34,7 @@ class Folders(NamedTuple):
 
 
 def load_pairs(source: str, mask_suffix: str = "") -> dict[str, datasets.Dataset]:
-    """The splits of a folder of images and masks, or of anything that `load_splits` knows."""
+    """Returns the splits of a folder of images and masks, or of anything that `load_splits` knows."""
     path = local_folder(source)
     found = split_folders(path) if path else {}
     if path is None or not found or (source_kind(path) and not any(folders.masks for folders in found.values())):
@@ -88,24 +88,24 @@ def by_name(path: Path) -> dict[str, Folders]:
 
 
 def by_split(images: Path, masks: Path | None) -> dict[str, Folders]:
-    """The folders of the splits within one folder of images and one of masks."""
+    """Returns the folders of the splits within one folder of images and one of masks."""
     labelled = {} if masks is None else children(masks)
     return {name: Folders(folder, labelled.get(name)) for name, folder in children(images).items()}
 
 
 def children(path: Path) -> dict[str, Path]:
-    """The folders of the splits in a folder, by the names train, val and test."""
+    """Returns the folders of the splits in a folder, by the names train, val and test."""
     found = {name: child(path, aliases) for name, aliases in SPLITS.items()}
     return {name: folder for name, folder in found.items() if folder is not None}
 
 
 def child(path: Path, names: tuple[str, ...]) -> Path | None:
-    """The first folder in `path` that has one of these names."""
+    """Returns the first folder in `path` that has one of these names."""
     return next((path / name for name in names if (path / name).is_dir()), None)
 
 
 def pairs(folders: Folders, suffix: str, split: str) -> datasets.Dataset:
-    """A table of `image` and `mask`, of files that are called alike but for the extension; sorted by name."""
+    """Returns a table of `image` and `mask`, of files that are called alike but for the extension; sorted by name."""
     images = by_stem(folders.images, IMAGE_SUFFIX)
     masks = {} if folders.masks is None else by_stem(folders.masks, suffix)
     if folders.names is not None:

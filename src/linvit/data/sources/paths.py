@@ -72,13 +72,13 @@ def draw(
 
 
 def squared(distance: np.ndarray) -> np.ndarray:
-    """The squares of complex distances, without their roots."""
+    """Returns the squares of complex distances, without their roots."""
     square: np.ndarray = distance.real**2 + distance.imag**2
     return square
 
 
 def beside(layout: Layout) -> float:
-    """The square of the distance at which a dash does not touch a dot."""
+    """Returns the square of the distance at which a dash does not touch a dot."""
     return (layout.dot + layout.dash / 2 + layout.thickness + GAP) ** 2
 
 
@@ -94,7 +94,7 @@ def dots(paths: list[np.ndarray], layout: Layout) -> list[list[complex]] | None:
 
 
 def painted(side: int, layout: Layout, paths: list[np.ndarray], marks: list[complex]) -> np.ndarray:
-    """The image, 8-bit (3, side, side): how much of each pixel is ink, by its distance from dashes and dots."""
+    """Returns the image, 8-bit (3, side, side): how much of each pixel is ink, by its distance from dashes and dots."""
     dashes, grey = np.concatenate(paths), np.zeros((side, side))
     reach = np.arange(-int(layout.dash / 2 + 2), int(layout.dash / 2 + 3))
     for ends, half, ink in ((dashes, layout.thickness / 2, layout.contrast), (np.array(marks)[:, None], layout.dot, 1)):

@@ -22,7 +22,7 @@ TURNED = "turned by EXIF"
 CHUNK = 32  # images that a process hands over at once
 T = TypeVar("T")
 Look = Callable[[Mapping[str, Any], int], T]
-"""What finds something in a row of a number."""
+"""Function that inspects a row with its number."""
 
 
 class ImageFinding(NamedTuple):

@@ -107,7 +107,7 @@ def scene(split: str, seed: int, size: tuple[int, int], options: Scenes = Scenes
 
 @cache
 def pool(split: str) -> tuple[np.ndarray, np.ndarray]:
-    """The digits of a split: 8-bit images (N, 8, 8), and which digits they are (N,)."""
+    """Returns the digits of a split: 8-bit images (N, 8, 8), and which digits they are (N,)."""
     rows = load_splits("digits")[split]
     images = undecoded(rows, "image")["image"]
     return np.stack([decode(stored["bytes"])[0].numpy() for stored in images]), np.array(rows["label"])
@@ -194,7 +194,7 @@ class GeneratedReader(SampleReader):
     options: Generated
 
     def columns_of(self, rows: Rows) -> Rows:
-        """The columns that say which sample it is."""
+        """Returns the columns that say which sample it is."""
         return rows.with_format("arrow")
 
     def __call__(self, row: Mapping[str, Any], number: int, place: str, seed: int) -> dict[str, Any]:
@@ -242,6 +242,6 @@ class SceneSource(GeneratedSource):
 
 
 def _with_objects(split: str, seed: int, size: tuple[int, int], options: Scenes) -> dict[str, Any]:
-    """A scene, and its boxes, labels and masks as detection has them."""
+    """Returns a scene, and its boxes, labels and masks as detection has them."""
     made: dict[str, Any] = scene(split, seed, size, options)
     return made | {"objects": {name: made[name].numpy() for name in ("boxes", "labels", "masks")}}

@@ -36,7 +36,7 @@ LIKE_SPLIT = re.compile(r"(?:^|[^a-z])(train|val|test|dev)((?:ing|id|idation)?)(
 
 
 def load_splits(source: str, classes: bool = True) -> dict[str, datasets.Dataset]:
-    """The splits of a data source, under the names train, val and test as far as they exist.
+    """Returns the splits of a data source, under the names train, val and test as far as they exist.
 
     It is an embedded set ("digits"); the path of an image folder, a parquet or arrow file, a folder of them, or a set
     saved with `save_to_disk`; or "hub:owner/name". Without `classes`, folders of images are no classes.
@@ -83,7 +83,7 @@ def load_splits(source: str, classes: bool = True) -> dict[str, datasets.Dataset
 
 
 def image_splits(path: Path, classes: bool = True) -> dict[str, Path]:
-    """The folder of each split in a folder of images, or itself as train; says which folders are left out.
+    """Returns the folder of each split in a folder of images, or itself as train; says which folders are left out.
 
     Folders named like splits are classes if there are others beside them and they hold images as those do, not
     folders of classes and no table.
@@ -133,7 +133,7 @@ def _look_like_splits(path: Path, folders: Iterable[Path]) -> str:
 
 
 def by_alias(names: Collection[str]) -> dict[str, list[str]]:
-    """The names that are aliases of a split, by the name of the split, the most usual one first."""
+    """Returns the names that are aliases of a split, by the name of the split, the most usual one first."""
     found = {
         name: sorted(
             (one for one in names if one.lower() in aliases),
@@ -232,7 +232,7 @@ def readable_source(source: str) -> Iterator[None]:
 
 
 def existing(source: str) -> Path:
-    """The path that a source names."""
+    """Returns the path that a source names."""
     path = Path(source).expanduser()
     if path.is_dir() or path.is_file():
         return path

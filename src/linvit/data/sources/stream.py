@@ -40,7 +40,7 @@ class Shards(NamedTuple):
 
 
 def load_streams(source: str) -> dict[str, Shards]:
-    """The splits of a data source as streams, under the names train, val and test; see `load_splits`."""
+    """Returns the splits of a data source as streams, under the names train, val and test; see `load_splits`."""
     with readable_source(source):
         kind, place = find_source(source)
         if kind in (None, "saved"):
@@ -182,7 +182,7 @@ def fingerprint(stored: dict[str, Any] | None) -> int:
 
 
 def worker_batches(batches: int, worker: int, workers: int) -> tuple[int, int]:
-    """The first batch of a loader process and the one after its last; processes differ by one batch at most."""
+    """Returns the first batch of a loader process and the one after its last; processes differ by one batch at most."""
     each, more = divmod(batches, workers)
     first = worker * each + min(worker, more)
     return first, first + each + (worker < more)

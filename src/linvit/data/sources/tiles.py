@@ -59,7 +59,7 @@ def find_areas(images: Path, masks: Path, suffix: str, val: Collection[str], tes
 
 
 def read_mask(path: str) -> Image.Image:
-    """A mask as it is stored: numbers of 8 or 16 bits, a palette, or colours."""
+    """Returns a mask as it is stored: numbers of 8 or 16 bits, a palette, or colours."""
     with readable_source(path):
         data = LARGE.load({"bytes": None, "path": path})
         _ = upright_kind(data, path)
@@ -150,7 +150,7 @@ SETS = {
 
 
 def isprs_areas(of: AerialSet, images: Path, masks: Path, eval_masks: Path | None = None) -> list[Area]:
-    """The pictures of a set with their masks; those of validation and test may be others: eroded ones."""
+    """Returns the pictures of a set with their masks; those of validation and test may be others: eroded ones."""
     folders = dict.fromkeys((images, masks, eval_masks or masks))
     found = {folder: by_stem(folder, pattern=of.area) for folder in folders}
     for folder, own in found.items():

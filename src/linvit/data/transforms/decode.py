@@ -233,7 +233,7 @@ class Bands:
             )
 
     def take(self, values: np.ndarray) -> np.ndarray:
-        """The channels of an image (bands, H, W), as stored, of a file that `check` has passed; see `scale`."""
+        """Returns the channels of an image (bands, H, W), as stored, of a file that `check` has passed; see `scale`."""
         return self.scale(values if self.numbers is None else values[[number - 1 for number in self.numbers]])
 
     def scale(self, values: np.ndarray) -> np.ndarray:
@@ -362,7 +362,7 @@ def decode(data: bytes, exif_orientation: bool = True, kind: Kind | None = None)
 
 
 def _pixels(picture: Image.Image) -> np.ndarray:
-    """The pixels (H, W, 3) of an opened image of 8 bits as RGB, as PIL decodes it."""
+    """Returns the pixels (H, W, 3) of an opened image of 8 bits as RGB, as PIL decodes it."""
     picture.load()
     width, height = picture.size
     rows = STRIP // width + 1

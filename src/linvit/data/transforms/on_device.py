@@ -15,9 +15,9 @@ from linvit.data.transforms.geometry import Box, Matrix, PixelOp, Warp
 from linvit.data.transforms.pixel_ops import OPERATIONS
 
 ImageOp = PixelOp | Warp
-"""What can be done on the device: the operations of RandAugment and colour jitter."""
+"""Operations on the device: those of RandAugment and colour jitter."""
 AugmentOn = Literal["worker", "device"]
-"""Where operations are done: image by image in a loader process, or batch by batch on the device."""
+"""Place of the operations: image by image in a loader process, or batch by batch on the device."""
 EPSILON = 2**-10  # added before truncating: the weights of an interpolation sum to 1 only up to rounding
 
 

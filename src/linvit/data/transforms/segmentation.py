@@ -124,7 +124,7 @@ class EvalTransform:
         return sample | {"image": image.contiguous(), "size": size}
 
     def sizes(self, height: int, width: int) -> list[tuple[int, int]]:
-        """The sizes (H, W) that an image gets one after another."""
+        """Returns the sizes (H, W) that an image gets one after another."""
         kept = (height, width) if self.limits is None else within(height, width, self.limits)
         return [kept, (-(-kept[0] // self.multiple) * self.multiple, -(-kept[1] // self.multiple) * self.multiple)]
 
@@ -136,12 +136,12 @@ def check_resize_limits(limits: Limits | None) -> None:
 
 
 def within(height: int, width: int, limits: Limits) -> tuple[int, int]:
-    """The largest size (H, W) of the same aspect whose sides keep to the limits, rounded as mmcv rounds."""
+    """Returns the largest size (H, W) of the same aspect whose sides keep to the limits, rounded as mmcv rounds."""
     return scaled(height, width, min(limits[0] / max(height, width), limits[1] / min(height, width)))
 
 
 def scaled(height: int, width: int, factor: float) -> tuple[int, int]:
-    """A size (H, W) times a factor."""
+    """Returns a size (H, W) times a factor."""
     return max(1, int(height * factor + 0.5)), max(1, int(width * factor + 0.5))
 
 

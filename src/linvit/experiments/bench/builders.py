@@ -63,14 +63,14 @@ def mechanism(spec: Spec, dim: int, num_heads: int, settings: Settings, size: tu
 
 
 def layer(spec: Spec, dim: int, num_heads: int, settings: Settings, size: tuple[int, int]) -> Built:
-    """The same in an `AttentionLayer`, with its projections, and the layer's input (B, N, C)."""
+    """Returns the same in an `AttentionLayer`, with its projections, and the layer's input (B, N, C)."""
     grid = Grid(size)
     x = torch.randn(settings.batch, grid.num_queries, dim).to(settings.device, settings.weights)
     return AttentionLayer(dim, num_heads, grid, attention=spec), (x.requires_grad_(), grid), {}
 
 
 def backbone(spec: Spec, attention: Spec | Sequence[Spec] | None, settings: Settings, size: tuple[int, int]) -> Built:
-    """A backbone with its classifier, whose attention may be replaced, and images (B, 3, H, W)."""
+    """Returns a backbone with its classifier, whose attention may be replaced, and images (B, 3, H, W)."""
     images = torch.randn(settings.batch, 3, *size).to(settings.device, settings.weights)
     return create_backbone(spec, attention, img_size=list(size)), (images,), {}
 
@@ -85,7 +85,7 @@ def spec_label(spec: Spec) -> str:
 
 
 def backbone_label(spec: Spec) -> str:
-    """The same of a backbone; a model of timm has its own name."""
+    """Returns the same of a backbone; a model of timm has its own name."""
     name, options = backbones.parse(spec)
     return f"timm {options['model']}" if name == "timm" and set(options) == {"model"} else spec_label(spec)
 

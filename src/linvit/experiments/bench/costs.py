@@ -138,7 +138,7 @@ def measure_costs(
 
 
 def format_size(size: tuple[int, int]) -> str:
-    """A size as one writes it: "14x28"."""
+    """Returns a size as one writes it: "14x28"."""
     return f"{size[0]}x{size[1]}"
 
 
@@ -178,12 +178,12 @@ def costs_by_size(networks: Mapping[str, nn.Module], image: Tensor, device: torc
 
 
 def of_images(name: str, network: nn.Module, images: Tensor) -> Cost:
-    """The cost, to be measured, of a network on images (B, C, H, W)."""
+    """Returns the cost, to be measured, of a network on images (B, C, H, W)."""
     return Cost(name, (images.shape[-2], images.shape[-1]), build=lambda _: (network, (images,), {}))
 
 
 def times_of(costs: Iterable[Cost], name: str) -> dict[float, float]:
-    """The seconds of one network's forward pass by size."""
+    """Returns the seconds of one network's forward pass by size."""
     return {float(cost.size[1]): cost.seconds["forward"].median for cost in costs if cost.name == name}
 
 
@@ -204,7 +204,7 @@ class Crossover(NamedTuple):
     """The sizes at which both were measured, the smallest first."""
 
     def __str__(self) -> str:
-        """The size as tables have it: "1,432", or "≤ 196" or "> 3,136" of the measured sizes."""
+        """Returns the size as tables have it: "1,432", or "≤ 196" or "> 3,136" of the measured sizes."""
         low, high = (f"{self.measured[end]:,.0f}" for end in (0, -1))
         return {0.0: f"≤ {low}", math.inf: f"> {high}"}.get(self.size, f"{self.size:,.0f}")
 

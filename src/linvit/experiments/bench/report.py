@@ -41,7 +41,7 @@ class Metric(NamedTuple):
     of: str = ""  # the pass
 
     def value(self, cost: Cost) -> float | None:
-        """The cost in its unit; None if it was not measured."""
+        """Returns the cost in its unit; None if it was not measured."""
         found = getattr(cost, self.attribute)
         found = found.get(self.of) if self.of else found
         return found.median * 1e3 if isinstance(found, Timing) else None if found is None else found / 2**20
@@ -87,7 +87,7 @@ class CostReport:
         self._blocks = {name: [cell] * bool(known) for name, cell in cells.items()}  # by row; of mechanisms no column
 
     def curve(self, name: str, metric: Metric) -> dict[float, float]:
-        """A cost by tokens or pixels; infinity where memory did not suffice."""
+        """Returns a cost by tokens or pixels; infinity where memory did not suffice."""
         found = {}
         for cost in self.costs:
             value = metric.value(cost)
@@ -135,7 +135,7 @@ class CostReport:
         return "{settings}\n{machine}; {date}".format(**self.conditions)
 
     def _head(self) -> list[str]:
-        """The first row of a table over the sizes: numbers of tokens where these differ, else sizes."""
+        """Returns the first row of a table over the sizes: numbers of tokens where these differ, else sizes."""
         amounts = [height * width for height, width in self.sizes]
         plain = self.axis == "tokens N" and len(set(amounts)) == len(amounts)
         sizes = [f"{amount:,}" for amount in amounts] if plain else map(format_size, self.sizes)
@@ -181,7 +181,7 @@ class CostReport:
 
 
 def _row(cost: Cost, batch: int) -> dict[str, Any]:
-    """The columns of the CSV file; seconds and bytes."""
+    """Returns the columns of the CSV file; seconds and bytes."""
     row: dict[str, Any] = {"name": cost.name, "mode": cost.mode, "height": cost.size[0], "width": cost.size[1]}
     row |= {"amount": cost.amount, "batch": batch}
     row |= {"softmax_blocks": cost.softmax_blocks}

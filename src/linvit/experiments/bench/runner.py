@@ -116,12 +116,12 @@ class Runner:
             yield
 
     def forward(self) -> Tensor:
-        """A forward pass in evaluation mode, without gradients."""
+        """Returns a forward pass in evaluation mode, without gradients."""
         with torch.no_grad(), self._precision():
             return self._evaluate()
 
     def training_forward(self) -> Tensor:
-        """A forward pass in training mode, with gradients."""
+        """Returns a forward pass in training mode, with gradients."""
         with self._precision():
             out = self._train()
         if self.gradient is None:
@@ -149,7 +149,7 @@ class Runner:
 
 
 def _loss(out: Any) -> Tensor:
-    """A loss of logits (B, K), or of the tensors in any other output."""
+    """Returns a loss of logits (B, K), or of the tensors in any other output."""
     if isinstance(out, Tensor) and out.ndim == 2:
         return F.cross_entropy(out, torch.randint(out.shape[-1], out.shape[:1], device=out.device))
     leaves = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor) and leaf.requires_grad]

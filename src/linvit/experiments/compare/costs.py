@@ -74,7 +74,7 @@ def measure(
 
 
 def _network(run: RunFolder, imports: bool, teacher: bool) -> Built:
-    """The network of a run, or of its teacher."""
+    """Returns the network of a run, or of its teacher."""
     path = run.config["model"]["class_path"]
     module, _, name = path.rpartition(".")
     task = getattr(importlib.import_module(module) if imports else sys.modules.get(module), name, None)

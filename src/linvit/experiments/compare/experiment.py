@@ -77,7 +77,7 @@ class SweepRun:
                 more = f" and {len(different) - 1} more options" if len(different) > 1 else ""
                 raise UserError(
                     f"'{self.folder}' is a run of another configuration: its {key} is {was!r}, and now it would be "
-                    f"{now!r}{more}. Give this comparison a name of its own with --name, or delete that folder"
+                    f"{now!r}{more}. Give this comparison another name with --name, or delete that folder"
                 )
         self.folder.mkdir(parents=True, exist_ok=True)
         write_text(self.config, yaml.safe_dump(config, sort_keys=False))
@@ -100,7 +100,7 @@ class SweepRun:
         return state
 
     def last_words(self) -> str:
-        """The signal that ended its process, or else the last error in its log, or its last line."""
+        """Returns the signal that ended its process, or else the last error in its log, or its last line."""
         code = self._outcome().get("exit_code", 0)
         if code < 0:
             return f"its process was ended by {signal.Signals(-code).name}"
@@ -127,7 +127,7 @@ class Experiment:
 
     @classmethod
     def of(cls, root: Path) -> "Experiment | None":
-        """The experiment whose folder this is, if it is one."""
+        """Returns the experiment whose folder this is, if it is one."""
         file = root / FILE
         if not file.exists():
             return None

@@ -55,7 +55,7 @@ class Sweep:
 
     @classmethod
     def read(cls, content: Any, what: str) -> "Sweep":
-        """The content of a file."""
+        """Returns the content of a file."""
         keys = [one.name for one in fields(cls)]
         if not isinstance(content, dict):
             raise UserError(f"{what} is not a grid: it must be a mapping with {', '.join(keys)}")
@@ -98,11 +98,11 @@ class Sweep:
         return replace(self, set=common, tune={}, seeds=[seed], baseline=None, published={})
 
     def all_trials(self) -> "Sweep":
-        """The runs that tune: each variant with all values of `tune`."""
+        """Returns the runs that tune: each variant with all values of `tune`."""
         return replace(self.tuning(), vary=self.tune).grid()
 
     def tuned(self, scores: Mapping[str, float]) -> "Sweep":
-        """The same with the values of `tune` that score best, by name of trial; of equals an inner one."""
+        """Returns the same with the values of `tune` that score best, by name of trial; of equals an inner one."""
         trials, chosen = self.all_trials(), {}
         for name, settings in self.variants.items():
             own = [
@@ -148,7 +148,7 @@ def expand_names(key: str, values: Sequence[Any]) -> list[Any]:
 
 
 def without_convolution(spec: Any) -> Any:
-    """An attention, or a list of them, without its convolution of tokens, where an option leaves that out."""
+    """Returns an attention, or a list of them, without its convolution of tokens, where an option leaves that out."""
     if spec is None or isinstance(spec, list):
         return spec and [without_convolution(one) for one in spec]
     if is_layout(spec):
@@ -162,7 +162,7 @@ def without_convolution(spec: Any) -> Any:
 
 
 def value_label(key: str, value: Any) -> str:
-    """A short name of a value: `softmax`, `focused-focusing_factor4`, `lr0.001`, `window_size7`."""
+    """Returns a short name of a value: `softmax`, `focused-focusing_factor4`, `lr0.001`, `window_size7`."""
     match value:
         case str():
             return value
@@ -178,7 +178,7 @@ def value_label(key: str, value: Any) -> str:
 
 
 def split(text: str) -> list[str]:
-    """The values of an option: parts between commas that stand outside of brackets and quotes."""
+    """Returns the values of an option: parts between commas that stand outside of brackets and quotes."""
     parts, depth, quote = [""], 0, ""
     for letter in text:
         if quote:

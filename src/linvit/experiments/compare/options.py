@@ -24,7 +24,7 @@ def outermost(names: Iterable[str]) -> list[str]:
 
 
 def option_text(options: Mapping[str, Any], name: str) -> str:
-    """The value of an option, or its parts, such as `focused, dwc=False`; "-" if there is none."""
+    """Returns the value of an option, or its parts, such as `focused, dwc=False`; "-" if there is none."""
     parts = {key[len(name) + 1 :]: value for key, value in options.items() if key.startswith(f"{name}.")}
     own = [str(parts.pop("name"))] if "name" in parts else []
     return ", ".join([*own, *(f"{part}={value}" for part, value in parts.items())]) or (
@@ -35,7 +35,7 @@ def option_text(options: Mapping[str, Any], name: str) -> str:
 def references(
     names: Iterable[str], options: Mapping[str, Mapping[str, Any]], baseline: str, keys: Sequence[str]
 ) -> dict[str, str]:
-    """What each variant is compared with: the one with the baseline's attention and otherwise its own options.
+    """Returns the baseline of each variant: the one with the baseline's attention and otherwise equal options.
 
     Without different attentions that is the one with the baseline's model on its own data; else the baseline.
     """

@@ -142,7 +142,7 @@ def curve_plots(results: Results, where: str) -> dict[str, str]:
 
 
 def _series(variant: Variant, results: Results, tag: str | None) -> Series:
-    """A curve with bars for the spread of scores over several seeds."""
+    """Returns a curve with bars for the spread of scores over several seeds."""
     curve = mean_curve(variant, results, tag)
     spreads = tuple(spread for *_, spread in curve)
     bars = spreads if tag is None and not any(map(math.isnan, spreads)) else ()
@@ -169,7 +169,7 @@ def mean_curve(variant: Variant, results: Results, tag: str | None) -> tuple[tup
 
 
 def controls(results: Results) -> str:
-    """Says whether the runs differ only in what the experiment varies."""
+    """Reports if the runs differ only in the options that the experiment varies."""
     own, others = results.controls()
     runs = sum(len(variant.runs) for variant in results.variants)
     if not others:

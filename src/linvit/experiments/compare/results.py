@@ -85,7 +85,7 @@ class Variant:
         ]
 
     def ranks(self) -> dict[str, float]:
-        """The rank of each layer that was measured last, mean over heads and finished runs."""
+        """Returns the rank of each layer that was measured last, mean over heads and finished runs."""
         runs = self.layers("rank")
         return {one: statistics.fmean(own[one] for own in runs if one in own) for one in dict.fromkeys(chain(*runs))}
 
@@ -94,7 +94,7 @@ class Variant:
         return [statistics.fmean(own.values()) for own in self.layers(f"{start}{DISTANCE}".strip("/")) if own]
 
     def rank(self) -> float | None:
-        """The mean of `ranks` over the layers; None if none were measured."""
+        """Returns the mean of `ranks` over the layers; None if none were measured."""
         ranks = self.ranks()
         return statistics.fmean(ranks.values()) if ranks else None
 
@@ -205,7 +205,7 @@ class Results:
         return mean, math.nan if variant.known else spread(scores), len(scores)
 
     def best(self, variant: Variant) -> tuple[float, int] | None:
-        """The best score of a run, mean over seeds, and the median of its epoch; None without scores."""
+        """Returns the best score of a run, mean over seeds, and the median of its epoch; None without scores."""
         runs = [] if variant.known else [variant.runs[seed] for seed in variant.scores(self.score)]
         found = (run.best_score(run.score_tag(self.score), self.sign) for run in runs)
         best = [score for score in found if score is not None]
@@ -234,7 +234,7 @@ class Results:
 
 
 def with_published(results: Results) -> Results:
-    """The same with the scores that the authors of the models published, in per cent, where there are some."""
+    """Returns the same with the scores that the authors of the models published, in per cent, where there are some."""
     sources: dict[str, None] = {}
     for variant in results.variants:
         if variant.costs is not None and (published := variant.costs.published) is not None:
@@ -313,7 +313,7 @@ def group(runs: Iterable[RunFolder]) -> list[Variant]:
 
 
 def _by_number(text: str) -> list[str | int]:
-    """The key to sort texts by their words and numbers: version_9 is before version_10."""
+    """Returns the key to sort texts by their words and numbers: version_9 is before version_10."""
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", text)]
 
 

@@ -40,7 +40,7 @@ def wilson(share: float, images: int) -> tuple[float, float]:
 
 
 def bootstrap(values: np.ndarray) -> tuple[float, float]:
-    """The 95 % confidence interval of the mean of one value per image (N,), by 10,000 samples of the images."""
+    """Returns the 95 % confidence interval of the mean of one value per image (N,), by 10,000 samples of the images."""
     kinds, counts = np.unique(values.round(9), return_counts=True)
     drawn = np.random.default_rng(0).multinomial(len(values), counts / len(values), SAMPLES) @ kinds / len(values)
     low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]).tolist()
@@ -77,11 +77,11 @@ def _alone(ours: Sequence[float], baseline: Sequence[float]) -> Difference:
 
 
 def t_test(t: float, freedom: int) -> float:
-    """The probability with which Student's distribution exceeds t in absolute value."""
+    """Returns the probability with which Student's distribution exceeds t in absolute value."""
     return float(mpmath.betainc(freedom / 2, 0.5, 0, freedom / (freedom + t * t), regularized=True))
 
 
 @functools.cache
 def t_quantile(freedom: int) -> float:
-    """The t that Student's distribution exceeds in absolute value with a probability of 5 %."""
+    """Returns the t that Student's distribution exceeds in absolute value with a probability of 5 %."""
     return float(mpmath.findroot(lambda t: t_test(float(t), freedom) - (1 - LEVEL), (1.9, 13), solver="anderson"))

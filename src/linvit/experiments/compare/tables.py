@@ -109,13 +109,13 @@ def notes(results: Results) -> list[str]:
 
 
 def markdown(results: Results) -> str:
-    """A table in GitHub's Markdown, its title above and the notes below it."""
+    """Returns a table in GitHub's Markdown, its title above and the notes below it."""
     parts = [f"**{markdown_text(results.title)}**", markdown_table(rows(results))]
     return "\n\n".join([*parts, *map(markdown_text, notes(results))]) + "\n"
 
 
 def count(number: float) -> str:
-    """A number with three digits and a prefix: 5.72M."""
+    """Returns a number with three digits and a prefix: 5.72M."""
     for size, letter in UNITS:
         if number >= size:
             return f"{number / size:.3g}{letter}"
@@ -123,7 +123,7 @@ def count(number: float) -> str:
 
 
 def _table(results: Results) -> list[dict[str, Cell]]:
-    """A row per variant: cells by the titles of columns."""
+    """Returns a row per variant: cells by the titles of columns."""
     differences, untrained = results.differences(), results.untrained()
     seeds = sorted({seed for one in results.variants for seed in (*one.runs, *one.trouble)})
     sets = dict.fromkeys(name for variant in results.variants for name in variant.evaluations)
@@ -176,7 +176,7 @@ def _table(results: Results) -> list[dict[str, Cell]]:
 
 
 def _cell(form: Callable[[Any], str], **numbers: Any) -> Cell:
-    """A number in a form; of several the first."""
+    """Returns a number in a form; of several the first."""
     first = next(iter(numbers.values()))
     return Cell("-" if first is None or first != first else form(first), numbers)
 
@@ -186,7 +186,7 @@ def _mean(values: Sequence[float], name: str) -> Cell:
 
 
 def _score(mean: float, deviation: float, *names: str) -> Cell:
-    """A mean over seeds, with its standard deviation if there are several."""
+    """Returns a mean over seeds, with its standard deviation if there are several."""
     more = "" if math.isnan(deviation) else f" ± {deviation:.4f}"
     return _cell(lambda mean: f"{mean:.4f}{more}", **dict(zip(names, (mean, deviation), strict=False)))
 

@@ -1,4 +1,4 @@
 """Heads of object detection and instance segmentation, and the networks of a backbone and a head.
 
-They compute what mmdetection 2.x computes, with which the papers train, on operators of torch and torchvision alone.
+They compute the same as mmdetection 2.x, with which the papers train, using only operators of torch and torchvision.
 """

@@ -1,4 +1,4 @@
-"""Anchors, which true box an anchor or a proposal is trained to find, and which of them take part in a loss.
+"""Anchors, their assignment to true boxes, and their sampling for a loss.
 
 Paper: Ren et al. 2015, "Faster R-CNN: Towards Real-Time Object Detection with Region Proposal Networks", Sec. 3.1.
 """
@@ -20,8 +20,8 @@ IGNORED = -2
 class Anchors:
     """The anchors of mmdetection, of fixed strides.
 
-    torchvision's `AnchorGenerator` is another: it rounds the shapes to whole pixels, and takes the quotient of image
-    and map for the stride, which is 61 instead of 64 where a map's size was rounded up. Their order is the same: row,
+    torchvision's `AnchorGenerator` differs: it rounds the shapes to whole pixels, and uses the quotient of image
+    and map as the stride, which is 61 instead of 64 where a map's size was rounded up. The order is the same: row,
     column, ratio, scale.
     """
 
@@ -31,7 +31,7 @@ class Anchors:
 
     @property
     def per_cell(self) -> int:
-        """The number A of anchors at a cell."""
+        """Number A of anchors per cell."""
         return len(self.scales) * len(self.ratios)
 
     def shapes(self, stride: int, like: Tensor) -> Tensor:
@@ -50,7 +50,7 @@ class Anchors:
         ]
 
     def on_image(self, maps: Sequence[Tensor], padded: Size) -> Tensor:
-        """Returns which of all anchors (n,) are at cells of the padded image, not of the padding to the batch."""
+        """Returns a mask of all anchors (n,): True at cells of the padded image, False in the padding to the batch."""
         found = []
         for feature, stride in zip(maps, self.strides, strict=True):
             on = torch.zeros(*feature.shape[-2:], self.per_cell, dtype=torch.bool, device=feature.device)
@@ -65,22 +65,22 @@ class Anchors:
 
 
 def by_anchor(maps: Tensor, values: int) -> Tensor:
-    """Returns a map of A predictions of some values at each cell, (B, A values, H, W), as (B, H W A, values)."""
+    """Returns a map of A predictions of `values` numbers at each cell, (B, A values, H, W), as (B, H W A, values)."""
     found: Tensor = maps.permute(0, 2, 3, 1).unflatten(3, (-1, values)).flatten(1, 3)
     return found
 
 
 @dataclass(frozen=True)
 class Assigner:
-    """Assigns boxes to true ones by their intersection over union (IoU), as mmdetection's `MaxIoUAssigner`.
+    """Assigns boxes to true boxes by their intersection over union (IoU), as mmdetection's `MaxIoUAssigner`.
 
-    From the IoU `positive` on, a box is assigned to the true one that it overlaps most; below `negative` it is
+    With an IoU of `positive` or more, a box is assigned to the true box that it overlaps most; below `negative` it is
     background; in between it is ignored. With `low_quality` each true box also claims all boxes whose IoU with it is
-    the greatest of any and `least` or more, so that none is without. With 0, as of RetinaNet, a true box that overlaps
-    nothing claims all that do not overlap it, so a true box without an area in the image must be left out before.
+    the greatest of all and at least `least`, so that every true box has a box. With `least` 0, as in RetinaNet, a true
+    box that overlaps nothing claims all boxes that do not overlap it, so true boxes without an area must be removed.
 
-    torchvision's `Matcher` differs where a true box of low overlap claims boxes: there the boxes go to the true one
-    that they overlap most, here to the one that claims them, of several the last; and it has no least overlap.
+    torchvision's `Matcher` differs where a true box of low overlap claims boxes: there they go to the true box
+    that they overlap most, here to the one that claims them (the last of several); and it has no least overlap.
     """
 
     positive: float
@@ -123,9 +123,9 @@ def choose_at_random(candidates: Tensor, count: int) -> Tensor:
 
 @dataclass
 class Sampler:
-    """Takes positives up to a fraction, and negatives for the rest, by `choose`: in tests another than at random.
+    """Samples positives up to a fraction, and negatives for the rest, by `choose` (random except in tests).
 
-    torchvision's `BalancedPositiveNegativeSampler` draws as many, but cannot be told which.
+    torchvision's `BalancedPositiveNegativeSampler` draws equally many, but the choice cannot be controlled.
     """
 
     num: int
@@ -133,7 +133,7 @@ class Sampler:
     choose: Callable[[Tensor, int], Tensor] = choose_at_random
 
     def __call__(self, matched: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
-        """Returns the positions of positives and negatives of what an `Assigner` returned for each image."""
+        """Returns positions of sampled positives and negatives among the results of an `Assigner` for each image."""
         found = positions([of_image >= 0 for of_image in matched] + [of_image == BACKGROUND for of_image in matched])
         chosen = []
         for positive, negative in zip(found[: len(matched)], found[len(matched) :], strict=True):

@@ -21,8 +21,8 @@ class BoxHead(nn.Module):
     """Convolutions, then linear layers, then scores and boxes: (n, C, size, size) to (n, K + 1) and (n, 4 K).
 
     Without convolutions the layers are those of torchvision's `TwoMLPHead` and `FastRCNNPredictor`, but the background
-    is the last column, has no box, and losses are others: of boxes the error, quadratic up to `beta`, or ten times the
-    generalised IoU loss.
+    is the last column and has no box, and the losses differ: for boxes the error, quadratic up to `beta`, or ten times
+    the generalised IoU loss.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class BoxHead(nn.Module):
     def loss(self, logits: Tensor, deltas: Tensor, boxes: Tensor, labels: Tensor, truth: Tensor) -> dict[str, Tensor]:
         """Returns `loss_cls` (cross-entropy) and `loss_bbox` (of positives), both over the number of all RoIs."""
         count = max(len(labels), 1)
-        positive = (labels < self.num_classes).nonzero_static(size=len(truth))[:, 0]  # without a wait for their number
+        positive = (labels < self.num_classes).nonzero_static(size=len(truth))[:, 0]  # no host-device synchronisation
         chosen = self.of_class(deltas[positive], labels[positive])  # (p, 4)
         if self.giou:
             decoded = self.coder.decode(boxes[positive], chosen)
@@ -85,7 +85,7 @@ class BoxHead(nn.Module):
         return deltas.unflatten(1, (-1, 4))[rows, labels]  # type: ignore[no-any-return]
 
     def refine(self, boxes: Tensor, deltas: Tensor, logits: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Returns RoIs (n, 4) moved as their class says; where that is background, or unknown, the best other class."""
+        """Returns RoIs (n, 4) moved as predicted for their class; for background or unknown, the best other class."""
         best = logits[:, :-1].argmax(1)
         chosen = best if labels is None else torch.where(labels < self.num_classes, labels, best)
         return self.coder.decode(boxes, self.of_class(deltas, chosen))

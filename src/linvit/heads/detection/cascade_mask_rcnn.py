@@ -1,4 +1,4 @@
-"""Cascade Mask R-CNN: three stages, each on the boxes of the one before and for a greater overlap with the truth.
+"""Cascade Mask R-CNN: three stages, each refines the boxes of the previous one for a greater overlap with the truth.
 
 Paper: Cai and Vasconcelos 2018, "Cascade R-CNN: Delving into High Quality Object Detection"; the details are those of
 the Swin paper (Liu et al. 2021) in mmdetection 2.x: box heads of four convolutions and a linear layer, boxes of each
@@ -13,10 +13,10 @@ from linvit.heads.detection.two_stage import TwoStage
 
 
 class CascadeMaskRCNN(TwoStage):
-    """Mask R-CNN in three stages, each on the boxes of the one before, on the maps at a reduction of 4 or more.
+    """Mask R-CNN in three stages, each on the boxes of the previous one, on the maps at a reduction of 4 or more.
 
     Args:
-        proposals: How many boxes the first stage gets, in training and in evaluation.
+        proposals: Number of boxes for the first stage, in training and in evaluation.
     """
 
     with_masks = True

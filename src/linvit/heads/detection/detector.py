@@ -1,4 +1,4 @@
-"""The network of object detection: a backbone and a head; images of several sizes to losses or detections."""
+"""Network of object detection: a backbone and a head; maps images of several sizes to losses or detections."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,10 +18,10 @@ DIVISOR = 32  # of the sides of padded images
 
 
 class Detector(DenseNetwork):
-    """A backbone and a head of object detection or instance segmentation, called as torchvision's detectors are.
+    """Backbone and head of object detection or instance segmentation, called like torchvision's detectors.
 
     There are three differences: classes are 0 to K - 1, without one for the background; images are normalised and
-    resized before; and detections may be asked for in pixels of the original images.
+    resized before; and detections can be returned in pixels of the original images.
     """
 
     def __init__(self, backbone: nn.Module, head: DetectionHead, neck: SimpleFeaturePyramid | None = None) -> None:
@@ -38,8 +38,8 @@ class Detector(DenseNetwork):
         """Returns losses in training mode, and detections in evaluation mode.
 
         Args:
-            images: Normalised images (3, h, w) of any sizes, odd ones too.
-            targets: In training mode, the truth of each image: `boxes` (n, 4) in its pixels, `labels` (n,) and, if
+            images: Normalised images (3, h, w) of any sizes, including odd ones.
+            targets: In training mode, the targets of each image: `boxes` (n, 4) in its pixels, `labels` (n,) and, if
                 `with_masks`, `masks` (n, h, w) of 0 and 1. n may be 0. Boxes without an area in the image are left out.
             sizes: The original size (H, W) of each image, for detections; None is that of the given image.
 
@@ -48,7 +48,7 @@ class Detector(DenseNetwork):
             `scores` (n,), the best first, and, if `with_masks`, `masks` (n, H, W) of bool.
 
         Raises:
-            UserError: If there is no image, or images or targets are not as above.
+            UserError: If there is no image, or if images or targets have another form.
         """
         check_images(images)
         given = [(image.shape[-2], image.shape[-1]) for image in images]
@@ -61,27 +61,27 @@ class Detector(DenseNetwork):
         return self.head(self.feature_maps(images), shapes, truth)  # type: ignore[no-any-return]
 
     def detect_batch(self, images: Tensor) -> dict[str, Tensor]:
-        """Detections of normalised images (B, 3, H, W) as `DetectionHead.detect_batch` returns them."""
+        """Returns detections of normalised images (B, 3, H, W) in the form of `DetectionHead.detect_batch`."""
         size = (images.shape[2], images.shape[3])
         (padded,) = padded_sizes([images])
         return self.head.detect_batch(self.feature_maps(images), ImageShape(size, padded, size))  # type: ignore[no-any-return]
 
     def feature_maps(self, images: Sequence[Tensor] | Tensor) -> list[Tensor]:
-        """What the head gets of images (3, h, w): maps (B, C, H', W') of all, padded to one size."""
+        """Returns the input of the head for images (3, h, w): maps (B, C, H', W') of all, padded to one size."""
         return self.through_neck(self._feature_maps(self.backbone, pad_and_stack(images), self.pyramid.indices))
 
     def compile(self, **options: Any) -> None:
-        """Compiles the backbone, in place: what follows has sizes that depend on what is in the images."""
+        """Compiles the backbone in place; the sizes in the rest depend on the content of the images."""
         self._feature_maps = torch.compile(feature_maps, **options)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns the state for copies, which are not compiled, as those of any module."""
+        """Returns the state for copies, which are not compiled, like those of other modules."""
         return {**super().__getstate__(), "_feature_maps": feature_maps}  # type: ignore[no-untyped-call]
 
 
 def pad_and_stack(images: Sequence[Tensor] | Tensor) -> Tensor:
     """Returns images (3, h, w), or a batch, as one batch (B, 3, H, W), with zeros to the right and below."""
-    if isinstance(images, Tensor):  # in a program for any size it is not known whether there is something to pad
+    if isinstance(images, Tensor):  # in a program for any size the need for padding is unknown
         ((height, width),) = padded_sizes([images])
         return F.pad(images, (0, DIVISOR - 1, 0, DIVISOR - 1))[..., :height, :width]
     height, width = (max(sides) for sides in zip(*padded_sizes(images), strict=True))
@@ -89,9 +89,9 @@ def pad_and_stack(images: Sequence[Tensor] | Tensor) -> Tensor:
 
 
 def padded_sizes(images: Sequence[Tensor]) -> list[tuple[int, int]]:
-    """The sizes (H, W) to which images (3, h, w) are padded."""
+    """Returns the sizes (H, W) to which images (3, h, w) are padded."""
     height, width = ([(x.shape[i] + DIVISOR - 1) // DIVISOR * DIVISOR for x in images] for i in (-2, -1))
-    return list(zip(height, width, strict=True))  # not -(-x // 32): integers of ONNX are divided towards 0
+    return list(zip(height, width, strict=True))  # not -(-x // 32): ONNX divides integers towards 0
 
 
 def check_images(images: Sequence[Tensor]) -> None:
@@ -109,7 +109,7 @@ def check_images(images: Sequence[Tensor]) -> None:
 def check_targets(
     targets: Sequence[Target] | None, images: Sequence[ImageShape], num_classes: int, with_masks: bool
 ) -> Sequence[Target]:
-    """Returns the targets of a batch, if they are as `Detector.forward` takes them."""
+    """Returns the targets of a batch if they have the form that `Detector.forward` takes; else a `UserError`."""
     names = ("boxes", "labels", "masks")[: 3 if with_masks else 2]
     if targets is None:
         raise UserError(
@@ -123,21 +123,21 @@ def check_targets(
         shapes = {"boxes": (count, 4), "labels": (count,), "masks": (count, *image.size)}
         for name in ("labels", *names):
             if name not in target or tuple(target[name].shape) != shapes[name]:
-                got = f"got {tuple(target[name].shape)}" if name in target else f"it has {', '.join(target)} alone"
+                got = f"got {tuple(target[name].shape)}" if name in target else f"it has only {', '.join(target)}"
                 raise UserError(f"the target of image {i} needs {name}, a tensor {shapes[name]}; {got}")
     labels = torch.cat([target["labels"] for target in targets])
     if len(labels):
         least, greatest = torch.stack(labels.aminmax()).tolist()
         if least < 0 or greatest >= num_classes:
             raise UserError(
-                f"labels must lie between 0 and {num_classes - 1}: the detector has {num_classes} classes, without one "
+                f"labels must be between 0 and {num_classes - 1}: the detector has {num_classes} classes, without one "
                 f"for the background; got labels from {least} to {greatest}"
             )
     return targets
 
 
 def usable(targets: Sequence[Target], images: Sequence[ImageShape]) -> list[Target]:
-    """Returns the targets without boxes that have no area in their image, with masks of the padded images' sizes."""
+    """Returns the targets without boxes that have no area in their image, with masks padded to the images' sizes."""
     kept = positions([has_area(image.clip(target["boxes"])) for target, image in zip(targets, images, strict=True)])
     found: list[Target] = []
     for target, image, row in zip(targets, images, kept, strict=True):

@@ -1,4 +1,4 @@
-"""Faster R-CNN: a network proposes boxes, and linear layers on the features of each give its class and a better box.
+"""Faster R-CNN: a network proposes boxes; linear layers on the features of each predict its class and refine it.
 
 Paper: Ren et al. 2015, "Faster R-CNN: Towards Real-Time Object Detection with Region Proposal Networks"; on a pyramid
 as in Lin et al. 2017, with the details of mmdetection 2.x.

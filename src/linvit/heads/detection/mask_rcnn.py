@@ -1,4 +1,4 @@
-"""Mask R-CNN: Faster R-CNN, and convolutions on the features of each box that give its mask.
+"""Mask R-CNN: Faster R-CNN with convolutions on the features of each box that predict its mask.
 
 Paper: He et al. 2017, "Mask R-CNN"; the details are those of mmdetection 2.x, with which the PVT and Swin papers train
 (Wang et al. 2021; Liu et al. 2021).

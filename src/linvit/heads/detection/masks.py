@@ -1,4 +1,4 @@
-"""Masks of boxes: the head that predicts them, cut out of the truth for training, and pasted into the image.
+"""Masks of boxes: prediction, crops of the true masks for training, and pasting into the image.
 
 Paper: He et al. 2017, "Mask R-CNN", Sec. 3 and Fig. 4.
 """
@@ -16,7 +16,7 @@ from linvit.heads.layers import ConvNormReLU, tower
 
 THRESHOLD = 0.5
 PIXELS = 2**25
-"""Of masks that a GPU pastes at once, for which it takes half a GiB."""
+"""Pixels of the masks that a GPU pastes at once, which takes half a GiB."""
 
 
 class MaskHead(nn.Module):
@@ -53,7 +53,7 @@ class MaskHead(nn.Module):
         return upcast(logits) + bias[labels, None, None]
 
     def pixels(self, features: Tensor) -> Tensor:
-        """Returns what is classified, (n, C, 2 size, 2 size)."""
+        """Returns the input of the classifier, (n, C, 2 size, 2 size)."""
         return F.relu(self.upsample(self.convs(features)), inplace=True)
 
     def loss(self, logits: Tensor, wanted: Tensor) -> Tensor:
@@ -65,7 +65,7 @@ class MaskHead(nn.Module):
 def mask_targets(masks: Tensor, boxes: Tensor, matched: Tensor, size: int) -> Tensor:
     """Returns the true mask within each of boxes (n, 4), (n, size, size) of 0 and 1.
 
-    `matched` (n,) says which of the masks (m, H, W) belongs to each box. torchvision's `project_masks_on_boxes` is half
+    `matched` (n,) are the indices of the masks (m, H, W) of each box. torchvision's `project_masks_on_boxes` is half
     a pixel off, and does not round to 0 and 1.
     """
     if not len(boxes):
@@ -79,16 +79,16 @@ def mask_targets(masks: Tensor, boxes: Tensor, matched: Tensor, size: int) -> Te
 def paste_masks(masks: Tensor, boxes: Tensor, size: Size) -> Tensor:
     """Returns the masks in images of a size, (n, H, W) of bool.
 
-    Each pixel's centre is looked up in the mask of the box by bilinear interpolation: of pixels around the box, or on a
-    GPU, where the host would wait for the boxes, of all. torchvision's `paste_masks_in_image` resizes masks to boxes of
-    whole pixels instead.
+    Each pixel's centre is looked up in the mask of the box by bilinear interpolation: for pixels around the box, or for
+    all on a GPU, where reading the boxes would synchronise. torchvision's `paste_masks_in_image` resizes masks
+    to boxes of whole pixels instead.
     """
     if masks.is_cuda:
         return _from_all_pixels(masks, boxes, size)
     found = torch.zeros(len(masks), *size, dtype=torch.bool, device=masks.device)
     each = zip(found, masks[:, None], boxes[:, None], boxes.tolist(), strict=True)
     for own, mask, box, (left, top, right, bottom) in each:
-        rows = slice(max(0, math.floor(top) - 1), min(math.ceil(bottom) + 1, size[0]))  # a pixel more at each side
+        rows = slice(max(0, math.floor(top) - 1), min(math.ceil(bottom) + 1, size[0]))  # one more pixel on each side
         columns = slice(max(0, math.floor(left) - 1), min(math.ceil(right) + 1, size[1]))
         if rows.start < rows.stop and columns.start < columns.stop:
             own[rows, columns] = _sample(mask, box, rows, columns)[0] >= THRESHOLD
@@ -96,7 +96,7 @@ def paste_masks(masks: Tensor, boxes: Tensor, size: Size) -> Tensor:
 
 
 def _from_all_pixels(masks: Tensor, boxes: Tensor, size: Size) -> Tensor:
-    """`paste_masks` without a look at the boxes, some masks at a time."""
+    """Pastes like `paste_masks`, without reading the boxes, some masks at a time."""
     several = max(1, PIXELS // math.prod(size))
     each = zip(masks.split(several), boxes.split(several), strict=True)
     return torch.cat([_sample(*some, slice(0, size[0]), slice(0, size[1])) >= THRESHOLD for some in each])
@@ -107,7 +107,7 @@ def _sample(masks: Tensor, boxes: Tensor, rows: slice, columns: slice) -> Tensor
     y, x = (torch.arange(side.start, side.stop, device=masks.device) + 0.5 for side in (rows, columns))
     left, top, right, bottom = boxes.split(1, 1)
     x, y = (
-        # 1 at the edges of the box; beyond 2 the mask is 0 anyway, also in a box without width
+        # 1 at the edges of the box; beyond 2 the mask is 0, also in a box without width
         ((at - start) / (end - start).clamp(min=1e-6) * 2 - 1).clamp(-2, 2)
         for at, start, end in ((x, left, right), (y, top, bottom))
     )

@@ -29,26 +29,26 @@ from linvit.heads.detection.boxes import (
 )
 from linvit.heads.layers import FPN, TwoMoreLevels, conv, tower
 
-PRIOR = 0.01  # what the scores of all classes are at first
+PRIOR = 0.01  # initial score of all classes
 
 
 class RetinaNet(DetectionHead):
     """Class and box of every anchor in one stage, on the maps at a reduction of 8 or more.
 
-    torchvision has a RetinaNet, too, whose anchors, pyramid, divisors of losses and choice of detections are others.
+    torchvision's RetinaNet differs in anchors, pyramid, divisors of losses and choice of detections.
 
     Args:
         width: Channels of the pyramid and of the towers.
-        fpn: Join the maps by a feature pyramid network; false if they are of `width` channels already.
+        fpn: Join the maps by a feature pyramid network; false if they already have `width` channels.
         convs: Convolutions of a tower.
-        extra_source: What the first of the two additional levels of the pyramid is made from: "input", the last map of
+        extra_source: Input of the first of the two additional levels of the pyramid: "input", the last map of
             the backbone, or "output", that of the pyramid.
-        extra_relu: Whether a ReLU comes before the second of them.
+        extra_relu: Apply a ReLU before the second of them.
         anchor_scale: Side of the smallest anchors, in strides; those of 1.26 and 1.59 times that side follow.
-        candidate_rule: Which candidates of a level are looked at: "anchors", the best anchors by their best class
+        candidate_rule: Candidates of a level: "anchors", the best anchors by their best class
             (mmdetection 2.x and the papers), or "pairs", the best of the pairs of anchor and class above the threshold,
             without boxes that have no area in the image (mmdetection 3.x).
-        candidates: How many of a level.
+        candidates: Number of candidates of a level.
     """
 
     fpn_width = "width"
@@ -94,7 +94,7 @@ class RetinaNet(DetectionHead):
 
     @classmethod
     def classes_in(cls, state: Mapping[str, Tensor]) -> int:
-        """Returns how many classes the weights of such a head are for: an anchor has as many scores, and four sides."""
+        """Returns the number of classes of the weights of such a head: an anchor has as many scores, and four sides."""
         return 4 * rows(state, "classifier.weight") // max(1, rows(state, "regressor.weight"))
 
     def classifiers(self) -> list[nn.Module]:
@@ -108,7 +108,7 @@ class RetinaNet(DetectionHead):
         return self.loss(*self.predict(self.fpn(features)), images, targets)
 
     def predict(self, maps: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Returns logits (B, A K, H_i, W_i) and boxes (B, 4 A, H_i, W_i) relative to the anchors, of each level."""
+        """Returns for each level logits (B, A K, H_i, W_i) and boxes (B, 4 A, H_i, W_i) relative to the anchors."""
         return (
             [self.classifier(self.cls_tower(x)) for x in maps],
             [self.regressor(self.box_tower(x)) for x in maps],
@@ -119,7 +119,7 @@ class RetinaNet(DetectionHead):
     ) -> dict[str, Tensor]:
         """Returns the losses of raw maps, sums over images and levels.
 
-        Their divisor is the sum over images of the number of positive anchors, at least 1 of each.
+        They are divided by the sum over images of the number of positive anchors, at least 1 per image.
         """
         anchors = torch.cat(self.anchors(scores))
         logits = torch.cat([by_anchor(x, self.num_classes) for x in scores], 1)  # (B, n, K)

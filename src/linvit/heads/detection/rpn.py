@@ -1,4 +1,4 @@
-"""The region proposal network: at which anchors there is an object, and the box around it.
+"""Region proposal network: predicts for each anchor if there is an object, and its box.
 
 Paper: Ren et al. 2015, "Faster R-CNN: Towards Real-Time Object Detection with Region Proposal Networks"; with a pyramid
 as in Lin et al. 2017, "Feature Pyramid Networks for Object Detection", Sec. 4.1.
@@ -23,7 +23,7 @@ NMS_THRESHOLD = 0.7
 class RPN(nn.Module):
     """A 3 x 3 convolution on every map, and two 1 x 1 convolutions for score and box of each anchor.
 
-    torchvision's layers are the same; its losses, its assignment and its proposals are not, see `Assigner`, `Anchors`
+    torchvision's layers are the same; its losses, assignment and proposals differ, see `Assigner`, `Anchors`
     and `drop_empty` (before the proposals are chosen, as in mmdetection 3.x). The error of boxes is quadratic up to
     `beta`. With `inside_only` anchors that cross the border of the image are ignored in training.
     """
@@ -62,7 +62,7 @@ class RPN(nn.Module):
         self.regressor = conv(width, self.anchors.per_cell * 4, kernel=1)
 
     def forward(self, maps: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Returns logits (B, A, H_i, W_i) and boxes (B, 4 A, H_i, W_i) relative to the anchors, of each level."""
+        """Returns for each level logits (B, A, H_i, W_i) and boxes (B, 4 A, H_i, W_i) relative to the anchors."""
         hidden = [self.more(F.relu(self.conv(x))) for x in maps]
         return [self.classifier(x) for x in hidden], [self.regressor(x) for x in hidden]
 
@@ -71,7 +71,7 @@ class RPN(nn.Module):
     ) -> dict[str, Tensor]:
         """Returns `loss_rpn_cls` and `loss_rpn_bbox`, sums over images and levels.
 
-        Their divisor is the sum over images of the numbers of sampled positives and negatives, at least 1 of each.
+        They are divided by the sum over images of the numbers of sampled positives and negatives, at least 1 per image.
         """
         anchors = torch.cat(self.anchors(scores))
         logits = torch.cat([by_anchor(upcast(x), 1) for x in scores], 1)[..., 0]  # (B, n)
@@ -90,7 +90,7 @@ class RPN(nn.Module):
         return {"loss_rpn_cls": cls_loss / count, "loss_rpn_bbox": box_loss / count}
 
     def match(self, scores: Sequence[Tensor], anchors: Tensor, image: ImageShape, target: Target) -> Tensor:
-        """Returns what the assigner makes of all anchors (n, 4) of an image."""
+        """Returns the assignment of all anchors (n, 4) of an image."""
         usable = self.anchors.on_image(scores, image.padded)
         if self.inside_only:
             height, width = image.size
@@ -101,11 +101,11 @@ class RPN(nn.Module):
     def propose(
         self, scores: Sequence[Tensor], boxes: Sequence[Tensor], image: ImageShape | ImageShapes
     ) -> dict[str, Tensor]:
-        """Returns proposals inside of their images in the form of `best_of_batch`; labels are levels, scores logits."""
+        """Returns proposals inside their images in the form of `best_of_batch`; labels are levels, scores logits."""
         candidates, limit = (pair[0 if self.training else 1] for pair in (self.candidates, self.proposals))
         found = []
         for i, anchors in enumerate(self.anchors(scores)):
-            # by logits: onnxruntime's sigmoid is the same for all below -18, which proposals may be
+            # by logits: onnxruntime's sigmoid is constant below -18, a value that proposals may have
             best, row = top_of_batch(by_anchor(upcast(scores[i]), 1)[..., 0], candidates)
             box = image.clip(self.coder.decode(anchors[row], gather_rows(by_anchor(boxes[i], 4), row)))
             if self.drop_empty:

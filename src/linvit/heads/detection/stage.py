@@ -1,4 +1,4 @@
-"""One stage of a detector of regions of interest: it samples proposals, and predicts class, box and mask of each.
+"""Stage of a detector of regions of interest: samples proposals; predicts class, box and mask of each.
 
 Papers: Girshick 2015, "Fast R-CNN"; He et al. 2017, "Mask R-CNN" (RoIAlign); Lin et al. 2017, "Feature Pyramid
 Networks for Object Detection", Eq. 1 (the level); Cai and Vasconcelos 2018, "Cascade R-CNN".
@@ -20,7 +20,7 @@ from linvit.heads.detection.masks import MaskHead, mask_targets
 
 
 class StageSettings(NamedTuple):
-    """How a stage of a cascade differs from the others."""
+    """Settings in which the stages of a cascade differ."""
 
     iou: float
     stds: tuple[float, float, float, float]
@@ -28,16 +28,16 @@ class StageSettings(NamedTuple):
 
 
 class Samples(NamedTuple):
-    """The RoIs of one image that take part in the losses, positives first."""
+    """RoIs of one image that take part in the losses, positives first."""
 
     boxes: Tensor  # (n, 4)
     labels: Tensor  # (n,); K is background
-    matched: Tensor  # which true box each of the p positives is for, (p,)
-    is_truth: Tensor  # which are copies of true boxes, (n,)
+    matched: Tensor  # index of the true box of each of the p positives, (p,)
+    is_truth: Tensor  # True for copies of true boxes, (n,)
 
 
 class RoIStage(nn.Module):
-    """Box head, mask head, and how proposals are sampled for them."""
+    """Box head, mask head, and the sampling of proposals for them."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class RoIStage(nn.Module):
         self.assigner, self.sampler = assigner, sampler
 
     def sample(self, proposals: Sequence[Tensor], targets: Sequence[Target]) -> list[Samples]:
-        """Returns what is sampled of the proposals (n, 4) of each image and the true boxes, which are put before."""
+        """Returns the sampled proposals (n, 4) of each image, preceded by the true boxes."""
         truth = [target["boxes"].to(proposed.dtype) for target, proposed in zip(targets, proposals, strict=True)]
         matched = [
             torch.cat([torch.arange(len(own), device=own.device), self.assigner(proposed, own)])
@@ -74,7 +74,7 @@ class RoIStage(nn.Module):
         return self.box_head(self._features(maps, rois, self.box_head.size))  # type: ignore[no-any-return]
 
     def mask_features(self, maps: Sequence[Tensor], rois: Tensor) -> Tensor:
-        """Returns what the mask head is given of RoIs (n, 5), (n, C, size, size)."""
+        """Returns the input of the mask head for RoIs (n, 5), (n, C, size, size)."""
         assert self.mask_head is not None
         return self._features(maps, rois, self.mask_head.size)
 
@@ -116,9 +116,9 @@ class RoIStage(nn.Module):
 
 
 def roi_levels(boxes: Tensor, finest_scale: float, count: int) -> Tensor:
-    """Returns for each of boxes (n, 4) which of `count` maps it is cut out of, (n,).
+    """Returns for each of boxes (n, 4) the map, of `count`, from which its features are taken, (n,).
 
-    It is the finest where the square root of the box's area is less than twice `finest_scale`, in pixels.
+    It is the finest one where the square root of the box's area is less than twice `finest_scale`, in pixels.
     """
     sides = (boxes[:, 2:] - boxes[:, :2]).prod(1).sqrt()
     return (sides / finest_scale + 1e-6).log2().floor().clamp(0, count - 1).long()
@@ -134,19 +134,19 @@ def roi_features(
 ) -> Tensor:
     """Returns the features (n, C, size, size) of RoIs (n, 5), from maps (B, C, H_i, W_i).
 
-    `torchvision.ops.MultiScaleRoIAlign` differs: it is half a pixel off (`aligned=False`), as Mask R-CNN's first
-    version was. The operator itself is torchvision's, with as many samples as a box has pixels.
+    `torchvision.ops.MultiScaleRoIAlign` differs: it is half a pixel off (`aligned=False`), as the first version of
+    Mask R-CNN. The operator itself is torchvision's, with as many samples as a box has pixels.
     """
     level = roi_levels(rois[:, 1:], finest_scale, len(maps))
     dtype = torch.promote_types(maps[0].dtype, torch.float32)
     if rois.is_cuda and not is_exporting():
         return _of_all_levels(maps, rois.to(dtype), level, reductions, size)
     rows = positions([level == i for i in range(len(maps))])
-    cut = [  # also where there is no box, so that every map has a gradient
+    cut = [  # also without boxes, so that every map has a gradient
         roi_align(upcast(x), rois[row].to(dtype), size, 1 / reduction, sampling_ratio=0, aligned=True)
         for x, row, reduction in zip(maps, rows, reductions, strict=True)
     ]
-    if is_exporting():  # where nobody knows that the levels' RoIs together are all
+    if is_exporting():  # the exporter cannot infer that the levels' RoIs together are all
         out: Tensor = cut[0].new_zeros(rois.shape[0], *cut[0].shape[1:])
         for row, of_level in zip(rows, cut, strict=True):
             out = out.index_put((row,), of_level)
@@ -155,7 +155,7 @@ def roi_features(
 
 
 def _of_all_levels(maps: Sequence[Tensor], rois: Tensor, level: Tensor, reductions: Sequence[int], size: int) -> Tensor:
-    """The same from every map for every RoI, without a wait for their numbers: of a box without sides 0 is cut out."""
+    """Takes every RoI from every map, without synchronising for their numbers: boxes without sides give 0."""
     total = torch.zeros((), device=rois.device)
     for i, (x, reduction) in enumerate(zip(maps, reductions, strict=True)):
         own = torch.cat([rois[:, :1], rois[:, 1:].where((level == i)[:, None], 0)], 1)

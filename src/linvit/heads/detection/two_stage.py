@@ -1,4 +1,4 @@
-"""What the detectors have in common that look twice: a region proposal network, and stages that look at its proposals.
+"""Base class of two-stage detectors: a region proposal network, and stages that process its proposals.
 
 Faster R-CNN and Mask R-CNN are cascades of one stage.
 """
@@ -25,21 +25,21 @@ from linvit.heads.layers import FPN
 class TwoStage(DetectionHead):
     """A feature pyramid, a region proposal network, and one stage or a cascade of them.
 
-    torchvision's `FasterRCNN` and `MaskRCNN` are not used: their anchors, RoI features, losses and results are others,
-    and none of them can be exchanged alone.
+    torchvision's `FasterRCNN` and `MaskRCNN` are not used: their anchors, RoI features, losses and results differ,
+    and these parts cannot be replaced separately.
 
     Args:
         width: Channels of the pyramid and of the convolutions.
-        fpn: Join the maps by a feature pyramid network; false if they are of `width` channels already.
+        fpn: Join the maps by a feature pyramid network; false if they already have `width` channels.
         fc_width: Features of the linear layers of a box head.
         anchor_scale: Side of the square anchors, in strides of their map.
-        finest_scale: Boxes whose square root of the area is less than twice this, in pixels, are cut out of the finest
+        finest_scale: Boxes whose square root of the area is less than twice this, in pixels, use the finest
             map.
-        anchor_samples: Anchors per image that the proposal network is trained with.
-        roi_samples: Proposals per image that a stage is trained with, of which up to a quarter are positive.
-        candidates: Of a level, how many of the best anchors become boxes, in training and in evaluation.
-        proposals: How many of these boxes are proposed, in training and in evaluation.
-        drop_empty: Whether proposals without area are dropped (mmdetection 3.x) or kept (2.x and the papers).
+        anchor_samples: Anchors per image for training the proposal network.
+        roi_samples: Proposals per image for training a stage, up to a quarter of them positive.
+        candidates: Number of the best anchors of a level that become boxes, in training and in evaluation.
+        proposals: Number of these boxes that are proposed, in training and in evaluation.
+        drop_empty: Drop proposals without area (mmdetection 3.x) instead of keeping them (2.x and the papers).
     """
 
     fpn_width = "width"
@@ -115,7 +115,7 @@ class TwoStage(DetectionHead):
 
     @classmethod
     def classes_in(cls, state: Mapping[str, Tensor]) -> int:
-        """Returns how many classes the weights of such a head are for, without background."""
+        """Returns the number of classes of the weights of such a head, without background."""
         return max(0, rows(state, "stages.0.box_head.classifier.weight") - 1)
 
     def classifiers(self) -> list[nn.Module]:
@@ -129,9 +129,9 @@ class TwoStage(DetectionHead):
     def losses(
         self, features: Sequence[Tensor], images: Sequence[ImageShape], targets: Sequence[Target]
     ) -> dict[str, Tensor]:
-        """Returns `loss_rpn_cls`, `loss_rpn_bbox`, and of each stage `loss_cls`, `loss_bbox` and `loss_mask`.
+        """Returns `loss_rpn_cls`, `loss_rpn_bbox`, and `loss_cls`, `loss_bbox` and `loss_mask` of each stage.
 
-        Those of a cascade begin with `s0_`, `s1_` and so on, and contain the weight of the stage.
+        Names in a cascade begin with `s0_`, `s1_` and so on; the losses contain the weight of the stage.
         """
         maps = self.fpn(features)
         scores, boxes = self.rpn(maps)
@@ -173,10 +173,9 @@ class TwoStage(DetectionHead):
     def results(
         self, maps: Sequence[Tensor], boxes: Tensor, count: Tensor, image: ImageShape | ImageShapes
     ) -> dict[str, Tensor]:
-        """Returns detections of maps and proposals (B, n, 4), of which each image has `count` (B,).
+        """Returns detections from maps and proposals (B, n, 4); `count` (B,) is their number in each image.
 
-        Logits of classes are averaged over the stages, boxes are the last stage's, and of masks the probabilities are
-        averaged.
+        Logits of classes and probabilities of masks are averaged over the stages; boxes are the last stage's.
         """
         scores, found = self._classify(maps, boxes, image)
         real = torch.arange(boxes.shape[1], device=boxes.device) < count[:, None]  # (B, n)
@@ -191,7 +190,7 @@ class TwoStage(DetectionHead):
     def _classify(
         self, maps: Sequence[Tensor], boxes: Tensor, image: ImageShape | ImageShapes
     ) -> tuple[Tensor, Tensor]:
-        """Scores (B, n, K) and boxes (B, n, K, 4), or (B, n, 4), of proposals (B, n, 4)."""
+        """Returns scores (B, n, K) and boxes (B, n, K, 4), or (B, n, 4), of proposals (B, n, 4)."""
         shape = boxes.shape[:2]
         total: Tensor | None = None
         for i, stage in enumerate(self._stages()):
@@ -206,7 +205,7 @@ class TwoStage(DetectionHead):
         return scores, found.view(*shape, *found.shape[1:])
 
     def _masks(self, maps: Sequence[Tensor], rois: Tensor, labels: Tensor) -> Tensor:
-        """Probabilities (n, 28, 28) of the pixels of RoIs (n, 5) of these classes (n,)."""
+        """Returns probabilities (n, 28, 28) of the pixels of RoIs (n, 5) of these classes (n,)."""
         stages = self._stages()
         features = stages[0].mask_features(maps, rois)  # the same for all stages
         of_stages = [stage.mask_head.of_class(features, labels).sigmoid() for stage in stages]  # type: ignore[union-attr]
@@ -217,6 +216,6 @@ class TwoStage(DetectionHead):
 
 
 def _rois(boxes: Tensor) -> Tensor:
-    """Boxes (B, n, 4) as RoIs (B n, 5), with the image's number in front."""
+    """Returns boxes (B, n, 4) as RoIs (B n, 5), with the image's number in front."""
     image = torch.arange(boxes.shape[0], device=boxes.device).to(boxes)[:, None, None].expand(-1, boxes.shape[1], 1)
     return torch.cat([image, boxes], 2).flatten(0, 1)

@@ -1,4 +1,4 @@
-"""The attention block on the skip connections of MAResU-Net: any mechanism among positions, beside one among channels.
+"""Attention block on the skip connections of MAResU-Net: any mechanism over positions, and one over channels.
 
 Paper: Li et al. 2021, "Multistage Attention ResU-Net for Semantic Segmentation of Fine-Resolution Remote Sensing
 Images".
@@ -17,14 +17,14 @@ from linvit.layers.hosting import AttentionHost, attend, queries_keys_values
 from linvit.registry import Spec, attentions
 
 TAYLOR: Spec = {"name": "taylor", "key_reduction": 8}
-"""The mechanism of the paper: queries and keys have an eighth of the channels."""
+"""Mechanism of the paper: queries and keys have an eighth of the channels."""
 
 
 class PositionAttention(AttentionHost):
-    """`x + gamma o` on a map (B, C, H, W): any registered mechanism among its positions. gamma begins at 0.
+    """`x + gamma o` on a map (B, C, H, W): any registered mechanism over its positions. gamma begins at 0.
 
-    As in the reference there is no output projection, unless the mechanism's output has other channels or asks for a
-    norm behind it (`out_dim`, `norm`). A stem, a norm before the projection and a gate it has if it declares them.
+    As in the reference there is no output projection, unless the mechanism's output has other channels or needs a
+    norm after it (`out_dim`, `norm`). A mechanism may declare a stem, a norm before the projection and a gate.
     """
 
     def __init__(self, dim: int, grid: Grid, attention: Spec = TAYLOR, num_heads: int = 1) -> None:
@@ -48,7 +48,7 @@ class PositionAttention(AttentionHost):
 class ChannelAttention(nn.Module):
     """`x + gamma A x` with `A = softmax(max(E) - E)`, `E = x x^T`, on a map (B, C, H, W) as C rows of H W entries.
 
-    Paper: Fu et al. 2019, "Dual Attention Network for Scene Segmentation", with the sign of their code, by which
+    Paper: Fu et al. 2019, "Dual Attention Network for Scene Segmentation", with the sign of their code, with which
     unlike channels attend to each other. gamma begins at 0.
     """
 
@@ -72,12 +72,12 @@ class LinearChannelAttention(ChannelAttention):
     """`x + gamma o`, `o_c = (sum_c' v_c' + sum_m (v_c . k_m) k_m) / (N + k_c . (sum_m k_m + eps))` over the rows c.
 
     Paper: Li et al. 2020, "Linear Attention Mechanism: An Efficient Attention for Semantic Segmentation", as its code
-    has it: v is x, k is x of length one at each of N = H W positions (across channels), the numerator's query is v, and
-    the denominator has N where the number of channels belongs, so weights do not sum to 1.
+    computes it: v is x, k is x normalised to length one at each of N = H W positions (across channels), the numerator's
+    query is v, and the denominator has N instead of the number of channels, so weights do not sum to 1.
     """
 
     eps = 1e-6
-    norm_eps = 1e-12  # the reference has none and gives NaN for a position of zeros
+    norm_eps = 1e-12  # the reference lacks it and gives NaN for a position of zeros
 
     @full_precision
     def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -92,7 +92,7 @@ CHANNEL_ATTENTIONS = {"softmax": ChannelAttention, "linear": LinearChannelAttent
 
 
 class AttentionSkip(nn.Module):
-    """A convolution, attention among positions and among channels side by side, their sum: (B, C, H, W) on any size."""
+    """A convolution, then the sum of attention over positions and over channels: (B, C, H, W) of any size."""
 
     def __init__(
         self,

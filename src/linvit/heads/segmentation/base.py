@@ -1,4 +1,4 @@
-"""The contract that every head of semantic segmentation meets."""
+"""Base class of all heads of semantic segmentation."""
 
 from collections.abc import Sequence
 
@@ -8,10 +8,10 @@ from linvit.heads.base import Head
 
 
 class SegmentationHead(Head):
-    """Turns the feature maps of a backbone into logits of every pixel.
+    """Maps the feature maps of a backbone to logits of every pixel.
 
-    A subclass writes a constructor that takes `channels`, `reductions` and `num_classes` and calls this one, and a
-    `forward`; options are keyword arguments with defaults. It names its last layer `classifier`. Maps may be of any
+    A subclass defines a constructor that takes `channels`, `reductions` and `num_classes` and calls this one, and a
+    `forward`; options are keyword arguments with defaults. Its last layer is named `classifier`. Maps may be of any
     size: where a side of the image is not a multiple of a reduction, a map's side is that quotient rounded up, or down
     in CSWin and some of timm's models.
 
@@ -30,16 +30,16 @@ class SegmentationHead(Head):
         self.reduction = 4
 
     def forward(self, features: Sequence[Tensor]) -> Tensor:
-        """Feature maps (B, C_i, H_i, W_i), the finest first, to logits (B, K, H / reduction, W / reduction)."""
+        """Maps features (B, C_i, H_i, W_i), the finest first, to logits (B, K, H / reduction, W / reduction)."""
         raise NotImplementedError(f"{type(self).__name__} has no forward")
 
     def with_auxiliary(self, features: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """Returns the logits, and those of auxiliary outputs, which the loss of training has a use for.
+        """Returns the logits and those of auxiliary outputs, for the loss of training.
 
-        Auxiliary logits are (B, K, h, w) of any size. A head without them, as this default, returns an empty list.
+        Auxiliary logits are (B, K, h, w) of any size. The default, without auxiliary outputs, returns an empty list.
         """
         return self(features), []
 
     def classifiers(self) -> list[nn.Module]:
-        """Returns all layers with one output channel per class, those of auxiliary outputs included."""
+        """Returns all layers with one output channel per class, including those of auxiliary outputs."""
         return [self.classifier]

@@ -17,13 +17,13 @@ class FCN(SegmentationHead):
     """Convolutions on one feature map; logits of that map's size.
 
     It reads a single map, the last in `linvit.create_segmentor`, so it fits any backbone, also one without a pyramid
-    such as DeiT. At a reduction of 32 small things are lost; `upernet` and `semantic_fpn` join all maps.
+    such as DeiT. At a reduction of 32 small objects are lost; `upernet` and `semantic_fpn` join all maps.
 
     Args:
-        level: Which of these maps is read; -1 is the last.
+        level: Index of the map to read; -1 is the last.
         width: Channels of the convolutions.
         num_convs: Number of 3 x 3 convolutions, each with BatchNorm and ReLU.
-        concat_input: Join the map and the result of the convolutions by one convolution more.
+        concat_input: Join the map and the result of the convolutions by one more convolution.
         dropout: Fraction of the channels that are dropped before the classifier in training.
     """
 
@@ -43,7 +43,7 @@ class FCN(SegmentationHead):
     ) -> None:
         super().__init__(channels, reductions, num_classes)
         if not -len(channels) <= level < len(channels):
-            raise UserError(f"level {level} is none of {len(channels)} feature maps; -1 is the last, 0 the finest")
+            raise UserError(f"level {level} is not one of {len(channels)} feature maps; -1 is the last, 0 the finest")
         check_number("num_convs", num_convs, at_least=1, whole=True)
         self.level = level
         self.reduction = reductions[level]
@@ -59,7 +59,7 @@ class FCN(SegmentationHead):
         return [len(reductions) - 1]
 
     def forward(self, features: Sequence[Tensor]) -> Tensor:
-        """Feature maps (B, C_i, H_i, W_i) to logits (B, K, H_level, W_level)."""
+        """Maps features (B, C_i, H_i, W_i) to logits (B, K, H_level, W_level)."""
         x = self.convs(features[self.level])
         if self.conv_cat is not None:
             x = self.conv_cat(torch.cat([features[self.level], x], 1))

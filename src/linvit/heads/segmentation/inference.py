@@ -1,10 +1,10 @@
-"""Class probabilities of the pixels of images of any size, in memory that does not grow with classes times pixels.
+"""Class probabilities of pixels of images of any size, in memory that does not grow with classes times pixels.
 
 Logits of all classes at full size are the largest tensor of an evaluation: 7.2 GB for 150 classes and 4,000 x 3,000
-pixels. Here they exist for a band of rows at a time, which is resized and replaced by its classes.
+pixels. Here a band of rows is computed at a time, resized, and reduced to its classes.
 
-The three ways of mmsegmentation: the whole image at once; overlapping windows whose logits are averaged ("slide"); and
-the mean of the probabilities over resized and mirrored copies of the image.
+Supports the three modes of mmsegmentation: the whole image at once; overlapping windows whose logits are averaged
+("slide"); and the mean of the probabilities over resized and mirrored copies of the image.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,10 +15,10 @@ from torch.nn import functional as F
 
 from linvit.errors import UserError
 
-BAND_BYTES = 64 * 2**20  # of the logits that exist at once at full size
+BAND_BYTES = 64 * 2**20  # maximum size of the full-size logits in memory
 
 Network = Callable[[Tensor], Tensor]
-"""Images (B, 3, H, W) to logits (B, K, h, w) of any size."""
+"""Maps images (B, 3, H, W) to logits (B, K, h, w) of any size."""
 
 
 def bands(
@@ -30,9 +30,9 @@ def bands(
 ) -> Iterator[Tensor]:
     """Yields the mean probabilities of views of images in bands (B, K, rows, W) of the result, from the top down.
 
-    A view is the normalised images (B, 3, H, W), or resized copies, and whether they are mirrored. Logits, which should
+    A view is the normalised images (B, 3, H, W), or resized copies, and True if they are mirrored. Logits, which should
     be small, are resized to the view and then to the result, as mmsegmentation does. `window` is the size of windows,
-    None the whole image; `stride` is the step between them, None two thirds of the window.
+    None the whole image; `stride` is the step between them, None means two thirds of the window.
     """
     sources = [(_Windows(network, image, window, stride), mirrored) for image, mirrored in views]
     start, height = 0, 1
@@ -47,9 +47,9 @@ def bands(
 
 
 class _Windows:
-    """The mean of the logits of overlapping windows, which are kept as small as the network makes them.
+    """Mean of the logits of overlapping windows, stored at the size in which the network computes them.
 
-    Windows begin at multiples of the stride; the last ones are shifted so that they end with the image. An image
+    Windows begin at multiples of the stride; the last ones are shifted to end with the image. An image
     smaller than the window is one window.
     """
 
@@ -64,7 +64,7 @@ class _Windows:
         self._kept: list[tuple[int, int, Tensor]] = []  # the first row and column of each window, and its logits
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """Logits (B, K, stop - start, W) of the images. They are asked for from top to bottom."""
+        """Returns logits (B, K, stop - start, W) of the images; must be called from top to bottom."""
         height, width = self.window
         while self.tops and self.tops[0] < stop:
             top = self.tops.pop(0)
@@ -88,9 +88,9 @@ class _Windows:
 
 
 def starts(side: int, window: int, stride: int) -> list[int]:
-    """The first pixel of each window along an axis of an image."""
+    """Returns the first pixel of each window along an axis of an image."""
     if not 0 < stride <= window:
-        raise UserError(f"the stride of windows of {window} pixels must lie between 1 and {window}; got {stride}")
+        raise UserError(f"the stride of windows of {window} pixels must be between 1 and {window}; got {stride}")
     rest = max(side - window, 0)
     return [min(i * stride, rest) for i in range(-(-rest // stride) + 1)]
 
@@ -102,7 +102,7 @@ def _rows_of(logits: Tensor) -> Callable[[int, int], Tensor]:
 def _resized_rows(
     rows: Callable[[int, int], Tensor], source: Sequence[int], size: Sequence[int], start: int, stop: int
 ) -> Tensor:
-    """Rows of a tensor that is resized by bilinear interpolation between centres of pixels, as by `F.interpolate`."""
+    """Returns rows of a tensor resized by bilinear interpolation between centres of pixels, as by `F.interpolate`."""
     if tuple(source) == tuple(size):
         return rows(start, stop)
     at = ((torch.arange(start, stop, dtype=torch.float64) + 0.5) * source[0] / size[0] - 0.5).clamp(0, source[0] - 1)

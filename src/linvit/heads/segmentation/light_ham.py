@@ -1,7 +1,7 @@
-"""LightHam: the maps of a backbone side by side, and what a non-negative matrix of low rank leaves of them.
+"""LightHam: joins the maps of a backbone and adds their non-negative low-rank approximation.
 
-Paper: Geng et al. 2021, "Is Attention Better Than Matrix Decomposition?", whose "hamburger" this is; the head is that
-of Guo et al. 2022, "SegNeXt", with whose program PolaFormer++ trains.
+Paper: Geng et al. 2021, "Is Attention Better Than Matrix Decomposition?", for the "hamburger"; the head is that
+of Guo et al. 2022, "SegNeXt", whose code PolaFormer++ uses for training.
 """
 
 import math
@@ -19,10 +19,10 @@ from linvit.heads.segmentation.base import SegmentationHead
 
 
 class LightHam(SegmentationHead):
-    """Joins the maps at a reduction of 8 or more, adds their factorisation of low rank, and classifies the sum.
+    """Joins the maps at a reduction of 8 or more, adds their low-rank factorisation, and classifies the sum.
 
-    Logits have the size of the finest of these maps. In training the factorisation starts from random numbers, which
-    every call draws; in evaluation from the same numbers for all images.
+    Logits have the size of the finest of these maps. In training the factorisation starts from random numbers,
+    drawn in each call; in evaluation from the same numbers for all images.
 
     Args:
         width: Channels of all layers.
@@ -58,7 +58,7 @@ class LightHam(SegmentationHead):
         return [i for i, reduction in enumerate(reductions) if reduction >= 8] or [len(reductions) - 1]
 
     def forward(self, features: Sequence[Tensor]) -> Tensor:
-        """Feature maps (B, C_i, H_i, W_i), the finest first, to logits (B, K, H_0, W_0)."""
+        """Maps features (B, C_i, H_i, W_i), the finest first, to logits (B, K, H_0, W_0)."""
         x = torch.cat([resize(x, features[0].shape[-2:]) for x in features], 1)
         x = F.relu(self.align(self.hamburger(F.relu(self.squeeze(x)))))
         return self.classifier(self.dropout(x))  # type: ignore[no-any-return]
@@ -67,8 +67,8 @@ class LightHam(SegmentationHead):
 class Hamburger(nn.Module):
     """`relu(x + out(NMF(relu(in(x)))))` of a map (B, C, H, W), with linear layers over the channels of each pixel.
 
-    NMF(X) is `D C^T` for X (C, N) of the pixels side by side, from multiplicative updates (Lee and Seung 2000) of the
-    factors D (C, rank) and C (N, rank), through all of which gradients pass.
+    NMF(X) is `D C^T` for X (C, N), one column per pixel, from multiplicative updates (Lee and Seung 2000) of the
+    factors D (C, rank) and C (N, rank). Gradients pass through all updates.
     """
 
     def __init__(self, width: int, rank: int, train_steps: int, eval_steps: int) -> None:
@@ -83,12 +83,12 @@ class Hamburger(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, C, H, W)."""
         rows = F.relu(self.ham_in(x)).flatten(2)
-        with torch.autocast("cpu" if x.is_meta else x.device.type, enabled=False):  # the meta device has none
+        with torch.autocast("cpu" if x.is_meta else x.device.type, enabled=False):  # the meta device has no autocast
             low_rank = self.factorised(upcast(rows), self.bases(rows))
         return F.relu(x + self.ham_out(low_rank.to(rows.dtype).view_as(x)))
 
     def bases(self, x: Tensor) -> Tensor:
-        """The first D, positive columns of length one, (B or 1, C, rank), for rows (B, C, N)."""
+        """Returns the initial D, positive columns of length one, (B or 1, C, rank), for rows (B, C, N)."""
         shape = (x.shape[1], self.rank)
         if self.training:
             return F.normalize(torch.rand(x.shape[0], *shape, device=x.device, dtype=wide(x)), dim=1)
@@ -96,7 +96,7 @@ class Hamburger(nn.Module):
         return F.normalize((scattered.view(1, *shape) / 2**16).to(wide(x)), dim=1)
 
     def factorised(self, x: Tensor, bases: Tensor) -> Tensor:
-        """`D C^T` (B, C, N) of rows x of that shape, from the first D on."""
+        """Returns `D C^T` (B, C, N) for rows x of that shape, starting from D."""
         bases = bases.expand(x.shape[0], -1, -1)
         weights = (x.mT @ bases).softmax(-1)  # (B, N, rank)
         for _ in range(self.train_steps if self.training else self.eval_steps):
@@ -106,7 +106,7 @@ class Hamburger(nn.Module):
 
 
 def updated(factor: Tensor, x: Tensor, other: Tensor) -> Tensor:
-    """The factor (B, m, r) after a step by which `||x - factor other^T||` shrinks, for x (B, m, n), other (B, n, r)."""
+    """Returns a factor (B, m, r) with smaller `||x - factor other^T||` for x (B, m, n), other (B, n, r)."""
     return factor * (x @ other) / (factor @ (other.mT @ other) + 1e-6)
 
 

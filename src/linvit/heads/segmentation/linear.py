@@ -1,4 +1,4 @@
-"""Linear heads: what the features of a frozen backbone tell about each pixel.
+"""Linear heads: classify each pixel from the features of a frozen backbone.
 
 Paper: Oquab et al. 2024, "DINOv2: Learning Robust Visual Features without Supervision", Sec. 7.4; the layers are those
 of its `BNHead`. DINOv3's (Siméoni et al. 2025) has a dropout before them.
@@ -37,13 +37,13 @@ class Linear(SegmentationHead):
         return [len(reductions) - 1]
 
     def forward(self, features: Sequence[Tensor]) -> Tensor:
-        """Feature maps (B, C_i, H_i, W_i), resized to the first and joined, to logits (B, K, H_0, W_0)."""
+        """Maps features (B, C_i, H_i, W_i), resized to the first and joined, to logits (B, K, H_0, W_0)."""
         x = torch.cat([resize(x, features[0].shape[-2:]) for x in features], 1)
         return self.classifier(self.bn(self.dropout(x)))  # type: ignore[no-any-return]
 
 
 class MultiScaleLinear(Linear):
-    """`linear` on the last four feature maps, side by side: DINOv2's "+ms", evaluated at several scales of images."""
+    """`linear` on the last four feature maps, joined: DINOv2's "+ms", evaluated at several scales of images."""
 
     @classmethod
     def levels(cls, reductions: Sequence[int]) -> list[int]:

@@ -1,4 +1,4 @@
-"""MACU-Net: a U-Net in which every level joins the maps of all others, weighed by channel attention.
+"""MACU-Net: a U-Net in which every level joins the maps of all others, weighted by channel attention.
 
 Paper: Li et al. 2022, "MACU-Net for Semantic Segmentation of Fine-Resolution Remotely Sensed Images". The backbone
 `macunet_encoder` makes the paper's network of it.
@@ -18,13 +18,13 @@ from linvit.layers.ac_block import ACBlock
 class MACUNet(SegmentationHead):
     """Skip connections of all scales and channel attention on a pyramid of any number of levels.
 
-    Level i joins as many maps of its own width as there are levels: each coarser level's result, upsampled by one
+    Level i joins as many maps of its width as there are levels: the result of each coarser level, upsampled by one
     transposed convolution per level; its own feature; each finer feature, halved by one pooling and AC block per level.
     All layers have PyTorch's initial values, as in the reference.
 
     Args:
-        reductions: Image side over map side of each map, each twice the one before; the paper's are 1, 2, 4, 8, 16.
-        bottleneck: Channels over hidden channels in the channel attention.
+        reductions: Image side over map side of each map, each twice the previous one; the paper's are 1, 2, 4, 8, 16.
+        bottleneck: Ratio of channels to hidden channels in the channel attention.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class MACUNet(SegmentationHead):
         return list(range(len(reductions)))
 
     def forward(self, features: Sequence[Tensor]) -> Tensor:
-        """Feature maps (B, C_i, H_i, W_i), the finest first, to logits (B, K, H_0, W_0)."""
+        """Maps features (B, C_i, H_i, W_i), the finest first, to logits (B, K, H_0, W_0)."""
         sizes = [feature.shape[-2:] for feature in features]
         last = len(features) - 1
         finer: list[list[Tensor]] = [[] for _ in features]  # of each level, from the nearest
@@ -75,7 +75,7 @@ class MACUNet(SegmentationHead):
 
 
 class ChannelReweighting(nn.Module):
-    """A 1 x 1 convolution whose channels are weighed by their means and maxima: (B, C, H, W) -> (B, C', H, W)."""
+    """A 1 x 1 convolution whose channels are weighted by their means and maxima: (B, C, H, W) -> (B, C', H, W)."""
 
     def __init__(self, in_channels: int, out_channels: int, bottleneck: int = 16) -> None:
         super().__init__()

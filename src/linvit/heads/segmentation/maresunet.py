@@ -1,7 +1,7 @@
-"""MAResU-Net: a U-Net whose skip connections pass through linear attention, on a ResNet or any other pyramid.
+"""MAResU-Net: a U-Net with linear attention in its skip connections, on a ResNet or any other pyramid.
 
 Paper: Li et al. 2021, "Multistage Attention ResU-Net for Semantic Segmentation of Fine-Resolution Remote Sensing
-Images". The reference reads only square images, since it exchanges height and width; here they are of any size.
+Images". The reference accepts only square images, since it exchanges height and width; here any size is accepted.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,15 +23,15 @@ from linvit.registry import Spec
 class MAResUNet(SegmentationHead):
     """Attention on every map, and a decoder that adds each to the upsampled coarser one; logits of a quarter reduction.
 
-    On a pyramid that begins at a reduction of 4, as ResNet-34 in the paper, logits have the size of the image. All
+    On a pyramid that begins at a reduction of 4, such as ResNet-34 in the paper, logits have the size of the image. All
     layers have PyTorch's initial values, as in the reference.
 
     Args:
-        reductions: Image side over map side of each map: 4 first, each twice the one before.
-        img_size: Side, or (H, W), of the images that mechanisms with parameters of fixed length are built for.
-        attention: The mechanism among positions: one spec for all maps, or a list with one per map.
+        reductions: Image side over map side of each map: 4 first, each twice the previous one.
+        img_size: Side, or (H, W), of the images, for mechanisms with parameters of fixed length.
+        attention: Mechanism over positions: one spec for all maps, or a list with one per map.
         num_heads: Its heads.
-        channel_attention: Attention among channels: "softmax" (the paper) or "linear" (of the same authors).
+        channel_attention: Attention over channels: "softmax" (the paper) or "linear" (by the same authors).
         dropout: Fraction of the channels that are dropped before each 1 x 1 convolution of the skips in training.
         width: Channels of the last two layers before the classifier.
     """
@@ -68,7 +68,7 @@ class MAResUNet(SegmentationHead):
         tie_mechanisms(self)
 
     def forward(self, features: Sequence[Tensor]) -> Tensor:
-        """Feature maps (B, C_i, H_i, W_i), the finest first, to logits (B, K, 4 H_0, 4 W_0)."""
+        """Maps features (B, C_i, H_i, W_i), the finest first, to logits (B, K, 4 H_0, 4 W_0)."""
         x = self.skips[-1](features[-1])
         for skip, decoder, feature in reversed(list(zip(self.skips, self.decoders[1:], features[:-1], strict=False))):
             x = resize(decoder(x), feature.shape[-2:]) + skip(feature)
@@ -77,9 +77,9 @@ class MAResUNet(SegmentationHead):
 
 
 class Decoder(nn.Module):
-    """(B, C, H, W) -> (B, C', 2 H, 2 W): a transposed convolution of stride 2 on a quarter of the channels.
+    """Maps (B, C, H, W) to (B, C', 2 H, 2 W): a transposed convolution of stride 2 on a quarter of the channels.
 
-    1 x 1 convolutions lie before and behind it; BatchNorm and ReLU follow each of the three.
+    1 x 1 convolutions precede and follow it; each of the three is followed by BatchNorm and ReLU.
     """
 
     def __init__(self, in_channels: int, out_channels: int) -> None:

@@ -1,4 +1,4 @@
-"""The network of semantic segmentation: a backbone, a head, and resizing to the image."""
+"""Network of semantic segmentation: a backbone, a head, and resizing to the image."""
 
 from collections.abc import Sequence
 from typing import Literal, overload
@@ -11,7 +11,7 @@ from linvit.registry import Spec
 
 
 class Segmentor(DenseNetwork):
-    """A backbone and a head of semantic segmentation: images (B, 3, H, W) of any size to logits (B, K, H, W)."""
+    """Backbone and head of semantic segmentation: maps images (B, 3, H, W) of any size to logits (B, K, H, W)."""
 
     @overload
     def forward(self, images: Tensor, *, auxiliary: Literal[False] = False, full_size: bool = True) -> Tensor: ...
@@ -22,10 +22,10 @@ class Segmentor(DenseNetwork):
     def forward(
         self, images: Tensor, *, auxiliary: bool = False, full_size: bool = True
     ) -> Tensor | tuple[Tensor, list[Tensor]]:
-        """Returns logits (B, K, H, W) of normalised images (B, 3, H, W) of any size, odd sides too.
+        """Returns logits (B, K, H, W) of normalised images (B, 3, H, W) of any size, including odd sides.
 
-        With `auxiliary` they come with a list of the head's auxiliary logits, for the loss of training. Without
-        `full_size` they are as the head makes them, at a quarter of each side for most, which saves memory.
+        With `auxiliary` the result also has a list of the head's auxiliary logits, for the loss of training. Without
+        `full_size` logits have the head's size, mostly a quarter of each side, which saves memory.
         """
         features = self.feature_maps(images)
         if auxiliary:
@@ -48,7 +48,7 @@ def create_segmentor(
 ) -> Segmentor:
     """Creates a network of semantic segmentation.
 
-    A backbone takes the form that its authors publish for dense prediction (`Backbone.dense`: Swin has a norm on
+    A backbone has the form that its authors publish for dense prediction (`Backbone.dense`: Swin has a norm on
     each feature, PVT no class token), unless its spec says otherwise. `linvit.load_pretrained` loads the weights of a
     whole network into it, or those of a classifier into its backbone.
 
@@ -56,10 +56,10 @@ def create_segmentor(
         backbone: Name, or `{name: ..., option: value}`.
         head: Name, or `{name: ..., option: value}`.
         num_classes: Classes K.
-        attention: The attention of the backbone: one spec, or a list with one per stage or block; None is its own. The
-            spec of the head `maresunet` has an attention of its own.
-        img_size: Side, or (H, W), that tables of fixed length are built for; images may be of any other size. Where the
-            spec of the backbone has an `img_size`, that is the backbone's.
+        attention: Attention of the backbone: one spec, or a list with one per stage or block; None is its default. The
+            attention of the head `maresunet` is an option of the head.
+        img_size: Side, or (H, W), for tables of fixed length; images may be of any other size. An
+            `img_size` in the spec of the backbone has precedence.
         drop_path_rate: Stochastic depth of the backbone's last block.
         in_chans: Channels of the images.
 

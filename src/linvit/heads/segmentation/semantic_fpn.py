@@ -1,4 +1,4 @@
-"""Semantic FPN: a feature pyramid whose maps are brought to the finest size and added.
+"""Semantic FPN: a feature pyramid whose maps are upsampled to the finest size and added.
 
 Paper: Kirillov et al. 2019, "Panoptic Feature Pyramid Networks"; the layers are those of mmsegmentation, with which the
 PVT papers train (Wang et al. 2021).
@@ -20,7 +20,7 @@ class SemanticFPN(SegmentationHead):
         reductions: Image side over map side of each map; 4 first.
         width: Channels of the convolutions on the maps of the pyramid.
         fpn_width: Channels of the maps of the pyramid.
-        fpn: Join the maps by a feature pyramid network; false if they are of `fpn_width` channels already.
+        fpn: Join the maps by a feature pyramid network; false if they already have `fpn_width` channels.
         dropout: Fraction of the channels that are dropped before the classifier in training.
     """
 
@@ -47,11 +47,11 @@ class SemanticFPN(SegmentationHead):
         self.classifier = pixel_classifier(width, num_classes)
 
     def forward(self, features: Sequence[Tensor]) -> Tensor:
-        """Feature maps (B, C_i, H_i, W_i), the finest first, to logits (B, K, H_0, W_0)."""
+        """Maps features (B, C_i, H_i, W_i), the finest first, to logits (B, K, H_0, W_0)."""
         return self.fuse(self.fpn(features))
 
     def fuse(self, maps: Sequence[Tensor]) -> Tensor:
-        """The maps of the pyramid (B, fpn_width, H_i, W_i) to logits (B, K, H_0, W_0)."""
+        """Fuses the maps of the pyramid (B, fpn_width, H_i, W_i) into logits (B, K, H_0, W_0)."""
         x = self.scale_heads[0](maps[0])
         for head, other in zip(self.scale_heads[1:], maps[1:], strict=True):
             x = x + resize(head(other), x.shape[-2:])

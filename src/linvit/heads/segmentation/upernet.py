@@ -15,7 +15,7 @@ from linvit.heads.segmentation.fcn import FCN
 
 
 class UPerNet(SegmentationHead):
-    """UPerNet with an auxiliary FCN on the last map but one, which acts in training only.
+    """UPerNet with an auxiliary FCN on the last map but one, used only in training.
 
     Args:
         reductions: Image side over map side of each map; 4 first.
@@ -61,7 +61,7 @@ class UPerNet(SegmentationHead):
             )
 
     def forward(self, features: Sequence[Tensor]) -> Tensor:
-        """Feature maps (B, C_i, H_i, W_i), the finest first, to logits (B, K, H_0, W_0)."""
+        """Maps features (B, C_i, H_i, W_i), the finest first, to logits (B, K, H_0, W_0)."""
         maps = [conv(x) for conv, x in zip(self.lateral_convs, features[:-1], strict=True)]
         maps.append(self.pyramid_pooling(features[-1]))
         for i in range(len(maps) - 1, 0, -1):
@@ -71,7 +71,7 @@ class UPerNet(SegmentationHead):
         return self.classifier(self.dropout(x))  # type: ignore[no-any-return]
 
     def with_auxiliary(self, features: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """Returns the logits, and those of the auxiliary FCN (B, K, H_i, W_i) unless it is left out."""
+        """Returns the logits, and those of the auxiliary FCN (B, K, H_i, W_i) if there is one."""
         return self(features), [] if self.auxiliary_head is None else [self.auxiliary_head(features)]
 
     def classifiers(self) -> list[nn.Module]:

@@ -56,7 +56,7 @@ def evaluate(
 
 
 def _annotation(number: int, given: Mapping[str, Any], kind: str, area_from: str) -> dict[str, Any]:
-    """A detection as COCO's `loadRes` makes it, which takes the area from the box if there is one."""
+    """Returns a detection as COCO's `loadRes` makes it, which takes the area from the box if there is one."""
     if kind == "mask" and area_from == "mask":
         area = int(coco_masks.area([given["segmentation"]])[0])
     else:
@@ -65,7 +65,7 @@ def _annotation(number: int, given: Mapping[str, Any], kind: str, area_from: str
 
 
 def tools() -> tuple[Any, Any]:
-    """The classes COCO and COCOeval."""
+    """Returns the classes COCO and COCOeval."""
     try:
         from faster_coco_eval import COCO, COCOeval_faster
     except ImportError as error:
@@ -88,7 +88,7 @@ class Objects(NamedTuple):
 
     @classmethod
     def of_truth(cls, batch: Mapping[str, Any], i: int) -> Self:
-        """The true objects of an image of an evaluation batch."""
+        """Returns the true objects of an image of an evaluation batch."""
         rles = batch["rles"][i] if batch.get("rles") is not None else None
         numbers = {name: batch[name][i].cpu().numpy() for name in ("boxes", "labels", "iscrowd", "area")}
         return cls(image_size(batch, i), counts=_counts(rles), **numbers)
@@ -115,7 +115,7 @@ class Objects(NamedTuple):
         return [{"size": list(self.size), "counts": counts} for counts in self.counts or []]
 
     def annotations(self, image: int, categories: Sequence[int]) -> list[dict[str, Any]]:
-        """The objects as COCO's JSON has them: boxes are x, y, width and height."""
+        """Returns the objects as COCO's JSON has them: boxes are x, y, width and height."""
         boxes = self.boxes.astype(np.float64)
         boxes[:, 2:] -= boxes[:, :2]
         columns: dict[str, Sequence[Any]] = {"bbox": boxes.tolist()}
@@ -168,7 +168,7 @@ class DetectionResults:
         self._figures = None
 
     def figures(self) -> dict[str, float]:
-        """The figures by name, such as "box_AP" and "mask_AP50", on all ranks; every rank must call it."""
+        """Returns the figures by name, such as "box_AP" and "mask_AP50", on all ranks; every rank must call it."""
         if self._figures is None:
             if (parts := gather(self._images)) is not None:
                 found = {index: image for part in parts for index, image in part.items()}

@@ -64,7 +64,7 @@ class DetectionResult(Result):
         return coco_masks.decode(self.objects.rles).astype(bool).reshape(-1, *self.objects.size)
 
     def plot(self, threshold: float = DRAWN) -> Image.Image:
-        """The image with the objects of at least this score."""
+        """Returns the image with the objects of at least this score."""
         picture = self.image
         draw(picture, self.objects, self.palette, self.class_names, threshold)
         return picture
@@ -167,7 +167,7 @@ class DetectionTask(Task):
         return super().forward(list(images))  # type: ignore[arg-type]
 
     def training_loss(self, batch: dict[str, Any]) -> Tensor:
-        """The sum of the losses."""
+        """Returns the sum of the losses."""
         self._check_masks(batch, "masks")
         names = ["boxes", "labels", *(["masks"] if self.network.with_masks else [])]
         rows = zip(*(batch[name] for name in names), strict=True)
@@ -200,7 +200,7 @@ class DetectionTask(Task):
         return {"id": batch["id"], "objects": [self._detect(network, batch, i) for i in range(len(batch["image"]))]}
 
     def image_results(self, predicted: dict[str, Any], threshold: float = 0.0) -> list[DetectionResult]:
-        """The objects of each image whose scores are at least `threshold`."""
+        """Returns the objects of each image whose scores are at least `threshold`."""
         check_number("threshold", threshold, at_least=0, at_most=1)
         return [DetectionResult(objects=found.above(threshold)) for found in predicted["objects"]]
 
@@ -209,7 +209,7 @@ class DetectionTask(Task):
         return [*super().run_callbacks(), Report(self.report_folder), DetectionPictures()]
 
     def published(self) -> PublishedScores | None:
-        """The published average precision on COCO."""
+        """Returns the published average precision on COCO."""
         return published_ap(self.hparams)
 
     def class_findings(self, stage: str) -> Findings:

@@ -74,7 +74,7 @@ class PixelConfusion(MulticlassConfusionMatrix):
         self.confmat += counts.scatter_add_(0, pairs.flatten(), valid.flatten().long()).view_as(self.confmat)
 
     def figures(self) -> dict[str, Tensor]:
-        """The scores by name; see `mean_scores`."""
+        """Returns the scores by name; see `mean_scores`."""
         return mean_scores(self.compute(), self.exclude_from_mean)
 
 

@@ -59,7 +59,7 @@ class SegmentationResult(Result):
         return [self.class_names[index] for index in np.unique(self.mask)]
 
     def plot(self) -> Image.Image:
-        """The image under the colours of the classes."""
+        """Returns the image under the colours of the classes."""
         picture = self.image.resize(self.mask.shape[::-1])  # without a part that the network did not see
         return Image.fromarray(overlay(np.asarray(picture), self.mask, self.palette))
 
@@ -144,7 +144,7 @@ class SegmentationTask(Task):
             starts(side, side, step)  # raises if windows would leave pixels out
 
     def configure_network(self) -> nn.Module:
-        """The backbone with the head: images (B, 3, H, W) to logits (B, K, H, W)."""
+        """Returns the backbone with the head: images (B, 3, H, W) to logits (B, K, H, W)."""
         names = ("backbone", "head", "num_classes", "attention", "img_size", "in_chans", "drop_path_rate")
         return create_segmentor(**{name: self.hparams[name] for name in names})
 
@@ -196,14 +196,14 @@ class SegmentationTask(Task):
         return {"id": batch["id"], "classes": classes}
 
     def image_results(self, predicted: dict[str, Any]) -> list[SegmentationResult]:
-        """The mask of each image."""
+        """Returns the mask of each image."""
         return [SegmentationResult(mask=mask.to(torch.int32).cpu().numpy()) for mask in predicted["classes"]]
 
     def describe(self, batch: dict[str, Any], predicted: Mapping[str, Any]) -> Description:
-        """The largest classes of the predicted mask and of the true one, if there is one, and both masks."""
+        """Returns the largest classes of the predicted mask and of the true one, if there is one, and both masks."""
         given = {"true mask": batch["mask"]} if "mask" in batch else {}
         masks = {title: mask[0].cpu().numpy() for title, mask in (given | {"prediction": predicted["classes"]}).items()}
-        words = {title: in_words(mask, class_names(self)) for title, mask in masks.items()}
+        words = {title: class_shares(mask, class_names(self)) for title, mask in masks.items()}
         return Description(words["prediction"], words.get("true mask", ""), masks)
 
     def run_callbacks(self) -> list[Callback]:
@@ -211,7 +211,7 @@ class SegmentationTask(Task):
         return [*super().run_callbacks(), Report(self.report_folder), SegmentationPictures()]
 
     def published(self) -> PublishedScores | None:
-        """The published mean IoU on ADE20K, for evaluation at one scale."""
+        """Returns the published mean IoU on ADE20K, for evaluation at one scale."""
         settings = self.hparams
         if self.window is not None or settings["mirror"] or [*settings["scales"]] != [1]:
             return None
@@ -256,8 +256,8 @@ def of_one_size(images: Sequence[Tensor], sizes: Sequence[Sequence[int]]) -> Ite
         yield from (numbers[first : first + most] for first in range(0, len(numbers), most))
 
 
-def in_words(mask: np.ndarray, names: Sequence[str]) -> str:
-    """The largest classes of a mask (H, W) with their shares of its pixels: "sky: 60%, road: 31%"."""
+def class_shares(mask: np.ndarray, names: Sequence[str]) -> str:
+    """Returns the largest classes of a mask (H, W) with their shares of its pixels: "sky: 60%, road: 31%"."""
     numbers, counts = np.unique(mask, return_counts=True)
     most = sorted(zip(counts.tolist(), numbers.tolist(), strict=True), reverse=True)
     named = [(names[number], count) for count, number in most if number < len(names)][:MOST_NAMED]

@@ -1,4 +1,4 @@
-"""`check_attention`: the contract of attention mechanisms; their declarations, by which all other checks go."""
+"""Checks the contract of attention mechanisms (`check_attention`), first the declarations that other checks use."""
 
 import math
 from dataclasses import fields
@@ -18,7 +18,7 @@ from linvit.testing.report import Check, Contract, Report, at, failed, message, 
 
 
 def declarations(subject: AttentionSubject) -> str:
-    """Checks that attributes have allowed values, and that methods return what the contract says."""
+    """Checks that attributes have allowed values and that methods return values of the documented form."""
     mechanism = subject.build()
     try:
         _check_sizes(mechanism)
@@ -62,7 +62,7 @@ def _check(fits: bool, what: str, allowed: str, given: object) -> None:
 SIDES = (28, 56)  # N = 784, 3136
 COUNTED = {"O(N)": 1.25, "O(N log N)": 1.4, "O(N^1.5)": 1.75, "O(N^2)": 2.25}
 """Largest exponents of the counts. Counts are exact, and constant parts only lower the exponent; N log N would be 0.14
-above N, which can hardly be told from it, and a kernel that grows with the nominal grid adds 0.2."""
+above N, which is hard to distinguish, and a kernel that grows with the nominal grid adds 0.2."""
 
 
 def growth_of_work(subject: AttentionSubject) -> str:
@@ -131,21 +131,21 @@ CONTRACT = Contract(
 def check_attention(
     spec_or_class: Spec | type[Attention], *, quick: bool = False, dim: int = 32, num_heads: int = 2
 ) -> Report:
-    """Checks on the CPU that a mechanism keeps the contract of `linvit.Attention`.
+    """Checks on the CPU that a mechanism fulfils the contract of `linvit.Attention`.
 
-    It is compared with its own declarations: see `linvit.Host` and `linvit.Facts`. Where a declaration cannot be
-    read, or `forward` gives nothing to look at, there are no other lines. Parameters are moved away from their initial
-    values first. An exception inside a check, `sys.exit` included, is that check's failure, and is quoted where it
-    happens first; a size that is refused by a `UserError` is "not supported".
+    It is compared with its own declarations: see `linvit.Host` and `linvit.Facts`. If a declaration cannot be
+    read, or `forward` fails, the other checks are not run. Parameters are first moved away from their initial
+    values. An exception inside a check, including `sys.exit`, is a failure of that check and is reported where it
+    first occurs; a size that a `UserError` rejects is "not supported".
 
     Args:
         spec_or_class: A registered name, `{name: ..., option: value}`, "package.module:Class", or the class itself.
-        quick: Leave out the largest numbers of tokens.
+        quick: Skip the largest numbers of tokens.
         dim: Channels C of the instances.
-        num_heads: Their heads h.
+        num_heads: Heads h of the instances.
 
     Raises:
-        UserError: If there is no such mechanism, or it refuses its options.
+        UserError: If there is no such mechanism, or it rejects its options.
 
     Example:
         >>> from linvit.testing import check_attention

@@ -1,4 +1,4 @@
-"""Checks of what hosts need: prefix tokens, fewer keys, a position bias, masked keys, a place in the layer."""
+"""Checks for hosts: prefix tokens, fewer keys, a position bias, masked keys, use in a layer."""
 
 import torch
 from torch import Tensor
@@ -15,14 +15,14 @@ from linvit.testing.subject import sized
 WITH_PREFIX = (Grid((14, 14), num_prefix=2), Grid((4, 6), num_prefix=5))
 REDUCED = (Grid((14, 14), (7, 7)), Grid((6, 8), (3, 4), num_prefix=1))
 SEEN = 1e-7
-"""Least relative change of an output that sees a changed token: unit weights on hundreds of keys give 1e-3, and what is
-left in float64 when it does not see it is 1e-16."""
+"""Minimum relative change of an output that depends on a changed token: unit weights on hundreds of keys give 1e-3,
+and an independent output changes by 1e-16 in float64."""
 
 
 def prefix_tokens(subject: AttentionSubject) -> str:
-    """Checks that every patch sees every prefix token, and every prefix token sees the patches.
+    """Checks that every patch depends on every prefix token, and every prefix token on the patches.
 
-    Of a mechanism that `fades`, one patch is enough.
+    For a mechanism that `fades`, one patch is enough.
     """
     least = {}
     for grid in WITH_PREFIX:
@@ -43,7 +43,7 @@ def prefix_tokens(subject: AttentionSubject) -> str:
 
 
 def spatial_reduction(subject: AttentionSubject) -> str:
-    """Checks that keys may be fewer than queries, where the mechanism declares it."""
+    """Checks that there may be fewer keys than queries, if the mechanism declares it."""
     mechanism = subject.build()
     if not reducible(mechanism):
         projected = f"it projects '{mechanism.host.project}'"
@@ -54,7 +54,7 @@ def spatial_reduction(subject: AttentionSubject) -> str:
 
 
 def position_bias(subject: AttentionSubject) -> str:
-    """Checks that a bias on the logits changes the output and gets a gradient, where the mechanism takes one."""
+    """Checks that a bias on the logits changes the output and gets a gradient, if the mechanism accepts one."""
     mechanism = subject.build()
     if not mechanism.host.accepts_bias:
         if mechanism.takes("bias"):
@@ -72,7 +72,7 @@ def position_bias(subject: AttentionSubject) -> str:
 
 
 def masked_keys(subject: AttentionSubject) -> str:
-    """Checks that masked keys and values have no influence, nor a gradient, where a mechanism can leave some out."""
+    """Checks that masked keys and values have no influence and no gradient, if a mechanism can exclude keys."""
     mechanism = subject.build()
     if not mechanism.takes_mask:
         raise not_supported("mask_value is None, and accepts_bias is False")
@@ -113,7 +113,7 @@ def attention_layer(subject: AttentionSubject) -> str:
 
 
 def _change(mechanism: Attention, given: Inputs, tokens: slice) -> Tensor:
-    """Returns by how much each token's output changes, relative to the largest, when some tokens are replaced, (N,)."""
+    """Returns the relative change of each token's output, over the largest, when some tokens are replaced, (N,)."""
 
     def exchange(tensor: Tensor) -> Tensor:
         # Tokens are dimension 2 of (B, h, N, d) and dimension 1 of x (B, N, C).

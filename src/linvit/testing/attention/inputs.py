@@ -14,14 +14,14 @@ from linvit.testing.numbers import gradients_of, normal, trainable
 from linvit.testing.subject import Given, Subject
 
 NOMINAL, SECOND = Grid((14, 14)), Grid((7, 9))
-NEIGHBOURS = (1.0, 2.0**-4, 2.0**4, 1.0)  # scales of the samples of a batch; the last is flat
+NEIGHBOURS = (1.0, 2.0**-4, 2.0**4, 1.0)  # scales of the samples of a batch; the last sample is flat
 
 
 class Inputs(Given):
     """The inputs of a mechanism on a grid, by name.
 
-    Queries `q` (B, h, N, dk); keys `k` (B, h, M, dk), but where the mechanism projects "qv" and they are q itself;
-    values `v` (B, h, M, d); what else it takes, such as the layer's input `x` (B, N, C).
+    Queries `q` (B, h, N, dk); keys `k` (B, h, M, dk), which are q itself where the mechanism projects "qv";
+    values `v` (B, h, M, d); other inputs that it takes, such as the layer's input `x` (B, N, C).
     """
 
     def __init__(self, grid: Grid, **named: Tensor) -> None:
@@ -34,7 +34,7 @@ class Inputs(Given):
 
     @property
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Tensor]]:
-        """The arguments of the call, by position and by name."""
+        """Arguments of the call, positional and by name."""
         return (self["q"], self["k"], self["v"], self.grid), {
             name: x for name, x in self.named.items() if name not in ("q", "k", "v")
         }
@@ -46,12 +46,12 @@ class Inputs(Given):
 
 
 def flat(x: Tensor) -> Tensor:
-    """Makes every token equal to the first, as in a blank image: (B, h, N, d) or (B, N, C)."""
+    """Makes every token equal to the first, as in a uniform image: (B, h, N, d) or (B, N, C)."""
     return x[..., :1, :].expand_as(x)
 
 
 def inputs(mechanism: Attention, grid: Grid, *, batch: int = 2, dtype: torch.dtype = torch.float64) -> Inputs:
-    """Returns random q, k, v (and x, where taken) of the shapes that a mechanism declares."""
+    """Returns random q, k, v (and x, if the mechanism takes it) of the shapes that it declares."""
     heads = mechanism.key_heads
 
     def make(seed: int, *shape: int) -> Tensor:
@@ -69,18 +69,16 @@ def inputs(mechanism: Attention, grid: Grid, *, batch: int = 2, dtype: torch.dty
 
 
 class AttentionSubject(Subject):
-    """A mechanism under test of C = `dim` channels; `hosted` is the spec that leads `AttentionLayer` to it, if any."""
+    """Mechanism under test with C = `dim` channels; `hosted` is its spec for `AttentionLayer`, if any."""
 
-    arguments: ClassVar = {"dim": "channels", "num_heads": "heads", "grid": "where the tokens lie"}
+    arguments: ClassVar = {"dim": "channels", "num_heads": "heads", "grid": "positions of the tokens"}
     supplied = ("dim", "num_heads", "grid")
     defaults: ClassVar = {"key_dim": None}  # dim / num_heads
     independent_in_training = True
 
     def __init__(self, spec: Spec | type[Attention], dim: int, num_heads: int, quick: bool) -> None:
         if isinstance(spec, type) and not issubclass(spec, Attention):
-            raise UserError(
-                f"{spec.__name__} is not a subclass of linvit.Attention, so there is no contract to hold it to"
-            )
+            raise UserError(f"{spec.__name__} is not a subclass of linvit.Attention, so it has no contract to check")
         super().__init__(spec, attentions, quick)
         self.dim = dim
         self.num_heads = num_heads
@@ -96,11 +94,11 @@ class AttentionSubject(Subject):
         return built
 
     def inputs(self, model: Attention, size: Grid | None = None, batch: int = 2) -> Inputs:
-        """Returns random q, k, v (and x, where taken) in float64."""
+        """Returns random q, k, v (and x, if the mechanism takes it) in float64."""
         return inputs(model, size or NOMINAL, batch=batch)
 
     def neighbours(self, model: Attention) -> Inputs:
-        """Returns samples of different scales, of which the tokens of the last are alike."""
+        """Returns samples of different scales; the tokens of the last one are equal."""
         scales = torch.tensor(NEIGHBOURS, dtype=torch.float64)
         given = inputs(model, NOMINAL, batch=len(scales)).map(lambda x: x * scales.view(-1, *[1] * (x.ndim - 1)))
         return given.map(lambda x: torch.cat([x[:-1], flat(x[-1:])]))
@@ -113,7 +111,7 @@ class AttentionSubject(Subject):
 
 
 def _found(constructor: type) -> bool:
-    """Returns whether `package.module:Class` leads to a class: not if it is local, or its module has no name."""
+    """Returns True if `package.module:Class` leads to a class: not if it is local, or its module has no name."""
     found: Any = sys.modules.get(constructor.__module__)
     for part in constructor.__qualname__.split("."):
         found = getattr(found, part, None)

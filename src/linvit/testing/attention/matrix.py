@@ -1,4 +1,4 @@
-"""The equivalent matrix of a mechanism, and its factors."""
+"""Checks of the equivalent matrix of a mechanism and of its factors."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ iteration. Those of a mechanism above its bound are at least 1e-3 at these sizes
 def at_small_grids(
     difference: str,
 ) -> Callable[[Callable[[Attention, Inputs, Grid], float]], Callable[[AttentionSubject], str]]:
-    """Makes a check of an error, and of what it means, at each of the small grids at which the mechanism runs."""
+    """Makes a check of an error, described by a text, at each of the small grids at which the mechanism runs."""
 
     def decorate(error_of: Callable[[Attention, Inputs, Grid], float]) -> Callable[[AttentionSubject], str]:
         @torch.no_grad()
@@ -37,7 +37,7 @@ def at_small_grids(
                 judged(error, f"{difference} by {error:.0e} at {sized(grid)}")
             if not errors:
                 tried = ", ".join(map(sized, SMALL))
-                raise not_supported(f"it runs at none of {tried}; see 'grids' and 'prefix tokens'")
+                raise not_supported(f"it does not run at {tried}; see 'grids' and 'prefix tokens'")
             return f"{difference} by {', '.join(f'{error:.0e} at {size}' for size, error in errors.items())}"
 
         return check
@@ -86,10 +86,10 @@ def _small(subject: AttentionSubject) -> Iterator[tuple[Grid, Attention, Inputs]
 
 
 def _own(mechanism: Attention, given: Inputs, grid: Grid) -> float:
-    """Judges the matrix of a mechanism that cannot be probed.
+    """Compares the matrix of a mechanism that cannot be probed with its output.
 
-    A mechanism that widens its output has several matrices per head, each on values of its own making: of those, and
-    where the matrix is not the whole (`matrix_is_exact`), only the tokens are compared.
+    A mechanism that widens its output has several matrices per head, each on values that it computes: for those, and
+    if the matrix is not the whole operation (`matrix_is_exact`), only the tokens are compared.
     """
     if not hasattr(mechanism, "attention_matrix"):
         why = mechanism.facts.no_matrix or "linear_in_values is False, and there is no attention_matrix(q, k, v, grid)"
@@ -135,7 +135,7 @@ def _with_values(mechanism: Attention, given: Inputs, v: Tensor) -> Tensor:
 
 
 def _why(mechanism: Attention, given: Inputs) -> str:
-    """Says what the author should declare."""
+    """Returns the declaration that the author should add."""
     bias, once, twice = (_with_values(mechanism, given, factor * given["v"]) for factor in (0, 1, 2))
     if not relative_error(twice - bias, 2 * (once - bias)) <= EXACT:
         return "not linear in v, so declare linear_in_values=False"

@@ -1,4 +1,4 @@
-"""Outputs and gradients in every precision: finite, and near those of float64."""
+"""Checks outputs and gradients in every precision: finite, and close to those of float64."""
 
 import contextlib
 import copy
@@ -22,24 +22,24 @@ CASES: dict[str, Callable[[Tensor], Tensor]] = {
     "tokens alike": flat,
     **{f"scale 2^{power}": partial(torch.mul, other=2.0**power) for power in (-10, 0, 6, -5, 3)},
 }
-QUICK = 4  # cases of a quick run, the first ones
+QUICK = 4  # number of cases of a quick run, the first ones
 SIDES = (1, 7, 14, 56)  # N = 1, 49, 196, 3136
 COMPARED = SIDES[2:]
 MARGIN = 4
-"""A tensor may overflow if float64 has an entry above the dtype's largest number over this: rounded inputs change the
-entries of a saturated softmax by that much."""
+"""A tensor may overflow if float64 has an entry above the dtype's maximum divided by this: rounding the inputs changes
+the entries of a saturated softmax by that factor."""
 FAR_OFF = 10
-"""An error fails if it is more than this many times its goal, and more than this many times what rounding the inputs
-changes in float64. A normaliser near 0 costs a digit, a sum in half precision costs two."""
+"""An error fails if it exceeds its goal by this factor, and also the effect of rounding the inputs in float64 by this
+factor. A normaliser near 0 costs a digit, a sum in half precision costs two."""
 DRAWS = 3
 TINY = torch.finfo(torch.float64).tiny
 
 
 class Precision(NamedTuple):
-    """One way of running a mechanism: in `dtype`, or with parameters and layer input in float32 under autocast to it.
+    """Precision of a run: in `dtype`, or with parameters and layer input in float32 under autocast to it.
 
     The goal is a relative error against float64 on inputs of unit scale: of the order of the dtype's epsilon for half
-    precision, and of 1e3 times it for float32, whose place an ill-conditioned inverse may need.
+    precision, and 1e3 times epsilon for float32, which an ill-conditioned inverse may need.
     """
 
     name: str
@@ -58,7 +58,7 @@ PRECISIONS = (
 
 
 class Outcome(NamedTuple):
-    """A mechanism, its inputs and its results."""
+    """Mechanism, inputs and results."""
 
     mechanism: Attention
     given: Inputs
@@ -66,12 +66,12 @@ class Outcome(NamedTuple):
 
 
 def numerics(precision: Precision) -> Callable[[AttentionSubject], str]:
-    """Returns the check that outputs and gradients are finite at every size and scale, and near those of float64.
+    """Returns the check that outputs and gradients are finite at every size and scale, and close to those of float64.
 
-    They need not be finite where the true ones are beyond the dtype's range. They are compared on inputs of unit scale.
-    A function may be ill-conditioned (a quotient of sums near 0, the corner of a ReLU). This is measured: in float64,
-    inputs and parameters are changed at random by as much as the precision rounds them. A stable algorithm is no worse
-    than a few times the effect of that.
+    They need not be finite where the exact values exceed the dtype's range. They are compared on inputs of unit scale.
+    A function may be ill-conditioned (a quotient of sums near 0, the corner of a ReLU). This is measured in float64:
+    inputs and parameters are changed at random by as much as the precision rounds them. The errors of a stable
+    algorithm are at most a few times this effect.
     """
 
     def check(subject: AttentionSubject) -> str:
@@ -101,13 +101,13 @@ def numerics(precision: Precision) -> Callable[[AttentionSubject], str]:
 
 
 def run_at(subject: AttentionSubject, precision: Precision, side: int, change: Callable[[Tensor], Tensor]) -> Outcome:
-    """Runs a mechanism on unit inputs after a change; returns output and gradients of a random scalar of it."""
+    """Runs a mechanism on unit inputs after a change; returns output and gradients of a random scalar of the output."""
     grid = Grid((side, side))
     mechanism = subject.build(grid, torch.float32 if precision.autocast else precision.dtype)
     unit = inputs(mechanism, grid, batch=1).map(change)
     given = unit.map(lambda x: x.to(precision.dtype))
     if precision.autocast:
-        # The layer's input does not come from a projection, so autocast leaves it in float32.
+        # The layer's input is not a projection, so autocast leaves it in float32.
         wide = ("x", "q") if mechanism.host.project == "kv" else ("x",)
         given = given.replace(**{name: x.float() for name, x in unit.named.items() if name in wide})
     context = torch.autocast("cpu", precision.dtype) if precision.autocast else contextlib.nullcontext()
@@ -117,7 +117,7 @@ def run_at(subject: AttentionSubject, precision: Precision, side: int, change: C
 def _results(
     mechanism: Attention, given: Inputs, context: contextlib.AbstractContextManager[object]
 ) -> dict[str, Tensor]:
-    """Returns the output, and the gradient of each input and parameter that one reaches."""
+    """Returns the output, and the gradients of the inputs and parameters that have one."""
     given = given.map(lambda x: x.detach().requires_grad_())
     with context:
         out = given(mechanism)
@@ -136,7 +136,7 @@ def exact_results(run: Outcome, change: Callable[[Tensor], Tensor] = torch.clone
 
 
 def _lost(run: Outcome) -> str:
-    """Says what is not finite although it fits into the dtype in float64, if anything is."""
+    """Describes results that are not finite although float64 values fit into the dtype; "" if there are none."""
     if all(tensor.isfinite().all() for tensor in run.results.values()):
         return ""
     for name, exact in exact_results(run).items():
@@ -149,12 +149,12 @@ def _lost(run: Outcome) -> str:
                 return f"{count}, nor in float64: look for a division by 0, a root or a logarithm of 0,"
             return f"{count}, though float64 gives at most {largest:.1e}"
         if name == "output" and beyond:
-            break  # and may take the gradients with it
+            break  # gradients may fail as a consequence
     return ""
 
 
 def _far_off(run: Outcome, precision: Precision) -> tuple[str, str]:
-    """Says what is too far from float64 ("" if nothing is), and what the largest errors are."""
+    """Describes results that are too far from float64 ("" if none are), and the largest errors."""
     exact = exact_results(run)
     errors = {name: relative_error(tensor, exact[name]) for name, tensor in run.results.items()}
     said = f"output {errors['output']:.1e}"
@@ -166,7 +166,7 @@ def _far_off(run: Outcome, precision: Precision) -> tuple[str, str]:
         return "", said
     rounding = _rounding_errors(run, exact, precision)
     limits = {name: FAR_OFF * max(precision.goal, rounding[name]) for name in errors}
-    # A wrong output takes its gradients with it.
+    # If the output is wrong, its gradients are wrong as well.
     outside = "output" if not errors["output"] <= limits["output"] else ""
     worst = outside or max(errors, key=lambda name: sortable(errors[name] / limits[name]))
     said += f" (rounding alone moves {worst} by {rounding[worst]:.1e})"
@@ -176,10 +176,10 @@ def _far_off(run: Outcome, precision: Precision) -> tuple[str, str]:
 
 
 def _rounding_errors(run: Outcome, exact: dict[str, Tensor], precision: Precision) -> dict[str, float]:
-    """Returns the relative error of each result that no algorithm can avoid, as found in float64.
+    """Returns the relative error of each result that no algorithm can avoid, measured in float64.
 
-    It is the most of three: what rounding the inputs changes; the least number of the result's dtype; and float32's
-    rounding of the output, under which a gradient that should cancel to 0 disappears.
+    It is the maximum of three: the effect of rounding the inputs; the smallest number of the result's dtype; and
+    float32's rounding of the output, which hides a gradient that should cancel to 0.
     """
     noise = torch.finfo(torch.float32).eps * float(exact["output"].abs().max())
     found = {}

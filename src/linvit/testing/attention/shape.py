@@ -1,4 +1,4 @@
-"""Shapes of outputs at all sizes, of one instance and of several, tables of another size, views, and NaN."""
+"""Checks shapes of outputs at all sizes, in one instance and in several, resized tables, views, and NaN."""
 
 import torch
 from torch import Tensor
@@ -12,12 +12,12 @@ from linvit.testing.subject import sized
 
 GRIDS = [NOMINAL, SECOND, Grid((1, 50)), Grid((50, 1)), Grid((13, 31))]
 OLD, NEW = Grid((18, 18)), Grid((16, 17))
-"""Both have more patches than Linformer's 256 rows, which more patches cannot change; the new one has fewer, so that
-tables of which a mechanism takes the first entries follow, too."""
+"""Both have more patches than Linformer's 256 rows, which further patches do not change; the new one has fewer, so
+that tables whose first entries are used are also tested."""
 
 
 def shape(subject: AttentionSubject) -> str:
-    """Checks for (B, h, N, out_dim / h) in the values' dtype, for a batch and for one image, in every precision."""
+    """Checks for shape (B, h, N, out_dim / h) and the values' dtype, for batches and one image, in every precision."""
     for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
         name = str(dtype).removeprefix("torch.")
         mechanism = subject.build(dtype=dtype)
@@ -30,7 +30,7 @@ def shape(subject: AttentionSubject) -> str:
 
 
 def grids(subject: AttentionSubject) -> str:
-    """Checks an instance for each grid: square or not, one row, one column, odd sides."""
+    """Checks one instance per grid: square or not, one row, one column, odd sides."""
     refused = []
     for grid in GRIDS:
         try:
@@ -43,7 +43,7 @@ def grids(subject: AttentionSubject) -> str:
 
 
 def another_size(subject: AttentionSubject) -> str:
-    """Checks one instance at every grid in turn: each call is as the first would be, or is refused by its size."""
+    """Checks one instance at all grids in turn: each call gives the same as a first call, or rejects its size."""
     mechanism = subject.build()
     given = inputs(mechanism, NOMINAL)
     before = given(mechanism)
@@ -55,7 +55,7 @@ def another_size(subject: AttentionSubject) -> str:
             there = inputs(mechanism, grid)
             changed = relative_error(there(mechanism), there(subject.build()))
         except UserError as error:
-            require(size in str(error), f"{size} is refused in words that do not name it: {message(error)}")
+            require(size in str(error), f"{size} is rejected by a message that does not contain it: {message(error)}")
             refused.append(f"{size}: {message(error)}")
             continue
         said = f"earlier calls change the output by {changed:.0e} (at most {EXACT:.0e}) at {size}"
@@ -68,7 +68,7 @@ def another_size(subject: AttentionSubject) -> str:
 
 
 def resizes_its_tables(subject: AttentionSubject) -> str:
-    """A state dict of another grid fits after `resize_tables`, and computes what the old instance computes there."""
+    """Checks that a state dict of another grid fits after `resize_tables`, and computes the same at that grid."""
     old, new = subject.build(OLD), subject.build(NEW, seed=1)
     shapes = {name: tensor.shape for name, tensor in new.state_dict().items()}
     tables = [name for name, tensor in old.state_dict().items() if tensor.shape != shapes.get(name)]
@@ -101,7 +101,7 @@ def resizes_its_tables(subject: AttentionSubject) -> str:
 
 
 def order_of_tokens(subject: AttentionSubject) -> str:
-    """Checks that tokens in another order give the same outputs in that order, where the mechanism declares it."""
+    """Checks that permuted tokens give permuted outputs, if the mechanism declares it."""
     mechanism = subject.build()
     if not mechanism.facts.equivariant:
         raise not_declared("equivariant is False")
@@ -112,7 +112,7 @@ def order_of_tokens(subject: AttentionSubject) -> str:
 
 
 def check_output(mechanism: Attention, grid: Grid, where: str = "") -> None:
-    """Ends a clause where the shape of an output is wrong, or a number is not finite."""
+    """Fails a clause if the shape of an output is wrong, or a number is not finite."""
     with at(sized(grid)):
         out = inputs(mechanism, grid)(mechanism)
     where = f" at {sized(grid)}{where}"

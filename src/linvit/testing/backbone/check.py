@@ -1,4 +1,4 @@
-"""`check_backbone`: timm's contract and what linvit adds to it; shapes, features and classifier of a backbone."""
+"""Checks timm's contract for backbones and linvit's additions (`check_backbone`): shapes, features and classifier."""
 
 import math
 from collections import Counter
@@ -23,12 +23,12 @@ from linvit.testing.report import Check, Contract, Report, at, judged, message, 
 from linvit.testing.subject import Size, sized
 
 SEEN = 1e-3
-"""Least relative change of an output that sees where things are: disturbed weights give 1e-2 and more."""
+"""Minimum relative change of an output that depends on positions: disturbed weights give 1e-2 and more."""
 
 
 @torch.no_grad()
 def shapes(subject: BackboneSubject) -> str:
-    """Checks logits, features and pooled features against what it announces; and images of 1 and of 5 channels."""
+    """Checks logits, features and pooled features against the announced sizes, and images with 1 and 5 channels."""
     model, x = subject.model, subject.given
     features, logits = model.forward_features(x), model(x)
     pooled = model.forward_head(features, pre_logits=True)
@@ -191,7 +191,7 @@ def classifier(subject: BackboneSubject) -> str:
 
 @torch.no_grad()
 def another_attention(subject: BackboneSubject) -> str:
-    """Checks that `attention=` reaches every layer, where the constructor takes it."""
+    """Checks that `attention=` applies to every layer, if the constructor takes it."""
     if "attention" not in subject.parameters:
         raise not_supported("the constructor takes no attention")
     for name in ("linear", "softmax"):
@@ -210,12 +210,12 @@ def another_attention(subject: BackboneSubject) -> str:
 
 
 def _reduced(size: Size, reduction: int) -> Size:
-    """Returns the sides of a feature at a reduction, rounded up: other sides are padded."""
+    """Returns the sides of a feature at a reduction, rounded up, since other sides are padded."""
     return -(-size[0] // reduction), -(-size[1] // reduction)
 
 
 def _nearness(model: nn.Module, size: Size) -> float:
-    """Returns how many times as much features change in the changed corner as elsewhere; the least of all levels."""
+    """Returns the ratio of the change of features in the changed corner to that elsewhere, the minimum of levels."""
     before = images(size, batch=1)
     after = before.clone()
     _corner(after).copy_(_corner(images(size, batch=1, seed=2)))
@@ -265,22 +265,22 @@ def check_backbone(
     img_size: int | Sequence[int] = 64,
     quick: bool = False,
 ) -> Report:
-    """Checks on the CPU that a backbone keeps timm's contract, and takes images of any size and any attention.
+    """Checks on the CPU that a backbone fulfils timm's contract, and accepts images of any size and any attention.
 
-    Parameters are moved away from their initial values first. An exception inside a check, `sys.exit` included, is that
-    check's failure, and is quoted where it happens first; a size that the backbone refuses by a `UserError` that names
-    it is "not supported".
+    Parameters are first moved away from their initial values. An exception inside a check, including `sys.exit`, is a
+    failure of that check and is reported where it first occurs; a size that the backbone rejects by a `UserError` that
+    names it is "not supported".
 
     Args:
         spec_or_callable: A registered name, `{name: ..., option: value}`, "package.module:Class", or the class or
             function itself.
-        attention: One spec for all blocks, or a list, as the backbone takes it; None leaves its own.
+        attention: One spec for all blocks, or a list, as the backbone takes it; None keeps its default.
         img_size: Side, or (H, W), of the images of most lines and of the instances for them; "any input" builds for the
             constructor's own size.
-        quick: Leave out `torch.compile`, `torch.export`, ONNX and the largest images.
+        quick: Skip `torch.compile`, `torch.export`, ONNX and the largest images.
 
     Raises:
-        UserError: If there is no such backbone, or it refuses its options.
+        UserError: If there is no such backbone, or it rejects its options.
 
     Example:
         >>> from linvit.testing import check_backbone

@@ -25,7 +25,7 @@ def images(
 
 
 class BackboneSubject(Subject):
-    """A backbone under test; `attention` is what its constructor takes, and None leaves its own."""
+    """Backbone under test; `attention` is the option of its constructor, None keeps its default."""
 
     arguments: ClassVar = {
         "in_chans": "channels of the images",
@@ -45,7 +45,7 @@ class BackboneSubject(Subject):
         "forward_features": "images to the last feature",
         "forward_head": "the last feature to logits",
         "forward_intermediates": "features of chosen levels",
-        "prune_intermediate_layers": "drops what chosen features do not need",
+        "prune_intermediate_layers": "drops modules that chosen features do not need",
         "get_classifier": "the classifier",
         "reset_classifier": "replaces the classifier",
         "set_grad_checkpointing": "recomputes activations in the backward pass",
@@ -66,13 +66,13 @@ class BackboneSubject(Subject):
         self.compilations = (
             ("inductor", (self.size,), False),
             ("aot_eager", (self.size,), True),
-            ("aot_eager", (self.size, self.wide), False),  # with symbolic sizes torch traces no antialiased gradient
+            ("aot_eager", (self.size, self.wide), False),  # torch cannot trace antialiased gradients
         )
         self.exported_sizes = ((2, self.size), (3, self.wide), (1, (2 * height, 3 * height)))
         if attention is not None:
             if not self.takes("attention"):
                 name = str(self).partition(",")[0]
-                raise UserError(f"backbone '{name}' takes no attention, it has its own; leave --attention out")
+                raise UserError(f"backbone '{name}' has no option attention; remove --attention")
             self.options["attention"] = attention
 
     @property
@@ -92,7 +92,7 @@ class BackboneSubject(Subject):
         return images(self.size)
 
     def create(self, size: Size | None = None, **context: Any) -> Any:
-        """Builds an instance with its initial values; it has no type, since timm's contract has no class."""
+        """Builds an instance with its initial values; untyped, since timm's contract has no class."""
         height, width = size or self.size
         side = height if height == width else [height, width]
         classes = self.options.get("num_classes", CLASSES)
@@ -114,7 +114,7 @@ class BackboneSubject(Subject):
         return Given(images=images(self.size, batch=len(scales)) * scales)
 
     def gradients(self) -> Iterator[tuple[dict[str, Tensor | None], Set[str]]]:
-        """Yields those of the logits, and of the features: a class token loses what the last block does to patches."""
+        """Yields gradients of the logits, and of the features, as a class token ignores the last block's patches."""
         model = self.build().train()
         for run in (model, model.forward_features):
             x = self.given.requires_grad_()
@@ -123,7 +123,7 @@ class BackboneSubject(Subject):
 
 @torch.no_grad()
 def update_batch_norms(model: nn.Module, x: Tensor) -> None:
-    """Gives each BatchNorm the statistics of images, as training does; with those it begins with, biases drown them."""
+    """Sets the statistics of each BatchNorm from images, as training does; with the initial ones biases dominate."""
     norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d)]
     if norms:
         momenta = [norm.momentum for norm in norms]

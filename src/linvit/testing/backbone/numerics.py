@@ -1,4 +1,4 @@
-"""Precisions, devices and training of a backbone: gradient checkpointing, stochastic depth, parameter groups."""
+"""Checks precisions, devices and training of a backbone: gradient checkpointing, stochastic depth, parameter groups."""
 
 import itertools
 import math
@@ -19,8 +19,8 @@ from linvit.testing.report import Check, at, judged, message, not_supported, req
 
 SCALES = {f"images of scale 2^{power}": 2.0**power for power in (-10, 0, 6)}
 FLOAT32 = 1e-3
-"""Relative error of float32 against float64 that a whole network may have: float32's epsilon is 1e-7, and an inverse or
-a normaliser near 0 in a few of dozens of blocks costs four digits."""
+"""Allowed relative error of float32 against float64 for a network: float32's epsilon is 1e-7, and an inverse or a
+normaliser near 0 in a few of dozens of blocks costs four digits."""
 
 
 @torch.no_grad()
@@ -38,7 +38,7 @@ def float32_and_float64(subject: BackboneSubject) -> str:
 def autocast(dtype: torch.dtype) -> Callable[[BackboneSubject], str]:
     """Returns the check that autocast gives finite logits at any scale of images and, in bfloat16, finite gradients.
 
-    Gradients in float16 are left out: they need the loss scaling that only a training loop has.
+    Gradients in float16 are not checked: they need the loss scaling of a training loop.
     """
 
     def check(subject: BackboneSubject) -> str:
@@ -88,7 +88,7 @@ NUMERICS = (
 
 
 def _strays(module: nn.Module) -> list[str]:
-    """Returns the tensors in a module's attributes that it does not register, so that nothing moves them."""
+    """Returns tensors in a module's attributes that are not registered, so that `.to` does not move them."""
     return [
         f"{type(module).__name__}.{name}"
         for name, value in vars(module).items()
@@ -101,7 +101,7 @@ DECAY = 0.5
 
 
 def checkpointing(subject: BackboneSubject) -> str:
-    """Checks that `set_grad_checkpointing` keeps fewer activations and changes no gradient."""
+    """Checks that `set_grad_checkpointing` stores fewer activations and does not change gradients."""
     model = subject.build().train()
     plain, kept = _gradients(model, subject.given), kept_for_backward(lambda: model(subject.given), model)
     model.set_grad_checkpointing()
@@ -139,11 +139,11 @@ def stochastic_depth(subject: BackboneSubject) -> str:
 
 @torch.no_grad()
 def parameter_groups(subject: BackboneSubject) -> str:
-    """Checks the names without weight decay, and timm's layer-wise rates: from the first module on, they never fall."""
+    """Checks the names without weight decay, and timm's layer-wise learning rates, which must never decrease."""
     model = subject.model
     without_decay = set(model.no_weight_decay()) if hasattr(model, "no_weight_decay") else set()
     missing = sorted(without_decay - {name for name, _ in model.named_parameters()})
-    require(not missing, f"no parameter is called {', '.join(missing)}, of which no_weight_decay() speaks")
+    require(not missing, f"no parameter is called {', '.join(missing)}, which no_weight_decay() lists")
     groups = timm.optim.param_groups_layer_decay(model, layer_decay=DECAY)
     scales = {id(parameter): group["lr_scale"] for group in groups for parameter in group["params"]}
     ordered = [(name, scales[id(p)]) for name, p in _in_order_of_use(model, subject.given) if id(p) in scales]
@@ -163,7 +163,7 @@ def _gradients(model: nn.Module, x: Tensor) -> dict[str, Tensor | None]:
 
 
 def _difference(got: Tensor | None, want: Tensor | None) -> float:
-    """Returns the relative error of a gradient; infinity where only one of them is there."""
+    """Returns the relative error of a gradient; infinity if only one of them exists."""
     if got is None or want is None:
         return 0.0 if got is want else math.inf
     return relative_error(got, want)

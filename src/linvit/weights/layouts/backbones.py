@@ -1,4 +1,4 @@
-"""Parameter names of the official checkpoints of backbones, and how they become ours."""
+"""Parameter names in official checkpoints of backbones, and their translation to linvit's."""
 
 import re
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ DEIT = Layout(
     marks=(r"pos_embed", r"patch_embed\.proj\.weight", r"blocks\.0\.attn\.qkv\.weight", r"blocks\.0\.mlp\.fc1\.weight"),
     renames=((r"\.attn\.(scale$|positional_encoding$|dwc\.|residual\.|w[123]$|[qk]_conv2d\.)", r".attn.mechanism.\1"),),
 )
-"""timm's names, and ours, with a distillation token or without; Agent-DeiT, InLine-DeiT and T5, too."""
+"""Names of timm and of linvit's DeiT, with or without a distillation token; also Agent-DeiT, InLine-DeiT and T5."""
 
 CA_DEIT = Layout(
     name="ca_deit",
@@ -28,7 +28,7 @@ PVT_STAGES: tuple[Rename, ...] = (
     (r"\.attn\.norm\.", ".attn.sr.norm."),
     (r"\.attn\.(scale$|power$|positional_encoding$|dwc\.|residual\.)", r".attn.mechanism.\1"),
 )
-"""What PVT and PVTv2 have in common."""
+"""Renames common to PVT and PVTv2."""
 
 PVT = Layout(
     name="pvt",
@@ -39,7 +39,7 @@ PVT = Layout(
         (r"^cls_token$", "stages.3.cls_token"),
     ),
 )
-"""Of FLatten-PVT, Agent-PVT, InLine-PVT and Pola-PVT, too."""
+"""Names of PVT, FLatten-PVT, Agent-PVT, InLine-PVT and Pola-PVT."""
 PVT_V2 = Layout(
     name="pvt_v2",
     marks=(r"patch_embed1\.proj\.weight", r"block1\.0\.attn\.q\.weight", r"block1\.0\.mlp\.dwconv\.dwconv\.weight"),
@@ -65,9 +65,9 @@ PVT_V2_TIMM = Layout(
 )
 
 NEXT_STAGE: Rename = (r"^layers\.(\d+)\.downsample\.", lambda match: f"stages.{int(match[1]) + 1}.embed.")
-"""References end a stage with the merging of its patches; ours begins the next one with it, as timm's."""
+"""References end a stage with the merging of its patches; linvit and timm begin the next stage with it."""
 DENSE_NORMS: tuple[Rename, ...] = ((r"^(?:out)?norm([012])\.", r"feature_norms.\1."), (r"^(?:out)?norm3\.", "norm."))
-"""The norms of features in code for dense prediction."""
+"""Norms of features in code for dense prediction."""
 
 _SWIN: tuple[Rename, ...] = (
     (r"^patch_embed\.", "stages.0.embed."),
@@ -95,7 +95,7 @@ SWIN = Layout(
 
 
 def merged_by_patch(tensor: Tensor) -> Tensor:
-    """The last axis of 4 C entries, which later mmsegmentation orders by channel, then by row and column of the patch.
+    """Reorders the last axis of 4 C entries, in newer mmsegmentation by channel, then by row and column of the patch.
 
     The reference orders it by column, row, channel.
     """
@@ -134,7 +134,7 @@ CSWIN = Layout(
         (r"^stage1_conv_embed\.2\.", "stages.0.embed.norm."),
         (r"^merge(\d)\.conv\.", r"stages.\1.embed.proj."),
         (r"^merge(\d)\.norm\.", r"stages.\1.embed.norm."),
-        (r"^norm4\.", "norm."),  # dense models: the last feature's norm
+        (r"^norm4\.", "norm."),  # dense models: the norm of the last feature
         (r"^norm(\d)\.", count_from_zero("feature_norms.{}.")),
         (r"^stage(\d)\.", count_from_zero("stages.{}.blocks.")),
         (r"^(stages\.\d+\.blocks\.\d+)\.(qkv|proj)\.", r"\1.attn.\2."),
@@ -142,7 +142,7 @@ CSWIN = Layout(
         (r"\.attns\.(\d)\.", r".attn.branches.\1.mechanism."),
     ),
 )
-"""For classification and dense prediction; of FLatten-, Agent- and InLine-CSwin, too."""
+"""Names of CSwin, FLatten-, Agent- and InLine-CSwin, for classification and dense prediction."""
 
 SOFT = Layout(
     name="soft",
@@ -161,7 +161,7 @@ SOFT = Layout(
         (r"\.att\.norm", ".norm"),
     ),
 )
-"""Of SOFT and SOFT++."""
+"""Names of SOFT and SOFT++."""
 
 RAVLT = Layout(
     name="ravlt",
@@ -188,11 +188,11 @@ RAVLT = Layout(
     drops=(r"layers\.\d\.RoPE(_linear)?\.angle",),
     conversions=((r"(head|proj|.*\.(qkvo|attn\.proj|fc[12]))\.weight|.*\.gamma_[12]", flat),),
 )
-"""Of RAVLT, MAViT, NaLaFormer and PolaFormer++, for classification and dense prediction."""
+"""Names of RAVLT, MAViT, NaLaFormer and PolaFormer++, for classification and dense prediction."""
 
 
 def _stem(match: re.Match[str]) -> str:
-    """A layer of the reference is a convolution with its BatchNorm; here they stand in a row, with ReLUs between."""
+    """Names a layer of the stem: the reference nests a convolution and its BatchNorm; linvit has a flat sequence."""
     place = 3 * int(match[2] or 0) + (match[3] == "norm")
     return f"stages.0.embed.conv{match[1]}.{place}."
 
@@ -218,7 +218,7 @@ MLLA = Layout(
 
 
 def vssd_parts(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Gate, values, keys, queries and dt, which are rows of one projection `in_proj` there."""
+    """Splits one projection `in_proj` of the reference into gate, values, keys, queries and dt."""
     parts = dict(state)
     for name in [key for key in state if key.endswith(".in_proj.weight")]:
         layer = name.removesuffix("in_proj.weight")
@@ -246,7 +246,7 @@ VSSD = Layout(
 
 
 def vittt_parts(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The projections of the heads and of the further one, which are rows of one projection `qkv` there."""
+    """Splits one projection `qkv` of the reference into the projections of the heads and the additional one."""
     parts = dict(state)
     for name in [key for key in state if ".attn.qkv." in key]:
         layer, kind = name.split("qkv.")
@@ -279,7 +279,7 @@ H_VITTT = Layout(
 
 
 def lite_mla_parts(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """q, k and v apart, which are side by side in each head there, and outputs by heads, which are by scales there."""
+    """Separates q, k and v, interleaved by head in the reference, and orders outputs by head instead of by scale."""
     parts = dict(state)
     for name in [key for key in state if key.endswith(".aggreg.0.1.weight")]:
         layer, width = name.removesuffix("aggreg.0.1.weight"), state[name].shape[1]
@@ -298,12 +298,12 @@ def lite_mla_parts(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _stem_place(match: re.Match[str]) -> str:
-    """The first convolution and those on residual paths, which timm counts apart from it."""
+    """Names the first convolution of the stem and those on residual paths, which timm counts separately."""
     return f"stages.0.embed.conv.0.{int(match[2] or 0) + (match[1] == 'stem.res')}."
 
 
 def _conv_block(match: re.Match[str]) -> str:
-    """The stem comes before the convolutions of the first stage; elsewhere these are the first, or all."""
+    """Names a convolution of a stage: in the first stage they follow the stem; elsewhere they are the first, or all."""
     return f"stages.{match[1]}.embed.conv.{int(match[2]) + (match[1] == '0')}."
 
 
@@ -331,11 +331,11 @@ EFFICIENTVIT = Layout(
         ),
     ),
 )
-"""Of MIT's files, and of timm's."""
+"""Names in MIT's files and in timm's."""
 
 LAYOUTS: tuple[Layout, ...] = (
     *(DEIT, CA_DEIT, PVT, PVT_V2, PVT_V2_TIMM, SWIN, SWIN_TIMM, SWIN_MMSEG, CSWIN, SOFT, RAVLT, MLLA, VSSD, VITTT),
     H_VITTT,
     EFFICIENTVIT,
 )
-"""In the order in which they are tried."""
+"""All layouts, in the order in which they are tried."""

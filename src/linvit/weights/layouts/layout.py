@@ -1,4 +1,4 @@
-"""How an official repository names the parameters of a backbone, and how these names become ours."""
+"""Layout of the parameter names of an official repository, and its translation to linvit's names."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 Rename = tuple[str, str | Callable[[re.Match[str]], str]]
-"""A regular expression and what takes the place of each match, as in `re.sub`."""
+"""A regular expression and its replacement, as in `re.sub`."""
 
 
 def agents_before_places(tensor: Tensor) -> Tensor:
-    """A bias of the queries, (1, h, H, 1, n), (1, h, 1, W, n) or (1, h, 1, n), as (h, n, ...)."""
+    """Returns a bias of the queries, (1, h, H, 1, n), (1, h, 1, W, n) or (1, h, 1, n), as (h, n, ...)."""
     table = tensor.squeeze(0)
     return table.movedim(-1, 1) if table.ndim > 2 else table
 
@@ -21,7 +21,7 @@ AGENT_CONVERSIONS: tuple[tuple[str, Callable[[Tensor], Tensor]], ...] = (
     (r".*(?<!tables)\.a[hwc]_bias", lambda tensor: tensor.squeeze(0)),
     (r".*(?<!tables)\.[hwc]a_bias", agents_before_places),
 )
-"""The parameters of Agent Attention in the checkpoints of its authors, in whichever layout they stand."""
+"""Parameters of Agent Attention in its authors' checkpoints, in any layout."""
 
 
 @dataclass(frozen=True)
@@ -30,20 +30,20 @@ class Layout:
 
     name: str
     marks: tuple[str, ...]  # regular expressions; a file is of this layout if each of them matches some whole key
-    renames: tuple[Rename, ...] = ()  # applied one after the other, each to the result of the one before
-    drops: tuple[str, ...] = ()  # of whole keys that hold nothing learned (buffers that the model computes itself)
-    absent: tuple[str, ...] = ()  # of keys that a file of this layout does not have; tells apart relatives
-    conversions: tuple[tuple[str, Callable[[Tensor], Tensor]], ...] = ()  # of whole keys, and for the values there
-    split: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] = dict  # first of all: parts of joined projections
+    renames: tuple[Rename, ...] = ()  # applied in this order, each to the result of the previous one
+    drops: tuple[str, ...] = ()  # of whole keys without learned values (buffers that the model computes itself)
+    absent: tuple[str, ...] = ()  # keys that files of this layout do not have; distinguishes similar layouts
+    conversions: tuple[tuple[str, Callable[[Tensor], Tensor]], ...] = ()  # by whole keys: functions for the values
+    split: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] = dict  # applied first: splits joined projections
 
     def recognises(self, keys: Iterable[str]) -> bool:
-        """Whether keys are of this layout."""
+        """Returns True if keys are of this layout."""
         keys = list(keys)
         found = [any(re.fullmatch(mark, key) for key in keys) for mark in (*self.marks, *self.absent)]
         return all(found[: len(self.marks)]) and not any(found[len(self.marks) :])
 
     def translate(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """A state dict under our names."""
+        """Returns a state dict under our names."""
         return {
             self.rename(key): self.convert(key, tensor)
             for key, tensor in self.split(state).items()
@@ -51,28 +51,28 @@ class Layout:
         }
 
     def convert(self, key: str, tensor: Tensor) -> Tensor:
-        """Our value of an official one."""
+        """Converts the value of an official parameter to linvit's."""
         for pattern, change in (*self.conversions, *AGENT_CONVERSIONS):
             if re.fullmatch(pattern, key):
                 tensor = change(tensor)
         return tensor
 
     def rename(self, key: str) -> str:
-        """Our name of an official one."""
+        """Translates the name of an official parameter to linvit's."""
         for pattern, new in (*self.renames, AGENT):
             key = re.sub(pattern, new, key)
         return key
 
 
 OWN = Layout(name="linvit", marks=(r".*",))
-"""Our own names, or those of the model that is loaded: nothing to translate."""
+"""The model's own names: nothing to translate."""
 
 
 def count_from_zero(template: str) -> Callable[[re.Match[str]], str]:
-    """A replacement whose `{}` is the match's first group less one: official stages count from one."""
+    """Returns a replacement whose `{}` is the match's first group minus one: official stages count from one."""
     return lambda match: template.format(int(match[1]) - 1)
 
 
 def flat(kernel: Tensor) -> Tensor:
-    """The weight (C', C) of a 1 x 1 convolution (C', C, 1, 1); what has fewer axes stays as it is."""
+    """Returns the weight (C', C) of a 1 x 1 convolution (C', C, 1, 1); tensors with fewer axes are unchanged."""
     return kernel.flatten(1) if kernel.ndim == 4 else kernel

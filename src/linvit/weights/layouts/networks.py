@@ -1,7 +1,7 @@
-"""Parameter names of official networks of a backbone and a head, and how they become ours.
+"""Parameter names of official networks of a backbone and a head, and their translation to linvit's.
 
-In networks of mmsegmentation and mmdetection, in which Swin's and PVT's repositories save theirs, the keys of the
-backbone lie below `backbone.`, as ours do, and are of the layout of their family.
+In networks of mmsegmentation and mmdetection, also used by Swin's and PVT's repositories, the keys of the
+backbone begin with `backbone.`, as in linvit, and have the layout of their family.
 """
 
 import re
@@ -15,7 +15,7 @@ PYRAMID: tuple[Rename, ...] = (
     (r"^neck\.lateral_convs\.(\d)\.conv\.", r"head.fpn.inner_blocks.\1.0."),
     (r"^neck\.fpn_convs\.(\d)\.conv\.", r"head.fpn.layer_blocks.\1.0."),
 )
-"""The feature pyramid network of OpenMMLab's toolboxes."""
+"""Feature pyramid network of OpenMMLab's toolboxes."""
 
 MMSEG = Layout(
     name="mmsegmentation",
@@ -62,23 +62,23 @@ RCNN = Layout(
 )
 
 NO_CATEGORY = {12, 26, 29, 30, 45, 66, 68, 69, 71, 83}
-"""Numbers up to 90 that no category of COCO has."""
+"""Numbers up to 90 that are not used by a category of COCO."""
 
 
 def foreground(tensor: Tensor) -> Tensor:
-    """Rows by class (K + 1, ...) without those of the background and of no category."""
+    """Selects the rows by class (K + 1, ...) of COCO's categories, without the background."""
     count = len(tensor)
     classes = [i for i in range(1, count) if count != 91 or i not in NO_CATEGORY]
     return tensor[classes]
 
 
 def background_last(tensor: Tensor) -> Tensor:
-    """Rows by class (K + 1, ...), that of the background moved from the beginning to the end."""
+    """Moves the row of the background from the beginning to the end of the rows by class (K + 1, ...)."""
     return torch.cat([foreground(tensor), tensor[:1]])
 
 
 def boxes(tensor: Tensor) -> Tensor:
-    """Four rows by class (4 K + 4, ...), without those of the background."""
+    """Selects the four rows per class (4 K + 4, ...), without those of the background."""
     return foreground(tensor.unflatten(0, (-1, 4))).flatten(0, 1)
 
 
@@ -107,11 +107,11 @@ TORCHVISION_RCNN = Layout(
         (r"roi_heads\.mask_predictor\.mask_fcn_logits\.(weight|bias)", foreground),
     ),
 )
-"""torchvision's Faster R-CNN and Mask R-CNN with a ResNet, also of the older names of its released files.
+"""torchvision's Faster R-CNN and Mask R-CNN with a ResNet, including the older names of its released files.
 
-The background is torchvision's first class and our last, which has no box and no mask. Its released files have a class
-for each of COCO's numbers up to 90, of which ten are of no category: these are left out. Anchors and RoI features are
-not quite the same (see `linvit.heads.detection`), so its detectors lose a little with us, until they are trained on.
+The background is torchvision's first class and linvit's last one, which has no box and no mask. The released files have
+a class for each number up to 90, ten of them without a category in COCO: these are left out. Anchors and RoI features
+differ slightly (see `linvit.heads.detection`), so these detectors lose some accuracy until they are trained further.
 """
 
 MARESUNET = Layout(
@@ -137,17 +137,17 @@ MARESUNET = Layout(
     ),
     conversions=((r".*_conv\.weight", flat),),
 )
-"""MAResU-Net's official code: the whole network, whose encoder is torchvision's ResNet-34."""
+"""MAResU-Net's official code: the whole network, with torchvision's ResNet-34 as encoder."""
 
 
 def _block(match: re.Match[str]) -> str:
-    """Block j of the encoder's level i; all but the first level begin with a pooling that counts."""
+    """Names block j of the encoder's level i; every level but the first begins with a pooling, which is counted."""
     level, block = int(match[1]), int(match[2])
     return f"backbone.stages.{level - 1}.blocks.{block - (level > 1)}."
 
 
 def _up(match: re.Match[str]) -> str:
-    """The transposed convolution `deconv42` ends at level 2 and begins below level 4; `deconv4` ends at level 4."""
+    """Names a transposed convolution: `deconv42` ends at level 2 and begins below level 4; `deconv4` ends at 4."""
     source, target = int(match[1]), int(match[2] or match[1])
     return f"head.ups.{source}_{target - 1}."
 
@@ -196,4 +196,4 @@ VITDET = Layout(
 )
 
 NETWORKS: tuple[Layout, ...] = (MMSEG, RETINANET, RCNN, TORCHVISION_RCNN, VITDET, MARESUNET, MACUNET)
-"""In the order in which they are tried. What they make of the names of the backbone may be of a layout of a family."""
+"""All layouts, in the order in which they are tried. Names of the backbone may then need the layout of its family."""
