@@ -67,6 +67,7 @@ diagnostics: .venv/installed ## what all attentions recall: docs/results/recall.
 
 docs: .venv/installed-docs ## build the site (TUTORIALS=all, changed or none are run; URL=where it will lie)
 	$(BIN)/codespell README.md CONTRIBUTING.md SECURITY.md CHANGELOG.md docs --skip 'docs/_build,*.svg,*.png' --ignore-words docs/words.txt
+	$(BIN)/python docs/prose.py
 	TUTORIALS=$(TUTORIALS) URL=$(URL) $(BIN)/python -m sphinx -W --keep-going -q -j 2 -b html -d docs/_build/doctrees docs docs/_build/html/$(VERSION)
 	@echo "open docs/_build/html/index.html"
 
