@@ -11,10 +11,8 @@ import yaml
 
 from linvit import UserError
 from linvit.cli.linearize import with_teacher
-from linvit.experiments import linearize
+from linvit.experiments import hybrid_search, linearize
 from linvit.experiments.bench.costs import crossover
-from linvit.experiments.keep import Measurements, add_curve
-from linvit.experiments.page import Page
 from linvit.runs.folder import RunFolder
 from linvit.runs.resolve import find_teacher
 from linvit.runs.run import Run
@@ -82,23 +80,32 @@ def test_the_page_says_at_which_sides_a_student_was_timed():
     assert "faster from a side of about 74 pixels on" in linearize.comparison(crossover(fast | {64.0: 6}, teacher))
 
 
-def test_the_blocks_that_keep_softmax_are_found_once(folder):
+def test_a_hybrid_is_searched_once(folder, monkeypatch):
     root, _ = folder
-    given = ["--teacher=checkpoints/quickstart/version_0", "--model.attention=focused", "--keep=3", "--no_page"]
-    for measured, short in (0, "--trainer.fast_dev_run=1"), (11, "--trainer.max_epochs=1"):
-        done = linvit("linearize", *given, short, cwd=root)
-        assert done.code == 0, done.err
-        assert f"11 networks are measured, {measured} of them are in" in done.out
+    given = ["--teacher=checkpoints/quickstart/version_0", "--model.attention=focused", "--search_steps=2"]
+    done = linvit("linearize", *given, "--budget=softmax=3", "--trainer.fast_dev_run=1", cwd=root)
+    assert done.code == 0, done.err
+    assert "focused: trained for 2 steps" in done.out
+    monkeypatch.setattr(linearize, "SECONDS", 0.2)
+    trained = []
+    monkeypatch.setattr(hybrid_search._Blocks, "_transfer", lambda *given: trained.append(given))
+    done = linvit("linearize", *given, "--budget=softmax=3", "--trainer.max_epochs=1", cwd=root)
+    assert done.code == 0, done.err
+    assert not trained
     run = RunFolder(root / "checkpoints" / "quickstart" / "version_2")
     assert sorted(run.hparams["attention"]) == ["focused", "softmax", "softmax", "softmax"]
-    assert len(Measurements(run.folder / "keep.csv").rows) == 11
-    page = Page("")
-    add_curve(page, run.folder / "keep.csv")
-    page.write(root / "page.html")
-    assert (root / "page.html").read_text(encoding="utf-8").count("<figure>") == 2
-    refused = linvit("linearize", *given[:2], "--keep=4", cwd=root)
-    assert "of 4 blocks 0 to 3 can be kept; got 4" in refused.err
+    page = (run.folder / "linearize.html").read_text(encoding="utf-8")
+    assert ">found, softmax=3<" in page
+    assert [*root.glob("checkpoints/*/search-*/search.html")]
     before = sorted((root / "checkpoints" / "quickstart").iterdir())
+    for options, message in {
+        "--budget=macs=0.1": "no hybrid of window {window_size: 4}, focused is within macs=0.1: the cheapest costs",
+        "--budget=memory=1": "the budget's kind must be one of latency, macs, softmax; got 'memory'",
+        "--choices=[linear]": "got --choices=[linear] without --budget",
+        "--keep=2": "linearize --keep was removed. Use --budget softmax=N",
+    }.items():
+        refused = linvit("linearize", *given, options, cwd=root)
+        assert message in " ".join(refused.err.split()), refused.err
     refused = linvit("linearize", *given[:2], "--model.backbone={name: deit_nano, depth: 5, embed_dim: 24}", cwd=root)
     assert "Set --model.backbone to that of the teacher" in refused.err
     assert sorted((root / "checkpoints" / "quickstart").iterdir()) == before  # no folder of a run that never was

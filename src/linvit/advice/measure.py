@@ -1,6 +1,5 @@
 """Measures rows of one size in turns: ceilings, rivals, mechanisms."""
 
-import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -24,7 +23,7 @@ from linvit.experiments.bench.builders import spec_label
 from linvit.experiments.bench.runner import Runner, Settings
 from linvit.experiments.measure import Turns, out_of_memory, peak_memory
 from linvit.registry import Spec, attentions
-from linvit.registry.layouts import LAYOUTS, expand_layout, is_layout
+from linvit.registry.layouts import LAYOUTS, expand_layout, is_layout, window_side
 
 TURNS = 6  # needed for a 95 % interval by ranks
 MOST_TURNS = 60
@@ -333,7 +332,7 @@ class Bench:
         grids = {core.grid for core in cores_of(bare)}
         plain = len(grids) == 1 and all(grid.kv_size is None for grid in grids)
         length = max(next(iter(grids)).size) if plain else 0
-        window = math.ceil(length / math.ceil(length / WINDOW)) if length > WINDOW else None  # least to be padded
+        window = window_side(length) if length > WINDOW else None
         if window and blocks > 4:
             replaced(
                 Row("softmax in windows, 4 global blocks", "windows"),

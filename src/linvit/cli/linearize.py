@@ -1,8 +1,8 @@
 """`linvit linearize`: trains a copy of a trained network with another attention, and reports costs and gains."""
 
 import gc
+import json
 import shlex
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from linvit.cli.options import RESUME_AND_CHECKPOINT
 from linvit.cli.spec import read_value, timm_images
 from linvit.errors import UserError
-from linvit.io.files import LAST, rewriting
+from linvit.io.files import LAST
 from linvit.io.signals import STOP
 from linvit.io.terminal import argument_parser
 
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 EPILOG = """examples:
   linvit linearize --config linearize/quickstart
   linvit linearize --teacher RUN --model.attention='[focused, null, focused]'
-  linvit linearize --teacher RUN --model.attention=linear --keep 2
+  linvit linearize --teacher RUN --model.attention=linear --budget softmax=2
+  linvit linearize --teacher RUN --budget latency=0.6 \
+    --choices '[{name: window, window_size: 7}, hedgehog]'
   linvit linearize --config mine.yaml --model.attention=efficient \\
     --teacher timm:vit_small_patch14_dinov2
 
@@ -33,6 +35,11 @@ in a list keeps a block's softmax. Losses and their weights:
   --model.teacher.feature_weight=0        the last features
   --model.teacher.logit_weight=0          the logits
   --model.teacher.task_weight=1           the task's own loss; 0 needs no labels
+A budget finds a hybrid before training. latency=0.6 is 60 % of the teacher's
+time for one image, on this device; macs=0.6 of its MACs; @518 adds the side of
+the image; softmax=2 keeps two blocks. Each choice learns the attention of all
+blocks for --search_steps; then hybrids are compared by the distance of their
+last features to the teacher's. An interrupted search is resumed.
 Stages (stages: in a configuration) are runs that each start from the previous
 run's last weights, all but the last in folders stage_1, stage_2, ...; each is a mapping of
 options, such as
@@ -56,13 +63,17 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--teacher", metavar="WHAT", help=teacher)
     parser.add_argument("--copy", metavar="WHAT", help="weights to copy: all, attention, mlp (all others), nothing")
     parser.add_argument("--no_page", action="store_true", help="only train; do not measure and write the page")
-    keep = "keep the softmax of N blocks; before training, the blocks with the smallest loss are converted in turn"
-    parser.add_argument("--keep", type=int, metavar="N", help=keep)
+    budget = "search a hybrid: latency=SHARE or macs=SHARE of the teacher, or softmax=BLOCKS"
+    parser.add_argument("--budget", help=budget)
+    listed = "attentions that a block may have in a search, a list (windows and --model.attention)"
+    parser.add_argument("--choices", metavar="LIST", help=listed)
+    parser.add_argument("--search_steps", type=int, default=100, help="of each choice in a search (%(default)s)")
     parser.add_argument("--resume", choices=["auto"], help="auto resumes the newest run of this command")
     args, options = parser.parse_known_args(argv)
 
     from torch.distributed import destroy_process_group, is_initialized
 
+    from linvit.experiments.hybrid_search import Budget, find_hybrid
     from linvit.experiments.linearize import PAGE, write_page
     from linvit.runs.library_messages import hide_library_messages
     from linvit.runs.options import replace_options, stage_config
@@ -71,8 +82,17 @@ def main(argv: list[str]) -> int:
 
     hide_library_messages()
     with STOP.caught():
-        command, table = shlex.join(["linvit", "linearize", *argv]), None
+        command = shlex.join(["linvit", "linearize", *argv])
         again = command + " --resume=auto" * (args.resume is None)
+        choices = None if args.choices is None else read_value("--choices", args.choices)
+        if choices is not None and (args.budget is None or not choices or not isinstance(choices, list)):
+            raise UserError(
+                f"--choices is a list of attentions for a search, such as --budget latency=0.6 --choices '[window, "
+                f"hedgehog]'; got --choices={args.choices}" + " without --budget" * (args.budget is None)
+            )
+        if args.budget is not None:
+            Budget.read(args.budget)  # one that is wrong ends it before a teacher is trained
+        options += [] if choices is None else [f"--model.attention={json.dumps(choices[-1])}"]
         config = with_teacher(args.teacher, options)
         if args.resume is not None and any(option.partition("=")[0] == "--ckpt_path" for option in options):
             raise UserError(RESUME_AND_CHECKPOINT)
@@ -95,11 +115,10 @@ def main(argv: list[str]) -> int:
             run = Run.from_config(stage_config(config, stage))
             run.task.distillation.load(run.task)  # rejects a teacher that does not fit a later stage
             run.task.distillation.teardown()
-        if args.keep is not None:
-            from linvit.experiments.keep import TABLE, find_kept
-
-            blocks, table = find_kept(run, args.keep)
-            config = replace_options(config, {"model.attention": blocks})
+        search = None
+        if args.budget is not None:
+            specs, search = find_hybrid(run, args.budget, choices, args.search_steps)
+            config = replace_options(config, {"model.attention": specs})
         folders: list[Path] = []
         for stage, place in zip(config["stages"] or [{}], places, strict=True):
             here: dict[str, Any] = {"trainer.default_root_dir": str(place), "resume": args.resume}
@@ -118,13 +137,10 @@ def main(argv: list[str]) -> int:
             destroy_process_group()  # one rank measures
         saved = run.trainer.loggers and not run.trainer.fast_dev_run  # type: ignore[attr-defined]
         if run.trainer.is_global_zero and saved:
-            if table is not None:
-                with rewriting(folders[-1] / TABLE) as part:
-                    shutil.copyfile(table, part)
             page = folders[-1] / PAGE
             if not args.no_page:
                 if args.resume is None or not page.exists():  # else everything was finished
-                    write_page(run, command, folders)
+                    write_page(run, command, folders, search)
                 print(f"results: {page}")
     return 0
 

@@ -18,7 +18,7 @@ from linvit.callbacks.common import DARK, LIGHT
 from linvit.errors import UserError
 from linvit.experiments.analyze import Photo, read_photos
 from linvit.experiments.bench.costs import TIMES, Cost, Crossover, costs_by_size, crossover, times_of
-from linvit.experiments.keep import TABLE, add_curve
+from linvit.experiments.hybrid_search import HybridSearch
 from linvit.experiments.page import Page
 from linvit.experiments.plots import Axis, Series, heat_map, line_plot, svg
 from linvit.runs.conditions import conditions
@@ -55,7 +55,7 @@ MAPS = (
 )
 
 
-def write_page(run: Run, command: str, folders: Sequence[Path]) -> None:
+def write_page(run: Run, command: str, folders: Sequence[Path], search: HybridSearch | None = None) -> None:
     """Writes linearize.html beside a run after `fit`: the logged values of its stages, and its costs."""
     folder, device = folders[-1], run.trainer.strategy.root_device
     task = run.trained() if run.finished else run.task  # there was nothing left to train
@@ -77,9 +77,9 @@ def write_page(run: Run, command: str, folders: Sequence[Path]) -> None:
     add_scores(page, logged, task.score_metric, blocks)
     add_errors(page, errors(logged))
     add_costs(page, costs, machine["machine"] if device.type == "cpu" else machine["device"])
-    if (folder / TABLE).exists():
-        page.heading("Blocks that were kept")
-        add_curve(page, folder / TABLE)
+    if search is not None:
+        page.heading("Search of the hybrid")
+        search.add_to(page)
     add_maps(page, networks, photos)
     page.write(folder / PAGE)
 

@@ -3,7 +3,7 @@
 import io
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
@@ -60,10 +60,12 @@ PANEL = 4  # curves of a panel of small multiples
 LEGEND_ROWS = 18  # that fit beside a plot; more entries stand in further columns
 
 
-def line_plot(title: str, series: Sequence[Series], x: Axis, y: Axis, note: str = "", *, front: bool = False) -> str:
+def line_plot(
+    title: str, series: Sequence[Series], x: Axis, y: Axis, note: str = "", *, front: bool | Literal["low"] = False
+) -> str:
     """Draws a curve per series as the text of an SVG file; the legend has them in the order of their right ends.
 
-    With `front` points stand alone, and a grey line joins those of the `pareto` front.
+    With `front` points stand alone, and a grey line joins those of the `pareto` front; "low" prefers a small y.
     """
     with mpl.rc_context(STYLE):
         figure, axes = _axes(title, x, y, note)
@@ -77,8 +79,9 @@ def line_plot(title: str, series: Sequence[Series], x: Axis, y: Axis, note: str 
             for point, label in zip(one.points, one.labels, strict=False):
                 axes.annotate(label, point, (6, 3), textcoords="offset points", color=COLOURS[i % len(COLOURS)])
         if front:
-            best = pareto(solid)
-            axes.plot([x for x, _ in best], [y for _, y in best], color="#cccccc", linewidth=5, zorder=0)
+            sign = -1 if front == "low" else 1
+            best = pareto([(x, sign * y) for x, y in solid])
+            axes.plot([x for x, _ in best], [sign * y for _, y in best], color="#cccccc", linewidth=5, zorder=0)
         else:
             entries.sort(key=lambda entry: entry[0], reverse=True)
         columns = -(-len(entries) // LEGEND_ROWS)

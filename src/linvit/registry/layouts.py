@@ -54,6 +54,11 @@ LAYOUTS = {
 """Layouts by name."""
 
 
+def window_side(length: int, most: int = 14) -> int:
+    """Returns the side of windows of at most so many patches that leaves least to be padded on a grid's longer side."""
+    return -(-length // -(-length // most))
+
+
 def is_layout(spec: Any) -> bool:
     """True if a spec names a layout."""
     return isinstance(spec, Mapping) and "layout" in spec

@@ -51,6 +51,7 @@ COMMANDS = {
     "doctor": "Use pip check, which names packages that do not fit, and python -m torch.utils.collect_env",
     "export --int8": "Use torchao on the network of linvit.load (docs/export.md, 8 bits)",
     "leaderboard": "Use linvit compare --report FOLDER..., which makes one table of the runs in all folders",
+    "linearize --keep": "Use --budget softmax=N, which finds the N blocks that keep softmax (docs/guides/linearize.md)",
     "probe --epochs": "Use linvit probe without it: the linear classifier is trained to convergence",
     "verify-resume": "Use linvit fit --resume=auto: a run resumes exactly (docs/guides/train.md)",
 }

@@ -1,0 +1,222 @@
+"""The search of hybrids: what it finds is the best of all that could be built, and nothing is trained twice."""
+
+import itertools
+import random
+
+import pytest
+import timm
+import torch
+from torch.nn import functional as F
+
+import linvit
+from linvit import UserError
+from linvit.analysis import macs
+from linvit.data import ClassificationData
+from linvit.experiments import hybrid_search
+from linvit.experiments.hybrid_search import Budget, Costs, beam_search
+from linvit.io.signals import SIGNALS, STOP, Stopped
+
+WINDOW = {"name": "window", "window_size": 4}
+
+
+@pytest.fixture
+def teacher():
+    torch.manual_seed(0)
+    network = linvit.create_backbone("deit_nano", num_classes=10, img_size=32)
+    for parameter in network.parameters():
+        parameter.data *= 1 + (parameter.ndim > 1)  # attention that is far from uniform
+    return network
+
+
+def images(count=2):
+    return [torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(i)) for i in range(count)]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_beam_finds_one_of_the_best_of_all_hybrids(seed):
+    """Planted distances that do not add up; 81 hybrids."""
+    draw = random.Random(seed)
+    alone = [[0.0, draw.random(), 2 * draw.random()] for _ in range(4)]
+    factors = {kinds: 1 + 0.3 * draw.random() for kinds in itertools.product(range(3), repeat=4)}
+    costs = Costs([[0.2, 0.12, 0.1 * draw.random()] for _ in range(4)], 0.2)
+
+    def distance(kinds):
+        return factors[kinds] * sum(own[kind] for own, kind in zip(alone, kinds, strict=True))
+
+    allowed = sorted((kinds for kinds in factors if costs.of(kinds) <= 0.7), key=distance)
+    found = beam_search([range(3)] * 4, costs, 0.7, distance, alone, 8)
+    assert found in allowed[:2]
+    with pytest.raises(IndexError):  # search_hybrid refuses such a budget before
+        beam_search([range(3)] * 4, costs, 0.2, distance, alone, 8)
+
+
+def test_costs_of_blocks_add_up_to_those_of_the_network(teacher):
+    found = linvit.search_hybrid(teacher, [WINDOW, "linear"], images(), budget="macs=0.96", steps=1)
+    student = linvit.linearize(teacher, found.attention, 32)
+    assert found.cost == pytest.approx(macs(student, 32) / macs(teacher, 32), rel=1e-12)
+    assert found.cost <= 0.96
+    best = min(found.measured, key=lambda kinds: (found.costs.of(kinds) > 0.96, found.measured[kinds]))
+    assert found.found == best
+    assert found.measured[0, 0, 0, 0] == 0
+    teacher_row, *rows = found.rows()
+    assert teacher_row[:4] == ["the teacher", "4", "1", "0"]
+    assert [row[0] for row in rows] == [
+        "window {window_size: 4} in all blocks",
+        "linear in all blocks",
+        "found, macs=0.96",
+    ]
+    assert all(f">{row[0]}</text>" in found.plot() for row in rows)
+    larger = linvit.search_hybrid(teacher, ["linear"], images(), budget="macs=0.9@64", steps=1)
+    assert larger.costs.of((1,) * 4) == pytest.approx(
+        macs(linvit.linearize(teacher, "linear", 32), 64) / macs(teacher, 64), rel=1e-12
+    )
+
+
+def test_time_is_measured_for_each_choice(teacher, monkeypatch):
+    monkeypatch.setattr(hybrid_search, "TIMING", 0.05)
+    ticks = itertools.count()
+    monkeypatch.setattr(hybrid_search.time, "process_time", lambda: float(next(ticks)))
+    monkeypatch.setattr(hybrid_search.time, "perf_counter", lambda: float(next(ticks)))
+    found = linvit.search_hybrid(teacher, ["linear"], images(), budget="latency=2", steps=1)
+    assert found.costs.of((0,) * 4) == pytest.approx(1)
+    assert all(len(own) == 2 for own in found.costs.blocks)
+
+
+def test_trained_blocks_are_nearer_and_a_block_learns_alone():
+    torch.manual_seed(0)
+    vit = timm.create_model("vit_tiny_patch16_224", depth=2, embed_dim=32, num_heads=2, img_size=64, num_classes=0)
+    for parameter in vit.parameters():
+        parameter.data *= 1 + 2 * (parameter.ndim > 1)
+    data = [torch.randn(4, 3, 64, 64)]
+    before, after = (
+        linvit.search_hybrid(vit, ["linear"], data, budget="softmax=0", steps=steps, lr=lr).measured
+        for steps, lr in ((1, 0.0), (40, 3e-3))
+    )
+    assert all(after[kinds] < 0.8 * before[kinds] for kinds in after if any(kinds))
+
+
+def test_an_interrupted_search_loses_nothing(teacher, tmp_path, monkeypatch):
+    steps = []
+
+    def run(distillation, batch, original=linvit.Distillation.run):
+        steps.append(batch)
+        if len(steps) == 5:
+            STOP.received = SIGNALS[0]
+        return original(distillation, batch)
+
+    options = {"budget": "softmax=2", "steps": 4}
+    whole = linvit.search_hybrid(teacher, [WINDOW, "linear"], images(), **options)
+    monkeypatch.setattr(linvit.Distillation, "run", run)
+    try:
+        with pytest.raises(Stopped):
+            linvit.search_hybrid(teacher, [WINDOW, "linear"], images(), **options, folder=tmp_path)
+    finally:
+        STOP.received = None
+    assert len(steps) == 5
+    assert not STOP.deferred
+    found = linvit.search_hybrid(teacher, [WINDOW, "linear"], images(), **options, folder=tmp_path)
+    assert len(steps) == 8  # of two choices
+    assert found.measured == whole.measured
+    measured = []
+    monkeypatch.setattr(hybrid_search, "features", lambda *given: measured.append(given))
+    again = linvit.search_hybrid(teacher, ["linear", WINDOW], images(), **options, folder=tmp_path)  # another order
+    assert (again.attention, measured, len(steps)) == (found.attention, [], 8)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("latency", "budget 'latency' has no number. Write latency=0.6"),
+        ("macs=half", "budget 'macs=half' has no number"),
+        ("size=1", "the budget's kind must be one of latency, macs, softmax"),
+        ("softmax=1.5", "budget softmax must be a whole number"),
+        ("latency=-1", "budget latency must be"),
+    ],
+)
+def test_what_is_no_budget_is_refused(text, message):
+    with pytest.raises(UserError, match=message):
+        Budget.read(text)
+    assert Budget.read("latency=0.6@32x48") == ("latency", 0.6, (32, 48))
+
+
+def test_what_cannot_be_searched_is_refused(teacher):
+    with pytest.raises(UserError, match="no hybrid of linear is within macs"):
+        linvit.search_hybrid(teacher, "linear", images(), budget="macs=0.5")
+    with pytest.raises(UserError, match="there are no choices"):
+        linvit.search_hybrid(teacher, [], images())
+    with pytest.raises(UserError, match="no images to learn from"):
+        linvit.search_hybrid(teacher, ["linear"], [])
+
+
+def digits():
+    """Images and labels of the training and validation splits, normalised."""
+    data = ClassificationData("digits", batch_size=64, img_size=32, crop_pct=1.0, mean=[0.306] * 3, std=[0.376] * 3)
+    data.setup("fit")
+    found = []
+    for loader in data.train_dataloader(), data.val_dataloader():
+        batches = list(loader)
+        for batch in batches:
+            data.finish(batch)
+        found.append([(batch["image"], batch["label"]) for batch in batches])
+    return found
+
+
+def trained(network, steps, loss, train, lr=2e-3):
+    """The network after steps of AdamW on batches; `loss` gets the images and labels of one."""
+    optimizer = torch.optim.AdamW(network.train().parameters(), lr)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, steps)
+    for images, labels in itertools.islice(itertools.cycle(train), steps):
+        optimizer.zero_grad()
+        loss(images, labels).backward()
+        optimizer.step()
+        schedule.step()
+    return network.eval()
+
+
+@pytest.mark.slow
+def test_what_is_found_on_the_digits_is_among_the_best_of_all_and_stays_so_after_training(tmp_path, monkeypatch):
+    """Three choices in four blocks: 81 hybrids. Time is planted: another one for each choice and block."""
+    train, held_out = digits()
+    choices, budget = [WINDOW, "hedgehog"], 0.75
+    won = []
+    for seed in range(3):
+        torch.manual_seed(seed)
+        network = linvit.create_backbone("deit_nano", num_classes=10, img_size=32)
+        teacher = trained(network, 500, lambda x, y: F.cross_entropy(network(x), y), train)  # noqa: B023
+        planted = Costs([[0.2, 0.13 + 0.005 * block, 0.1 + 0.005 * block] for block in range(4)], 0.2)
+        monkeypatch.setattr(hybrid_search._Blocks, "costs", lambda self, budget: planted)  # noqa: B023
+        folder = tmp_path / str(seed)
+        images, scored = [x for x, _ in train], [x for x, _ in held_out]
+        blocks = hybrid_search._Blocks(teacher, choices, images, scored, 60, 1e-3, seed, folder, print)
+        found = linvit.search_hybrid(
+            teacher, choices, images, held_out=scored, budget=f"latency={budget}", steps=60, seed=seed, folder=folder
+        )
+        blocks.train()
+        everything = {kinds: blocks.distance(kinds) for kinds in itertools.product(range(3), repeat=4)}
+        allowed = sorted(
+            (one for one in everything if planted.of(one) <= found.cost + 1e-9), key=everything.__getitem__
+        )
+        assert found.found in allowed[:4]
+        equal = [one for one in allowed if planted.of(one) >= found.cost - 0.05 and one != found.found]
+        others = random.Random(seed).sample(equal, min(20, len(equal)))
+
+        def after(kinds):
+            """The distance after a short training of the whole hybrid, and its top-1 accuracy."""
+            student = blocks.network(kinds)  # noqa: B023
+            both = linvit.Distillation(teacher, student, linvit.Matching(feature_weight=1.0))  # noqa: B023
+
+            def loss(x, y):
+                student(x)
+                return both.loss()
+
+            trained(student, 40, loss, train, 1e-3)
+            both.close()
+            with torch.no_grad():
+                pairs = [(student(x), teacher(x), y) for x, y in held_out]  # noqa: B023
+                error = sum((a - b).square().sum() for a, b, _ in pairs) / sum(b.square().sum() for _, b, _ in pairs)
+            return float(error), sum((a.argmax(1) == y).sum().item() for a, _, y in pairs)
+
+        result, best = after(found.found), min(after(kinds) for kinds in others)
+        print(seed, found.found, allowed.index(found.found), len(others), result, best)
+        won.append(result[0] / best[0])
+    assert sum(won) / len(won) <= 1
