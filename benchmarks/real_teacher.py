@@ -52,7 +52,7 @@ class Experiment:
     """A student and how it is trained; a field that is not given does not appear in the line of results.
 
     Args:
-        attention: Spec of `linvit.linearize`.
+        attention: Spec of `linvit.linearize`, or one per block.
         kept: Blocks that keep softmax.
         kept_as: Spec for these blocks in place of softmax, as it is before any step.
         size: Side of the images in pixels.
@@ -199,10 +199,19 @@ def run(one: Experiment, results: Path, weights: Path, folder: Path) -> dict[str
 def converted(model: nn.Module, one: Experiment) -> tuple[nn.Module, set[Any]]:
     """A student before any step, and its parameters that the teacher lacks."""
     torch.manual_seed(one.seed)
-    specs = [one.kept_as if block in one.kept else one.attention for block in range(len(model.blocks))]
+    specs = [one.kept_as if block in one.kept else spec_of(one, block) for block in range(len(model.blocks))]
     student = linvit.linearize(model, specs, one.size).eval()
     known = {name: value.shape for name, value in model.state_dict().items()}
     return student, {value for name, value in student.named_parameters() if known.get(name) != value.shape}
+
+
+def spec_of(one: Experiment, block: int) -> Any:
+    """The attention of a block that is converted."""
+    return (
+        one.attention[block]
+        if isinstance(one.attention, Sequence) and not isinstance(one.attention, str)
+        else one.attention
+    )
 
 
 def name_of(fields: Any) -> str:
@@ -315,8 +324,8 @@ def transfer(
     in files, since blocks learn alone: a hybrid takes them from the network in which all blocks were converted.
     """
     layer = block.attn.train()
-    own = ("attention", "size", "scaled", "steps", "lr", "new_lr_scale", "at", "images", "batch", "seed")
-    fields = [number, *(getattr(one, name) for name in own)]
+    own = ("size", "scaled", "steps", "lr", "new_lr_scale", "at", "images", "batch", "seed")
+    fields = [number, spec_of(one, number), *(getattr(one, name) for name in own)]
     path = results / f"block-{name_of(fields)}.pt"
     if not path.exists():
         begin, states = time.process_time(), {}

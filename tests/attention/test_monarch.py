@@ -17,10 +17,11 @@ OPTIONS = [
     {"block": 5, "pad": "post"},
     {"block": 5},
     {"block": 100},
+    {"exact_prefix": True},
 ]
 
 
-def naive_matrix(module: MonarchAttention, q: Tensor, k: Tensor, width: int, kept: list[bool]) -> Tensor:
+def naive_matrix(module: MonarchAttention, q: Tensor, k: Tensor, width: int, kept: list[bool], prefix: int) -> Tensor:
     """The matrix of one head, q and k (N, dk), by loops over blocks and places; places of no token are left out."""
     tokens, scale = len(q), q.shape[1] ** -0.5
     blocks = -(-tokens // width)
@@ -59,15 +60,21 @@ def naive_matrix(module: MonarchAttention, q: Tensor, k: Tensor, width: int, kep
             if alone[m]:
                 row = row.index_add(0, torch.tensor(alone[m]), across[n, p, m] * inside[m, p])
         rows.append(row)
-    return torch.stack(rows)
+    matrix = torch.stack(rows)
+    if prefix:
+        logits = (scale * q[:prefix] @ k.T).masked_fill(~torch.tensor(kept), -torch.inf)
+        matrix = torch.cat([logits.softmax(1), matrix[prefix:]])
+    return matrix
 
 
 def naive(module: MonarchAttention, q: Tensor, k: Tensor, grid: Grid, mask: Tensor | None = None) -> Tensor:
     kept = torch.ones(q.shape[0], q.shape[2]).bool() if mask is None else mask
-    width = module.block or grid.size[1]
+    width, prefix = module.block or grid.size[1], grid.num_prefix if module.exact_prefix else 0
     return torch.stack(
         [
-            torch.stack([naive_matrix(module, q[b, h], k[b, h], width, kept[b].tolist()) for h in range(q.shape[1])])
+            torch.stack(
+                [naive_matrix(module, q[b, h], k[b, h], width, kept[b].tolist(), prefix) for h in range(q.shape[1])]
+            )
             for b in range(q.shape[0])
         ]
     )
@@ -81,11 +88,12 @@ def test_equals_formula(options: dict[str, object], grid: Grid) -> None:
     assert_same_gradients(given(module, grid), want, given.tensors, 1e-8)
 
 
-def test_masked_keys_and_blocks_have_no_weight() -> None:
+@pytest.mark.parametrize("prefix", [0, 1])
+def test_masked_keys_and_blocks_have_no_weight(prefix: int) -> None:
     """The reference leaves a block whose keys are all masked its share."""
-    grid = Grid((3, 4))
-    mask = torch.tensor([[True] * 3 + [False] * 6 + [True, False, True]])
-    module = mechanism("monarch", grid, dim=8, num_heads=2)
+    grid = Grid((3, 4), num_prefix=prefix)
+    mask = torch.tensor([[True] * (3 + prefix) + [False] * 6 + [True, False, True]])
+    module = mechanism({"name": "monarch", "exact_prefix": prefix > 0}, grid, dim=8, num_heads=2)
     q, k, v, _ = inputs(module, grid, batch=1)
     want = naive(module, q, k, grid, mask)
     assert_near(want.sum(-1), torch.ones_like(want[..., 0]), 1e-12)

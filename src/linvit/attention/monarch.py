@@ -17,6 +17,7 @@ and a block whose keys are all masked keeps a share of the weights; neither is s
 
 from typing import Literal
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -37,6 +38,8 @@ class MonarchAttention(Attention):
         steps: Rounds T. The paper takes 1 to 3.
         pad: Where tokens are added up to a whole block: "pre", before all tokens, so that prefix tokens fill the first
             block and rows stay whole; or "post".
+        exact_prefix: Give class and register tokens their softmax over all keys, for `p N (h dk + C)` more MACs. In a
+            trained network a block of its own does not imitate their rows.
     """
 
     facts = Facts(complexity="O(N^1.5)", same_grid=True)
@@ -51,12 +54,13 @@ class MonarchAttention(Attention):
         block: int | None = None,
         steps: int = 2,
         pad: Literal["pre", "post"] = "pre",
+        exact_prefix: bool = False,
     ) -> None:
         super().__init__(dim, num_heads, grid, key_dim=key_dim)
         if block is not None:
             check_number("block", block, at_least=1, whole=True, note=", or null for the rows of the image")
         check_number("steps", steps, at_least=1, whole=True)
-        self.block, self.steps, self.pad = block, steps, pad
+        self.block, self.steps, self.pad, self.exact_prefix = block, steps, pad, exact_prefix
 
     def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, mask: Tensor | None = None) -> Tensor:
         """(B, h, N, dk), (B, h, N, dk), (B, h, N, d) -> (B, h, N, d); tokens outside `mask` (B, N) take no part."""
@@ -70,6 +74,11 @@ class MonarchAttention(Attention):
             cut: Tensor = (x if whole else F.pad(x, (0, 0, before, behind))).unflatten(-2, (-1, block))
             return cut
 
+        prefix = grid.num_prefix if self.exact_prefix else 0
+        if prefix:
+            logits = q[:, :, :prefix] @ k.mT * k.shape[-1] ** -0.5  # (B, h, p, N)
+            logits = logits if mask is None else logits.masked_fill(mask[:, None, None] == 0, FAR)
+            first = logits.softmax(-1) @ v
         kept = None  # (1 or B, 1, B, b, 1), all
         if mask is not None or not whole:
             kept = blocks(q.new_ones(1, 1, tokens, 1) if mask is None else mask[:, None, :, None].to(q.dtype))
@@ -88,4 +97,5 @@ class MonarchAttention(Attention):
                 shares = (across if kept is None else across * kept.transpose(2, 3)).mT  # (B, h, b, B keys, B queries)
                 sums = (shares @ places / (shares.sum(-1, keepdim=True) + 1e-12)).transpose(2, 3)
         out: Tensor = (across @ (inside @ v).transpose(2, 3)).transpose(2, 3).flatten(2, 3)
-        return out[:, :, before : before + tokens]
+        out = out[:, :, before : before + tokens]
+        return torch.cat([first, out[:, :, prefix:]], 2) if prefix else out
