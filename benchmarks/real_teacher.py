@@ -582,14 +582,9 @@ def hybrids(one: Experiment, results: Path, weights: Path, folder: Path) -> None
 
     each = {i: near([j for j in blocks if j != i], count=ALONE // 2) for i in blocks}
     hard, total = sorted(blocks, key=lambda i: each[i]), len(blocks)
+    for kept in (hard[:4], hard[:2], hard[:6], [*range(2, total, 3)], [*range(4)], [*range(total - 4, total)]):
+        near(sorted(kept))
     near(sorted(hard[:4]), "window")
-    for count in (4, 2, 6):
-        near(sorted(hard[:count]))
-        if count != 4:
-            continue
-        near([round((i + 1) * total / count) - 1 for i in range(count)])
-        near([*range(count)])
-        near([*range(total - count, total)])
 
 
 def peak(network: nn.Module, images: Tensor) -> float:
