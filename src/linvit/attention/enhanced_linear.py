@@ -146,7 +146,7 @@ class EnhancedLinearAttention(Attention):
         return linear_factors(F.relu(q), F.relu(k), self.eps)
 
     def attention_matrix(self, q: Tensor, k: Tensor, v: Tensor | None, grid: Grid) -> Tensor:
-        """The matrices (B, h*(1+S), N, M) that act on the values v_s: head 0 at every scale first, then head 1, ..."""
+        """Returns matrices (B, h*(1+S), N, M) that act on the values v_s: head 0 at every scale, then head 1, ..."""
         left, right = self.factors(q, k, grid)
         return left @ right.mT
 

@@ -177,7 +177,7 @@ class FocusedAttention(ConvolvedAttention):
         return q.transpose(1, 2), k.transpose(1, 2)
 
     def _phi(self, wide: torch.dtype, dtype: torch.dtype, x: Tensor) -> Tensor:
-        """The feature map (..., h, N, dk) of tokens (..., N, h dk), computed in `wide` and rounded to `dtype`."""
+        """Returns features (..., h, N, dk) of tokens (..., N, h dk), computed in `wide` and rounded to `dtype`."""
         tokens, x = x.shape[:-1], F.relu(x.to(wide))
         if self.scale is not None:
             factor = F.softplus(self.scale.to(x.dtype)).reciprocal()

@@ -106,7 +106,7 @@ class LinearAngularAttention(Attention):
         return {"kernel": kernel, "convolution": ConvolvedValues(self)}
 
     def attention_matrix(self, q: Tensor, k: Tensor, v: Tensor | None, grid: Grid) -> Tensor:
-        """The matrix (B, h, N, N) that gives the output for these values: `diag(1 / ||y||) Y + T` with `y = Y v`."""
+        """Returns the matrix (B, h, N, N) for these values: `diag(1 / ||y||) Y + T` with `y = Y v`."""
         if v is None:
             raise UserError("the matrix of linear_angular with out_norm depends on the values; pass v=")
         one_hot = torch.eye(grid.num_keys, dtype=v.dtype, device=v.device).expand(1, self.num_heads, -1, -1)

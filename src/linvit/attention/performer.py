@@ -176,7 +176,7 @@ class PerformerAttention(Attention):
 
 
 def draw(shape: tuple[int, ...], ortho_scaling: int, seed: int, number: int) -> Tensor:
-    """The `number`-th matrix W (m, dk) of a seed in float64: blocks of dk orthogonal rows with random lengths."""
+    """Draws the `number`-th matrix W (m, dk) of a seed in float64: blocks of dk orthogonal rows, random lengths."""
     rows, width = shape
     mixed = random.Random(f"{seed}, {number}").getrandbits(32)  # torch's CPU generator uses 32 bits of a seed
     generator = torch.Generator("cpu").manual_seed(mixed)

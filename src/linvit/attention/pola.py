@@ -70,7 +70,7 @@ class PolaAttention(FocusedAttention):
         self.power = nn.Parameter(torch.zeros(1, num_heads, 1, self.key_dim))
 
     def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
-        """The linear attention of both halves of the values, (B, h, N, d), in at least float32 from the features on."""
+        """Returns linear attention of both halves of the values, (B, h, N, d), in at least float32."""
         q, k = self.features(q, k, grid)
         context, total = key_sums(k, v.to(k.dtype), mean=True)  # (B, h, 2 dk, d), (B, h, 2 dk, 1)
         half = self._first_half

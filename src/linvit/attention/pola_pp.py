@@ -11,8 +11,8 @@ Cost: `2 (N + M) C dk + 4 N h dk + k^2 P C` MACs with a kernel of side k. Rank: 
 convolution). Rows sum to 1 without rotation only; with it outputs have no bound, and may leave the range of float16.
 
 In the reference exp overflows at entries of 88. Here K is divided by the exponential of the largest entry of each
-channel, and Q_i, multiplied by that, by its own largest entry in each token, of which the quotient knows nothing.
 channel, and Q_i, multiplied by that, by its largest entry in each token; both factors cancel in the quotient.
+Prefix tokens do not turn. Keys of another grid, which the reference does not have, stand where their patches are.
 """
 
 from typing import Any

@@ -1,6 +1,6 @@
 """EfficientViT: a pyramid of convolutions, with multi-scale ReLU linear attention in its last two stages.
 
-Paper: Cai et al. 2023, "EfficientViT: Multi-Scale Linear Attention for High-Resolution Dense Prediction" (MIT; there
+Paper: Cai et al. 2023, "EfficientViT: Multi-Scale Linear Attention for High-Resolution Dense Prediction" (MIT;
 other networks have that name). timm has a model of it with that attention, and calls this one `linvit_efficientvit_b0`.
 """
 

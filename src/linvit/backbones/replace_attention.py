@@ -25,7 +25,7 @@ def replace_attention(
     """Replaces the attention of a model, in place, and keeps all weights that another mechanism can use.
 
     A linvit backbone becomes what its constructor builds with `attention=`. Kept are the projections of q, k and v that
-    the new mechanism has, too, in equal widths, and the output projection; the parameters of another mechanism are new.
+    the new mechanism also has, in equal widths, and the output projection; the parameters of another mechanism are new.
 
     In a timm model the norms of q and k stay as well, rotary positions, by which it turns q and k before the mechanism
     gets them, and a relative position bias where the mechanism takes one. It takes images of the sizes that it took
@@ -34,8 +34,8 @@ def replace_attention(
 
     Args:
         model: A backbone of linvit, any model of linvit's attention layers, or one of timm's or transformers' that
-            docs/timm.md and docs/guides/transformers.md list, and what is built of the same modules.
-        attention: One spec, or a list with one per stage or per block, in which None keeps what a block has.
+            docs/timm.md and docs/guides/transformers.md list, or a model built from the same modules.
+        attention: One spec, or a list with one per stage or per block, in which None keeps a block's attention.
         img_size: Side, or (H, W), that mechanisms with parameters per token are built for, in a timm or
             transformers model that takes any size. A model of linvit knows its own.
 
@@ -43,7 +43,7 @@ def replace_attention(
         The model.
 
     Raises:
-        UserError: If the model has no attention that can be replaced, or what it has does more than project and mix.
+        UserError: If the model has no attention that can be replaced, or if it does more than project and mix.
 
     Example:
         >>> model = timm.create_model("vit_small_patch16_224", pretrained=True)

@@ -1,4 +1,4 @@
-"""One level of a feature pyramid: embed, add positions, run the blocks; and what of a spec each block gets."""
+"""One level of a feature pyramid: embed, add positions, run the blocks; and the specs of the blocks."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -63,7 +63,7 @@ class Stage(nn.Module):
         return self.norm(x), grid
 
     def resize_tables(self, state: dict[str, Tensor], size_of: SizeOf) -> dict[str, Tensor]:
-        """The positions of a checkpoint for the nominal grid (bilinear); see `linvit.Attention.resize_tables`."""
+        """Returns a checkpoint's positions for the nominal grid (bilinear); see `linvit.Attention.resize_tables`."""
         if self.pos_embed is not None and "pos_embed" in state:
             state["pos_embed"] = resize_table(state["pos_embed"], self.pos_embed, self.grid.size, size_of, "bilinear")
         return state

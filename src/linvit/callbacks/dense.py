@@ -27,7 +27,7 @@ FIRST = (  # grey, Tableau's ten with black in place of their grey: PASCAL VOC's
 
 
 def palette(classes: int) -> np.ndarray:
-    """A colour for each class (K, 3), uint8: eleven that are easily told apart, then PASCAL VOC's bits of numbers."""
+    """Returns a colour per class (K, 3), uint8: eleven distinct ones, then PASCAL VOC's bits of numbers."""
     numbers = np.arange(classes)
     colours = np.zeros((classes, 3), dtype=np.uint8)
     for bit in range(8):
@@ -38,7 +38,7 @@ def palette(classes: int) -> np.ndarray:
 
 
 def overlay(picture: np.ndarray, classes: np.ndarray, colours: np.ndarray) -> np.ndarray:
-    """A picture (H, W, 3), uint8, in grey under the colours of classes (H, W); pixels of no class stay as they are."""
+    """Returns a grey picture (H, W, 3), uint8, under the colours of classes (H, W); other pixels are unchanged."""
     known = classes < len(colours)
     mixed = (1 - OPACITY) * picture.mean(-1, keepdims=True) + OPACITY * colours[np.where(known, classes, 0)]
     return np.where(known[..., None], mixed.round().astype(np.uint8), picture)
@@ -81,7 +81,7 @@ class ValidationPictures(Callback):
         self._rows: list[np.ndarray] = []
 
     def rows(self, task: LightningModule, batch: dict[str, Any], predicted: Any) -> Iterable[np.ndarray]:
-        """The rows of a batch's images, each (H, columns x width, 3), uint8, from what `score_batch` has returned."""
+        """Returns a row per image of a batch, (H, columns x width, 3), uint8, from the results of `score_batch`."""
         raise NotImplementedError
 
     def below(self, task: LightningModule) -> list[np.ndarray]:

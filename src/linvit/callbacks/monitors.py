@@ -112,7 +112,7 @@ class Memory(Callback):
     """Logs the most memory that the first process has used so far, in GiB.
 
     `memory/host` is the largest resident set of the process itself, without its loader processes: a curve that never
-    stops rising is a leak. It is not known on Windows. `memory/device` is what torch has allocated on the CUDA device.
+    stops rising is a leak. It is not known on Windows. `memory/device` is torch's allocation on the CUDA device.
     """
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:

@@ -101,7 +101,7 @@ class PicturePaths:
 
 
 def name_of(source: str | None) -> str:
-    """The name of the predictions of a data source; two sources of one name differ in a few digits at the end."""
+    """Returns the name for predictions of a data source; sources of equal names get different digits at the end."""
     if source is None:
         return "predictions"
     whole = str(Path(source).absolute()) if Path(source).exists() else source

@@ -285,7 +285,7 @@ class SaveCheckpoints(Checkpoint):
         if reason is not None:
             raise UserError(
                 f"the run has ended at step {trainer.global_step}, since checkpoint '{path}' could not be saved: "
-                f"{reason}. What was saved before is as it was. Correct that, then resume with\n"
+                f"{reason}. Earlier checkpoints are unchanged. Correct that, then resume with\n"
                 f"  {resume_command(Path(path).parent.parent / self.config)}"
             )
 

@@ -73,7 +73,7 @@ class Matching:
 class Distillation:
     """Measures the distance of a student to its teacher in every forward pass of the student in training mode.
 
-    Hooks of the student run the teacher on the same images, without gradients and in evaluation mode, and compare what
+    Hooks of the student run the teacher on the same images, without gradients and in evaluation mode, and compare
     their outputs. `loss()` then returns the weighted sum. The teacher is not part of the student: it is in none of
     its state dicts and gets no gradients. A copy of the student, or one from a pickle, is a plain network.
 
@@ -141,7 +141,7 @@ class Distillation:
         return self.student(images)
 
     def errors(self) -> dict[str, dict[str, Tensor]]:
-        """The errors of the last forward pass in training mode, unweighted, by part ("attention", ...) and module."""
+        """Returns unweighted errors of the last forward pass in training mode, by part ("attention", ...) and module."""
         if not self._of_student:
             raise UserError(
                 "the student has not been called in training mode since the last loss: call student.train()"
@@ -153,7 +153,7 @@ class Distillation:
         return errors
 
     def parts(self) -> dict[str, Tensor]:
-        """The unweighted losses of the last forward pass in training mode, scalars by part: means over its modules."""
+        """Unweighted losses of the last forward pass in training mode, scalars by part: means over its modules."""
         return {part: torch.stack([*own.values()]).mean() for part, own in self.errors().items()}
 
     def loss(self) -> Tensor:
@@ -217,7 +217,7 @@ class Distillation:
             hook.remove()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy, or one from a pickle, has copies of both networks: those of a module that has all three as parts."""
+        """Lets copies and pickles have copies of both networks: those of a module that has all three as parts."""
         return type(self), (self.teacher, self.student, self.matching)
 
     @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
@@ -339,7 +339,7 @@ def matched_layers(teacher: nn.Module, student: nn.Module) -> list[str]:
 
 
 def last_features(network: nn.Module) -> list[str]:
-    """The modules that make a network's last features: its final norm, one per branch, or else its last stage."""
+    """Returns the modules of a network's last features: its final norm, one per branch, or its last stage."""
     prefix, backbone = ("backbone.", network.backbone) if hasattr(network, "backbone") else ("", network)
     norm = getattr(backbone, "norm", None)
     if isinstance(norm, nn.ModuleList):
@@ -353,7 +353,7 @@ def last_features(network: nn.Module) -> list[str]:
 
 
 def kind_of(layer: Any) -> list[Any]:
-    """The mechanisms of a layer, which is one itself in a model of timm: classes, options, shapes of parameters."""
+    """Returns classes, options and parameter shapes of a layer's mechanisms; in timm models a layer is itself one."""
     found: list[Any] = []
     for name, mechanism in layer.named_modules():
         if name.endswith("mechanism"):

@@ -82,7 +82,7 @@ def texts(value: object) -> Iterator[str]:
 
 
 def known_class(name: str, base: type[T], home: ModuleType) -> type[T] | None:
-    """Returns the class of a path if a module of linvit has it or this program has imported it; else None."""
+    """Returns the class of a path if it is in a module of linvit or already imported; else None."""
     dotted = name.replace(":", ".")
     last = dotted.rpartition(".")[2]
     for each in [*([getattr(home, last)] if last in home.__all__ else []), *subclasses(base)]:
@@ -93,7 +93,7 @@ def known_class(name: str, base: type[T], home: ModuleType) -> type[T] | None:
 
 
 def subclasses(base: type) -> Iterator[type]:
-    """A class and all imported classes below it."""
+    """Yields a class and all imported subclasses."""
     yield base
     children: list[type] = base.__subclasses__()
     for child in children:

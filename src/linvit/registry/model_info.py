@@ -55,7 +55,7 @@ def model_info() -> dict[str, ModelInfo]:
 
 @functools.cache
 def dense_info() -> dict[tuple[str, str, str], DenseInfo]:
-    """The rows of `configs/` by backbone, head and schedule: "1x" or "3x" on COCO (12 or 36 epochs), "" on ADE20K."""
+    """Returns rows of `configs/` by backbone, head, schedule: "1x" or "3x" on COCO (12 or 36 epochs), "" on ADE20K."""
     names = {"miou": "mIoU", "box_ap": "box_AP", "mask_ap": "mask_AP"}
     return {
         (row["backbone"], row["head"], row.get("schedule", "")): DenseInfo(

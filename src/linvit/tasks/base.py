@@ -158,7 +158,7 @@ class Task(SavedTask):
         self.distillation = TaskDistillation()
 
     def configure_network(self) -> nn.Module:
-        """The network: images (B, C, H, W) to the prediction. The default is the backbone with its classifier."""
+        """Builds the network from images (B, C, H, W) to the prediction; the default is backbone with classifier."""
         return self.build_with_attention(num_classes=self.hparams["num_classes"])
 
     def measurable_network(self) -> nn.Module:

@@ -183,7 +183,7 @@ class ClassificationTask(Task):
 
 
 def scored_logits(network: nn.Module, batch: Mapping[str, Any]) -> Tensor:
-    """The logits (B, K) of a batch, minus infinity for classes that its data, of some `classes` (K'), does not have."""
+    """Returns logits (B, K) of a batch, minus infinity for classes that its data, of some `classes` (K'), lacks."""
     logits: Tensor = network(batch["image"])
     if "classes" not in batch:
         return logits

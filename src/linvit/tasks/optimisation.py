@@ -196,7 +196,7 @@ def total_batch_size(trainer: Trainer) -> int:
 
 
 def batch_size_warning(settings: Optimisation, trainer: Trainer, schedule: Schedule, before: int | None) -> str:
-    """A warning about a total batch size that the learning rate was not chosen for, with the way out; "" for none."""
+    """Returns a warning, with advice, if the learning rate was not chosen for the total batch size; else ""."""
     batch = total_batch_size(trainer)
     expected = {"the checkpoint was trained with": before}
     expected |= {"the recipe was published with": settings.published_batch_size}

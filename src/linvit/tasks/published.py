@@ -19,7 +19,7 @@ class PublishedScores:
 
 
 def published_top1(given: Mapping[str, Any]) -> PublishedScores | None:
-    """The top-1 accuracy on ImageNet-1K in [0, 1] that its authors published for a task's very model; else None."""
+    """Returns the top-1 accuracy on ImageNet-1K in [0, 1] published by the authors for a task's model; else None."""
     name, options = backbones.parse(given["backbone"])
     facts = model_info().get(name)
     if facts is None or facts.top1 is None or given["attention"] is not None or given["num_classes"] != 1000:

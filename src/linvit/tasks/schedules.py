@@ -29,7 +29,7 @@ class Schedule:
         raise NotImplementedError
 
     def warmed(self, decayed: float, epoch: float) -> float:
-        """A decayed learning rate times a factor that grows linearly from `start / peak` to 1 during the warm-up."""
+        """Returns a decayed learning rate times a factor that rises linearly from `start / peak` to 1 in warm-up."""
         if epoch >= self.warmup:
             return decayed
         return decayed * (1 - (1 - epoch / self.warmup) * (1 - self.start / self.peak))
@@ -42,7 +42,7 @@ class Schedule:
         return self.at(max(math.floor((step + 1e-3) / self.steps_per_epoch) - self.delay, 0))
 
     def scheduler(self, optimizer: Optimizer, keeps: Literal["epoch", "step"] = "epoch") -> LambdaLR:
-        """A torch scheduler, to be stepped after every optimiser step. The groups' learning rates are their peaks.
+        """Builds a torch scheduler, stepped after every optimiser step. The groups' learning rates are their peaks.
 
         A group whose peak is a fraction of the schedule's follows it at that fraction. A group with a `peak_scale`
         has another peak, but the start and the end of the schedule. A resumed run whose epochs have more or fewer steps

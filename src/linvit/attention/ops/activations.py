@@ -49,7 +49,7 @@ def of_both(phi: Callable[[Tensor], Tensor], q: Tensor, k: Tensor) -> tuple[Tens
 
 
 def focus(x: Tensor, power: float) -> Tensor:
-    """The focused function `f_p(x) = ||x|| x^p / ||x^p||` (FLatten, Eq. 5) of features x >= 0 (..., C), L2 norms.
+    """Computes `f_p(x) = ||x|| x^p / ||x^p||` (FLatten, Eq. 5) of features x >= 0 (..., C), L2 norms.
 
     Dividing by the largest entry first changes nothing but keeps x^p from under- and overflowing at any p.
     """

@@ -96,7 +96,7 @@ def _upcast_heads(x: Tensor) -> Tensor:
 
 
 def ieee_products(device: torch.device) -> AbstractContextManager[None]:
-    """A context in which products and convolutions of float32 tensors are IEEE float32, not TensorFloat-32 or bfloat16.
+    """Returns a context in which products of float32 tensors are IEEE float32, not TensorFloat-32 or bfloat16.
 
     TF32 keeps 10 bits of the factors: products then have errors of 1e-3, ill-conditioned results larger ones. torch's
     settings are global, and restored. Compiled code keeps them, since torch cannot compile their change.

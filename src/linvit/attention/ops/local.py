@@ -134,7 +134,7 @@ class Neighbourhoods(Windows):
         return x.squeeze(3).transpose(1, 2)
 
     def around(self, x: Tensor) -> Tensor:
-        """The neighbours of each patch of (B, h, N, d), (B, P, h, w^2, d); zeros beyond the edge of the grid."""
+        """Returns neighbours of each patch of (B, h, N, d), (B, P, h, w^2, d); zeros beyond the edge of the grid."""
         plane = x[:, :, self.prefix :].mT.flatten(1, 2).unflatten(2, self.grid.size)  # (B, h d, H, W)
         shifted = F.unfold(plane, self.side, padding=self.side // 2)  # (B, h d w^2, P)
         return shifted.unflatten(1, (x.shape[1], x.shape[3], self.side**2)).permute(0, 4, 1, 3, 2)  # type: ignore[no-any-return]

@@ -44,7 +44,7 @@ def landmark_grid(size: tuple[int, int], ratio: int) -> tuple[int, int]:
 
 
 def paper_ratio(size: tuple[int, int]) -> int:
-    """The largest power of two that leaves 49 landmarks, or 1: the paper's 8, 4, 2 on 56 x 56, 28 x 28, 14 x 14."""
+    """Returns the largest power of two for 49 landmarks, or 1: the paper's 8, 4, 2 on 56 x 56, 28 x 28, 14 x 14."""
     ratio = 1
     while math.prod(landmark_grid(size, 2 * ratio)) >= LANDMARKS:
         ratio *= 2
@@ -187,7 +187,7 @@ class NewtonInverse:
         return inverse.view_as(kernel)
 
     def _largest(self, matrix: Tensor) -> Tensor:
-        """The largest row sum, which is the largest column sum: (B, h, 1, 1), or (1, 1, 1, 1) for the whole batch."""
+        """Returns the largest row (and column) sum: (B, h, 1, 1), or (1, 1, 1, 1) for the whole batch."""
         sums = matrix.sum(-1, keepdim=True)
         dims = (-2, -1) if self.alpha_scope == "head" else tuple(range(matrix.ndim))
         return sums.amax(dims, keepdim=True)

@@ -64,7 +64,7 @@ def _per_channel(conv: nn.Conv2d, v: Tensor) -> Tensor:
 
 
 def value_conv(option: str, dim: int, side: int) -> nn.Conv2d | None:
-    """The convolution of C = `dim` channels with a bias; None for side 0. `option` sets the side, for messages."""
+    """Builds a convolution of C = `dim` channels with bias; None for side 0. `option` sets the side, for messages."""
     check_side(option, side, "3 or 5")
     return depthwise_conv(dim, side) if side else None
 
@@ -184,7 +184,7 @@ class ConvolvedValues(Attention):
 
 
 def depthwise_matrix(kernels: Tensor, grid: Grid) -> Tensor:
-    """The banded matrices (..., N, N) of convolutions of patches, padded with zeros, with odd kernels (..., s, t)."""
+    """Returns banded matrices (..., N, N) of zero-padded convolutions of patches with odd kernels (..., s, t)."""
     (rows, columns), (s, t) = grid.size, kernels.shape[-2:]
     down, right = (  # (H, H) and (W, W): which row and column of a kernel is between a query and a key
         torch.arange(side, device=kernels.device) - torch.arange(side, device=kernels.device)[:, None] + width // 2

@@ -104,7 +104,7 @@ class Model:
         return self._maps[source]
 
     def parent(self, name: str) -> Any:
-        """Returns the module of which a module is an attribute."""
+        """Returns the module that has a module as an attribute."""
         return self.network.get_submodule(name.rpartition(".")[0])
 
     def level(self, name: str) -> tuple[int, int]:

@@ -18,10 +18,10 @@ class Family(NamedTuple):
     """Facts of the models with one class of attention.
 
     Attributes:
-        name: As it is known.
+        name: Name of the family.
         prefix: Class and distillation tokens before the patches; register tokens of the configuration follow.
         any_size: True if a model takes images of any size without `interpolate_pos_encoding`.
-        placeless: Reason why its tokens lie in no plane, which restricts it to mechanisms that do not look at places.
+        placeless: Reason why its tokens form no plane, so that mechanisms must not depend on positions.
     """
 
     name: str

@@ -181,7 +181,7 @@ def over(image: np.ndarray, weights: Tensor) -> Image.Image:
 
 
 def marked(image: np.ndarray, place: tuple[float, float] | None) -> Image.Image:
-    """An image whose longer side has `SIDE` pixels, with a ring around its query token; none for a class token."""
+    """Returns an image with a longer side of `SIDE` pixels and a ring around its query token (not a class token)."""
     tile = _fitted(image)
     if place is not None:
         column, row = (round(part * side) for part, side in zip(reversed(place), tile.size, strict=True))

@@ -67,7 +67,7 @@ class DataSource:
         return split if split in self.splits else "train"
 
     def rows_of(self, split: str, whole: bool = False) -> tuple[datasets.Dataset, np.ndarray | None, Shards | None]:
-        """The table or stream of a split, numbers of the rows that are used, int (N,) or None for all, and its shards.
+        """Returns table or stream of a split, numbers of the used rows, int (N,) or None for all, and its shards.
 
         Without a validation split, train and val are parts of train unless `whole` is set.
         """

@@ -35,7 +35,7 @@ JUNK = {".ipynb_checkpoints", "__MACOSX", "__pycache__"}  # folders that tools c
 
 
 def image_folder(path: Path, splits: Mapping[str, Path], classes: bool = True) -> dict[str, "datasets.Dataset"]:
-    """The images below the folder of each split as tables, with classes: the first folders below that of the split.
+    """Returns the images below each split's folder as tables, with classes: the first folders below that folder.
 
     A single class is none. Images beside the class folders are left out, with a warning; without `classes`, or without
     class folders in a split, all of its images are taken.
@@ -189,7 +189,7 @@ def path_table(
 
 
 def walk(folder: Path) -> dict[str, list[str]]:
-    """The files of every folder below one, itself first, that is neither hidden nor special; links are followed.
+    """Returns the files of a folder and of all folders below it, except hidden and special ones; follows links.
 
     Paths have slashes, also under Windows.
     """

@@ -78,7 +78,7 @@ def as_indices(splits: dict[str, datasets.Dataset], label: str, source: str) -> 
 
 
 def _numbered(rows: datasets.Dataset, label: str, names: list[str]) -> datasets.Dataset:
-    """A table whose labels are places in `names`. A cast of the column would write all of it again, images too."""
+    """Returns a table whose labels are indices into `names`. Casting the column would copy all of it, also images."""
     words = rows.select_columns([label]).with_format("arrow")[:][label].cast(pyarrow.string())
     indices = pyarrow.compute.index_in(words, pyarrow.array(names)).cast(pyarrow.int64())
     return rows.remove_columns(label).add_column(label, indices, feature=datasets.ClassLabel(names=names))
@@ -175,7 +175,7 @@ def check_trained_classes(splits: dict[str, datasets.Dataset], label: str, class
 
 
 def places_of(names: Sequence[str], classes: Sequence[str], source: str) -> list[int]:
-    """The number of each class among those of a network, found by its name or, as in ImageNet-V2, its number."""
+    """Returns each class's index among a network's classes, found by name or, as in ImageNet-V2, by number."""
     known = {name: index for index, name in enumerate(classes)}
     if known.keys().isdisjoint(names):
         known |= {str(index): index for index in range(len(classes))}

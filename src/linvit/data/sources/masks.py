@@ -293,7 +293,7 @@ class Masks(NamedTuple):
 
 
 def _sums(masks: Iterable[MaskFinding]) -> tuple[Counter[int], list[MaskFinding], list[str]]:
-    """The pixels of each class in all good masks, the bad ones, and the names of those turned unlike their image."""
+    """Returns pixels per class in all good masks, the bad masks, and the names of masks rotated unlike their image."""
     pixels, bad, turned = Counter[int](), [], []
     for found in masks:
         pixels.update(found.pixels)

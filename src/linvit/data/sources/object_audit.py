@@ -204,7 +204,7 @@ def absent_classes(names: Sequence[str], counts: np.ndarray) -> str | None:
 
 
 def class_table(names: Sequence[str], ids: Sequence[Any], counts: Mapping[str, np.ndarray]) -> list[str]:
-    """A line per class: its label, the category's id in the data, its name, and how many objects each split has."""
+    """Returns a line per class: its label, the category's id in the data, its name, and objects per split."""
     wide = max(5, *map(len, names))
     lines = [f"label {'id':>6}  {'class':{wide}}" + "".join(f"{split:>10}" for split in counts)]
     for label, (name, key) in enumerate(zip(names, ids, strict=True)):

@@ -67,7 +67,7 @@ def other_annotations(path: Path) -> str:
 
 
 def _files(tree: Mapping[str, list[str]]) -> Iterator[Path]:
-    """The first files of each folder that may hold annotations."""
+    """Yields the first files of each folder that may contain annotations."""
     for folder, names in sorted(tree.items()):
         for ending, most in LOOKED_AT.items():
             own = sorted(name for name in names if name.lower().endswith(ending))

@@ -52,7 +52,7 @@ def draw(
     others: Sequence[np.ndarray],
     marks: Sequence[complex] = (),
 ) -> np.ndarray | None:
-    """A path of dashes (count, 2), both ends x + iy of each, that touches neither itself nor others; None if none."""
+    """Returns a path of dashes (count, 2), ends x + iy, that touches neither itself nor others; None without one."""
     turns = rng.uniform(-BEND, BEND, (DRAWN, 1)) + rng.normal(0, WOBBLE, (DRAWN, count))
     along = np.exp(1j * (rng.uniform(0, 2 * np.pi, (DRAWN, 1)) + turns.clip(-SHARPEST, SHARPEST).cumsum(1)))
     middle, room = ((layout.dash + GAP) * along).cumsum(1), side - 2 * (layout.dot + 1)

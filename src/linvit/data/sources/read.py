@@ -199,7 +199,7 @@ class BadImages:
         return {*read_csv(self.report, "image", lambda row: row["image"])}
 
     def sample_or_other(self, sample: Callable[[int, int], Any], row: int, seed: int, length: int) -> Any:
-        """The sample of a row or, after a `BadImageError`, of another of `length` rows that the seed chooses."""
+        """Returns the sample of a row or, after a `BadImageError`, of another of `length` rows, chosen by the seed."""
         chosen = row
         for attempt in range(ATTEMPTS):
             try:

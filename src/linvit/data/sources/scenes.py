@@ -114,7 +114,7 @@ def pool(split: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def background(rng: np.random.Generator, size: tuple[int, int]) -> np.ndarray:
-    """A texture in any colours (H, W, 3), float32, 0 to 255: clouds of several sizes, and stripes in one of two."""
+    """Draws a texture (H, W, 3), float32, 0 to 255: clouds of several sizes, and stripes with probability 1/2."""
     base = rng.uniform(30, 225, 3).astype(np.float32)
     clouds = torch.from_numpy(base)[None, :, None, None]
     for cells, strength in ((3, 30), (9, 18), (27, 12)):  # each finer than the one before, which is enlarged

@@ -168,7 +168,7 @@ def isprs_areas(of: AerialSet, images: Path, masks: Path, eval_masks: Path | Non
 
 
 def read_classes(path: str) -> tuple[Image.Image, int]:
-    """A colour-coded mask as numbers with the set's colours as palette, and how many stray pixels of it are ignored."""
+    """Returns a colour-coded mask as numbers with the set's palette, and the number of ignored stray pixels."""
     reader = MaskReader(len(ISPRS_COLOURS), values=[*ISPRS_COLOURS], ignored=[BOUNDARY])
     with readable_source(path):
         mask = reader.classify(reader.raw({"bytes": None, "path": path}, path))

@@ -143,7 +143,7 @@ def prepare(image: Tensor, size: tuple[int, int], crop_mode: CropMode, crop_pct:
 
 
 def cover(height: int, width: int, target: Sequence[int]) -> tuple[int, int]:
-    """The smallest size of the same aspect that covers `target` (H, W); sides are cut to whole pixels as timm cuts."""
+    """Returns the smallest size of equal aspect that covers `target` (H, W); sides are truncated as in timm."""
     if target[0] * width <= target[1] * height:  # the width decides
         return max(target[0], target[1] * height // width), target[1]
     return target[0], max(target[1], target[0] * width // height)

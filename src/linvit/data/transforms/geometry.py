@@ -69,7 +69,7 @@ Matrix = tuple[float, float, float, float, float, float]
 
 
 def affine_matrix(angle: float, zoom: float, shift: tuple[float, float], size: tuple[int, int]) -> Matrix:
-    """The matrix that turns an image (H, W) about its centre, anticlockwise by degrees, enlarges and shifts it."""
+    """Returns the matrix that rotates an image (H, W) anticlockwise about its centre, scales and shifts it."""
     x, y = size[1] / 2, size[0] / 2
     a, b = math.cos(math.radians(angle)) / zoom, -math.sin(math.radians(angle)) / zoom
     from_x, from_y = x + shift[0], y + shift[1]

@@ -50,7 +50,7 @@ class NaiveSoftmax(Attention):
 
 
 def mechanism(spec: Spec, dim: int, num_heads: int, settings: Settings, size: tuple[int, int]) -> Built:
-    """A mechanism with queries, keys and values (B, h, N, d): normal noise, as a host's projections would make them."""
+    """Builds a mechanism and normal q, k and v (B, h, N, d), like the outputs of a host's projections."""
     grid = Grid(size)
     mechanism: Attention = attentions.create(spec, dim=dim, num_heads=num_heads, grid=grid, key_dim=None)
 

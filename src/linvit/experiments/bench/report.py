@@ -158,7 +158,7 @@ class CostReport:
         return "\n\n".join(parts) + "\n"
 
     def plots(self) -> Iterator[tuple[str, str]]:
-        """The name and the text of an SVG file for each cost."""
+        """Yields the name and the text of an SVG file for each cost."""
         ticks, baseline = tuple(sorted({float(cost.amount) for cost in self.costs})), self.baselines[0]
         note = f"{self.footnote()}\nin brackets: {self.axis} from which on it costs at most what {baseline} does"
         for metric in self.metrics:

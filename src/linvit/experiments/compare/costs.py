@@ -50,7 +50,7 @@ def measure(
     imports: bool = True,
     teachers: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Costs | str]:
-    """The costs of each run's network with random weights, and of `teachers` by students, or why there are none."""
+    """Returns costs of each run's network with random weights, and of `teachers` by students, or the reason."""
     found: dict[str, Costs | str] = {}
     built: dict[str, Built] = {}
     for name, run in runs.items():

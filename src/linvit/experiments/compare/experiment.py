@@ -87,7 +87,7 @@ class SweepRun:
         if not self.folder.is_dir():
             raise UserError(
                 f"'{self.folder}' was renamed or deleted while linvit compare was running, so it ends. Give it back "
-                f"its name, then repeat the command: what is missing is run"
+                f"its name, then repeat the command, which starts the missing runs"
             )
 
     def ended(self, code: int, seconds: float) -> State:

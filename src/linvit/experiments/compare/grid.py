@@ -71,7 +71,7 @@ class Sweep:
         return spec
 
     def grid(self) -> "Sweep":
-        """The same with all variants and seeds named: all combinations of `variants` and the values of `vary`."""
+        """Returns the grid with all variants and seeds named: all combinations of `variants` and values of `vary`."""
         seeds = self.all_seeds
         for seed in seeds:
             check_number("seeds", seed, at_least=0, whole=True)
@@ -92,7 +92,7 @@ class Sweep:
         return replace(self, vary={}, variants=variants, seeds=seeds)
 
     def tuning(self) -> "Sweep":
-        """The grid of the runs that tune, without the values that they try: with a seed that no other run has."""
+        """Returns the grid of the tuning runs, without the values to try, with a seed that no other run has."""
         seed = next(seed for seed in itertools.count(TUNING_SEED) if seed not in self.all_seeds)
         common = {key: value for key, value in self.set.items() if key not in self.tune}
         return replace(self, set=common, tune={}, seeds=[seed], baseline=None, published={})

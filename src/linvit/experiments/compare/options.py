@@ -5,7 +5,7 @@ from typing import Any
 
 
 def differing(options: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """The options in which configurations differ, with the value of each configuration; `None` where it has none."""
+    """Returns the options in which configurations differ, with each configuration's value; `None` without one."""
     every = list(options)
     names = dict.fromkeys(name for one in every for name in one)
     values = {name: [one.get(name) for one in every] for name in names}

@@ -188,7 +188,7 @@ class Results:
         return score, bootstrap(np.mean(both, 0)) if both else unknown
 
     def untrained(self) -> dict[str, float]:
-        """The part of the untrained start in the moving average that is scored, of variants where it is above 10 %."""
+        """Returns the share of initial weights in the scored moving average, for variants where it is above 10 %."""
         found = {}
         for variant in self.variants:
             scores = variant.scores(self.score)
@@ -214,7 +214,7 @@ class Results:
         return statistics.fmean(one.value for one in best), statistics.median_low(one.epoch for one in best)
 
     def best_value(self, variant: Variant, key: str) -> tuple[str, bool]:
-        """The value of an option that was tuned, and whether it is the least or largest number of those tried."""
+        """Returns the value of a tuned option, and True if it is the smallest or largest of the numbers tried."""
         value = option_text(self.firsts[variant.name].options(), key) if variant.runs else "-"
         try:
             tried = [float(one) for one in self.tuned[key]]
@@ -223,7 +223,7 @@ class Results:
             return value, False
 
     def controls(self) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
-        """The options that differ between runs, with all values: the experiment's; others, without which it is fair.
+        """Returns the options that differ between runs, with all values: the experiment's, then uncontrolled ones.
 
         Folders of runs and data are not compared; see `result.portable`.
         """
@@ -245,7 +245,7 @@ def with_published(results: Results) -> Results:
 
 
 def with_teachers(results: Results) -> Results:
-    """The same with the teachers of the runs as first rows; one without a baseline gets its only teacher as such."""
+    """Returns results with the runs' teachers as first rows; a single teacher becomes the missing baseline."""
     found: dict[str, Variant] = {}
     for variant in results.variants:
         for seed, run in variant.finished.items():

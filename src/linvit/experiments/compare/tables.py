@@ -32,14 +32,14 @@ class Cell(NamedTuple):
 
 
 def rows(results: Results) -> list[list[str]]:
-    """The table as it is read: titles, and a row per variant. A column is there if one of its cells is known."""
+    """Returns the displayed table: titles, and a row per variant. Columns without a known cell are left out."""
     table = _table(results)
     titles = [title for title in table[0] if title == results.tag or any(row[title].text != "-" for row in table)]
     return [titles, *([row[title].text for title in titles] for row in table)]
 
 
 def numbers(results: Results) -> list[list[Any]]:
-    """The rows of the CSV file, titles first: scores as they were logged, seconds, bytes; None where there is none."""
+    """Returns the rows of the CSV file, titles first: scores as logged, seconds, bytes; None if missing."""
     table = [{name: n for cell in row.values() for name, n in cell.numbers.items()} for row in _table(results)]
     return [[*table[0]], *([None if number != number else number for number in row.values()] for row in table)]
 

@@ -145,7 +145,7 @@ class DetectionTask(Task):
         return create_detector(**{name: self.hparams[name] for name in names})
 
     def measurable_network(self) -> nn.Module:
-        """The detector, which in training finds one object in each image; its output is then the sum of its losses."""
+        """Returns the detector with one object per image in training, whose output is then the sum of its losses."""
         return _WithTruth(self.network)
 
     def configure_metrics(self) -> Mapping[str, Metric]:
