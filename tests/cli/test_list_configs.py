@@ -73,7 +73,7 @@ def test_a_copy_works_by_itself(tmp_path):
         (["configs", "quikstart"], "configuration 'quikstart' is neither a name nor an existing file"),
         (["configs", "--output", "x.yaml"], "--output is for one configuration"),
         (["configs", "quickstart", "-o", "there.yaml"], "'there.yaml' exists"),
-        (["configs", "quickstart", "-o", "no/x.yaml"], "the folder 'no' does not exist"),
+        (["configs", "quickstart", "-o", "no/x.yaml"], "cannot write 'x.yaml': the folder 'no' does not exist"),
     ],
 )
 def test_mistakes_are_user_errors(arguments, message, tmp_path, monkeypatch):

@@ -129,7 +129,7 @@ def test_what_is_no_image_is_named_and_skipped_if_asked(model, digits, tmp_path)
         (torch.full((3, 8, 8), 2.0), r"'image 1' cannot be predicted: its float values are between 2 and 2"),
         (np.zeros((8, 8, 5), np.uint8), r"'image 1' cannot be predicted: it has 5 bands of uint8, and without bands"),
         (np.zeros((8, 8, 3), np.uint16), r"Set value_range=.*linvit.load\(RUN, preprocessing={NAME: VALUE}\)"),
-        (5, "and must be a path"),
+        (5, "but must be a path"),
     ):
         with pytest.raises(UserError, match=said):
             model([good, bad])

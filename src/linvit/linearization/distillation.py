@@ -141,7 +141,7 @@ class Distillation:
         return self.student(images)
 
     def errors(self) -> dict[str, dict[str, Tensor]]:
-        """Returns unweighted errors of the last forward pass in training mode, by part ("attention", ...) and module."""
+        """Returns unweighted errors of the last training forward pass, by part ("attention", ...) and module."""
         if not self._of_student:
             raise UserError(
                 "the student has not been called in training mode since the last loss: call student.train()"

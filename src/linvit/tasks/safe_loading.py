@@ -54,7 +54,7 @@ def opened(source: Any, resumed: bool = False) -> Iterator[tuple[Path, dict[str,
             except Exception as error:  # of as many kinds as there are stores
                 raise UserError(f"cannot get the checkpoint '{source}': {type(error).__name__}: {error}") from error
         if not path.is_file():
-            raise UserError(f"there is no checkpoint at '{source}'")
+            raise UserError(f"checkpoint '{source}' does not exist")
         yield path, check_content(torch_file.load(path, objects=False), source, resumed)["hyper_parameters"]
 
 

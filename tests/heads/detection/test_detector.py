@@ -51,7 +51,7 @@ def test_maps_of_patches_of_14_carry_no_pyramid(head: str) -> None:
         ([IMAGE.to(torch.uint8)], [target()], "of uint8"),
         ([IMAGE], None, "in training mode a detector needs targets, .*boxes, labels per image; .* call eval"),
         ([IMAGE], [target(), target()], "1 images and 2 targets"),
-        ([IMAGE], [{"boxes": torch.zeros(0, 4)}], r"image 0 needs labels, a tensor \(0,\); it has boxes"),
+        ([IMAGE], [{"boxes": torch.zeros(0, 4)}], r"image 0 needs labels, a tensor \(0,\); it has only boxes"),
         ([IMAGE], [{**target(), "boxes": torch.zeros(4)}], r"needs boxes, a tensor \(1, 4\); got \(4,\)"),
         ([IMAGE], [{**target(), "labels": torch.tensor([3])}], "labels must be between 0 and 2: .* from 3 to 3"),
     ],

@@ -35,7 +35,7 @@ def find_areas(images: Path, masks: Path, suffix: str, val: Collection[str], tes
     """Pictures and masks of two folders, by folders of splits; else those of `val` and `test` are named by stem."""
     for folder in (images, masks):
         if not folder.is_dir():
-            raise UserError(f"there is no folder '{folder}'")
+            raise UserError(f"folder '{folder}' does not exist")
     found = by_split(images, masks)
     if found and (val or test):
         raise UserError(f"'{images}' has folders of splits ({', '.join(found)}); leave --val and --test out")

@@ -305,7 +305,7 @@ def group(runs: Iterable[RunFolder]) -> list[Variant]:
     for variant in found.values():
         variant.name = printable(variant.name, lines=False)  # a folder's name need not be text, which plots must draw
         variant.trouble = {
-            seed: f"{run.progress}. Continue it with: {run.command}"
+            seed: f"{run.progress}. Resume it with: {run.command}"
             for seed, run in variant.runs.items()
             if not run.complete
         }
