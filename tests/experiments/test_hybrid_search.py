@@ -72,6 +72,32 @@ def test_costs_of_blocks_add_up_to_those_of_the_network(teacher):
     )
 
 
+SMALL = {"img_size": 64, "num_classes": 3}
+NETWORKS = {
+    "partly linear": lambda: linvit.create_backbone("deit_nano", ["softmax", "linear", "softmax", "softmax"], **SMALL),
+    "pvt_v2": lambda: linvit.create_backbone(
+        {"name": "pvt_v2_b0", "embed_dims": [8] * 4, "num_heads": [1] * 4, "depths": [1, 2, 1, 1]}, **SMALL
+    ),
+    "swin of timm": lambda: timm.create_model(
+        "swin_tiny_patch4_window7_224", embed_dim=12, depths=(1, 2), num_heads=(1, 2), window_size=4, **SMALL
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_each_family_has_its_hybrids(name):
+    teacher, data = NETWORKS[name]().eval(), [torch.randn(2, 3, 64, 64)]
+    found = linvit.search_hybrid(teacher, "linear", data, budget="softmax=1", steps=1)
+    partly = name == "partly linear"
+    assert found.attention.count(None) == 1 + partly  # one is linear, which no choice changes
+    assert found.attention[1] is None or not partly
+    found = linvit.search_hybrid(teacher, "linear", data, budget="macs=2", steps=1)
+    student = linvit.linearize(teacher, "linear", 64)
+    assert found.attention == [None] * len(found.found)
+    most = found.costs.of([1] * len(found.found))
+    assert most == pytest.approx(macs(student, 64) / macs(teacher, 64), rel=1e-9)
+
+
 def test_time_is_measured_for_each_choice(teacher, monkeypatch):
     monkeypatch.setattr(hybrid_search, "TIMING", 0.05)
     ticks = itertools.count()

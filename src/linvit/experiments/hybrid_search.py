@@ -33,7 +33,15 @@ from linvit.image_size import image_size
 from linvit.io.files import rewriting, write_text
 from linvit.io.plain_text import read_csv
 from linvit.io.signals import STOP, Stopped
-from linvit.linearization.distillation import HOSTS, Distillation, Matching, first_tensor, last_features, matched_layers
+from linvit.linearization.distillation import (
+    HOSTS,
+    Distillation,
+    Matching,
+    first_tensor,
+    kind_of,
+    last_features,
+    matched_layers,
+)
 from linvit.linearization.student import linearize
 from linvit.registry import Spec
 from linvit.registry.layouts import is_layout, window_side
@@ -511,7 +519,7 @@ class _Blocks:
         """The cost of each choice in each block, and of all else; measured once."""
         count = len(self.choices) + 1
         if budget.kind == "softmax":
-            return Costs([[1.0] + [0.0] * (count - 1) for _ in self.layers], 0.0)
+            return Costs([[float(len(kinds) > 1)] + [0.0] * (count - 1) for kinds in self.kinds], 0.0)
         size = budget.size or self.size
         key = [self.choices, size, str(self.device)]
         path = self.folder and self.folder / f"costs-{budget.kind}-{_digest(key)}.json"
@@ -523,9 +531,9 @@ class _Blocks:
             network = self.teacher if spec is None else self._student(spec).eval()
             names.append([])
             for layer, args, kwargs in inputs_of(network, self.layers, image):
-                shapes = [tuple(one.shape) for one in args if isinstance(one, Tensor)]
-                parameters = [tuple(one.shape) for one in layer.parameters()]
-                alike = (number, str(shapes), str(parameters))  # blocks of one shape are measured once
+                given = [one.shape if isinstance(one, Tensor) else one for one in (*args, *kwargs.values())]
+                shapes = [one.shape for one in layer.parameters()]
+                alike = (number, str([given, shapes, kind_of(layer)]))  # such blocks are measured once
                 works.setdefault(alike, partial(_COSTS[budget.kind], layer, args, kwargs))
                 names[-1].append(alike)
         works["all"] = partial(_COSTS[budget.kind], self.teacher, (image,), {})
