@@ -61,7 +61,7 @@ def count(network: nn.Module, size: tuple[int, int], in_chans: int = 3, device: 
 
 
 def square_root_steps(side: int, largest: int, multiple: int) -> list[int]:
-    """Sides from a network's own to the largest in steps of sqrt(2), rounded to a multiple such as the patch."""
+    """Returns sides from the network's to the largest in steps of sqrt(2), in multiples such as of the patch."""
     steps = max(0, math.floor(2 * math.log2(largest / side) + 1e-9))
     sides = (max(multiple, round(side * 2 ** (i / 2) / multiple) * multiple) for i in range(steps + 1))
     return list(dict.fromkeys(sides))

@@ -414,7 +414,7 @@ def specs_of(layout: Any, blocks: int, softmax: bool) -> list[Any]:
 
 
 def placements(spec: Spec, blocks: int, softmax: bool, window: int | None) -> list[tuple[str, str, list[Any]]]:
-    """Row names, placements and specs of a mechanism in all blocks, in all but the last two, in the first half.
+    """Returns names, placements and specs of a mechanism in all blocks, in all but the last two, in the first half.
 
     Then in JetViT's layout, if there is a window, for so many blocks. Other blocks keep their attention, `softmax` or
     not.
@@ -432,7 +432,7 @@ def placements(spec: Spec, blocks: int, softmax: bool, window: int | None) -> li
 
 
 def _reason(error: Exception) -> str:
-    """Why a row is left out, in one line."""
+    """Returns why a row is left out, in one line."""
     first = str(error).strip().partition("\n")[0]
     if out_of_memory(error):
         return "out of memory"

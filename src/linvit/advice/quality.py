@@ -36,7 +36,7 @@ class Resized(nn.Module):
         return self.backbone(self.resized(images))
 
     def forward_features(self, images: Tensor) -> Tensor:
-        """Tokens of the resized images."""
+        """Returns tokens of the resized images."""
         return tokens(self.backbone, self.resized(images))
 
     def resized(self, images: Tensor) -> Tensor:
@@ -100,7 +100,7 @@ class Quality:
         return network.to(self.device, torch.float32).eval().requires_grad_(False)
 
     def batches(self, training: bool) -> Iterator[dict[str, Any]]:
-        """Batches of training, without end, or of images that were held out, on the device."""
+        """Yields endless training batches, or batches of held-out images, on the device."""
         loader, epoch = self.data.train_dataloader() if training else self.data.val_dataloader(), 0
         while True:
             if training and hasattr(loader.sampler, "set_epoch"):
@@ -212,7 +212,7 @@ class Quality:
         return loss + F.kl_div(logits.log_softmax(1), target, reduction="batchmean", log_target=True)
 
     def _cosine(self, network: nn.Module, images: Tensor, target: Tensor) -> Tensor:
-        """Cosine (B,) of a network's tokens with the target's (B, N, C), mean over tokens."""
+        """Returns the cosine (B,) of a network's tokens with the target's (B, N, C), mean over tokens."""
         own, project = tokens(network, images), getattr(network, "projection", None)
         own = own if project is None else project(own)
         if own.shape[1] != target.shape[1]:
@@ -240,7 +240,7 @@ class Quality:
 
 
 def tokens(network: nn.Module, images: Tensor) -> Tensor:
-    """Last features of a backbone, or of that of a dense network, as tokens (B, N, C); else the output."""
+    """Returns last features of a backbone, or of that of a dense network, as tokens (B, N, C); else the output."""
     backbone: Any = network if isinstance(network, Resized) else backbone_of(network)
     found = first_tensor((getattr(backbone, "forward_features", None) or network)(images))
     if found.ndim == 4:  # (B, H, W, C) of Swin, else (B, C, H, W)
@@ -250,7 +250,7 @@ def tokens(network: nn.Module, images: Tensor) -> Tensor:
 
 
 def resized_tokens(x: Tensor, count: int, prefix: int, aspect: float) -> Tensor:
-    """Tokens (B, N, C) of a grid behind prefix tokens, H = aspect x W, as (B, count, C)."""
+    """Returns tokens (B, N, C) of a grid behind prefix tokens, H = aspect x W, as (B, count, C)."""
     old, new = x.shape[1] - prefix, count - prefix
     (height, width), size = (
         (round(math.sqrt(number * aspect)), number // round(math.sqrt(number * aspect))) for number in (old, new)
@@ -260,7 +260,7 @@ def resized_tokens(x: Tensor, count: int, prefix: int, aspect: float) -> Tensor:
 
 
 def neighbours(features: Tensor) -> Tensor:
-    """Number (N,) of the nearest other row by the cosine, of features (N, C)."""
+    """Returns the number (N,) of the nearest other row by the cosine, of features (N, C)."""
     unit = F.normalize(features.float(), dim=1)
     return (unit @ unit.mT).fill_diagonal_(-math.inf).argmax(1)
 

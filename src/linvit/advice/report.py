@@ -81,7 +81,7 @@ class Advice:
         return [*self.notes, *(note for size in self.sizes for note in size.notes)]
 
     def rows(self) -> list[list[str]]:
-        """All rows under `HEAD`, as text."""
+        """Returns all rows under `HEAD`, as text."""
         found = []
         for size in self.sizes:
             others = [row for at, row in self.ways if at == size.img_size]
@@ -103,7 +103,7 @@ class Advice:
         return found
 
     def commands(self) -> str:
-        """Python that builds the winner."""
+        """Returns Python code that builds the winner."""
         winner, size = self.verdict.winner, self.verdict.from_size
         if winner is None or size is None:
             return ""
@@ -118,7 +118,7 @@ class Advice:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values; estimates are [median, low, high, samples], seconds are per call."""
+        """Returns everything as plain values; estimates are [median, low, high, samples], seconds are per call."""
         sizes = []
         for size in self.sizes:
             rows = [asdict(row) | {"share": size.share(row)} for row in size.rows]
@@ -143,7 +143,7 @@ class Advice:
         return f"| {self.subject.name} | {self.verdict.sentence} | {said} |"
 
     def plot(self) -> str:
-        """Score over time as SVG, if there are scores; else time over the image size, of rows that were judged."""
+        """Plots score over time as SVG, if there are scores; else time over the image size, of judged rows."""
         curves: dict[str, list[tuple[float, float]]] = {}
         for size in self.sizes:
             rows = size.rows or [*size.ceiling.values()]
@@ -214,7 +214,7 @@ def _times(one: Estimate) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no infinity and no NaN."""
+    """Replaces infinity and NaN, which JSON does not have."""
     if isinstance(value, dict):
         return {str(key): _finite(each) for key, each in value.items()}
     if isinstance(value, list | tuple):

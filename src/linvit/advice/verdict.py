@@ -141,7 +141,7 @@ class Measured:
         return min(self.rivals, key=lambda row: row.median, default=None)
 
     def share(self, row: Row) -> Estimate | None:
-        """Share of the ceiling's gain that a row reaches; None where there may be no room."""
+        """Returns the share of the ceiling's gain that a row reaches; None where there may be no room."""
         rows = {each.kind: each for each in self.rows if each.kind in ("now", "ceiling")}
         softmax = [each for each in self.rows if each.kind == "softmax" and each.seconds]
         now = min((rows.get("now"), *softmax), key=lambda one: one.median if one and one.seconds else math.inf)
@@ -181,7 +181,7 @@ def ratio(slow: Row, quick: Row) -> Estimate:
 
 
 def room_of(size: Measured) -> Literal["open", "closed", "unclear"]:
-    """State of the ceiling at a size: "closed" if at most 15 % can be gained, "open" if more, else "unclear"."""
+    """Returns the state of the ceiling: "closed" if at most 15 % can be gained, "open" if more, else "unclear"."""
     room = size.room
     return "closed" if room.high < ROOM else "open" if room.low >= ROOM else "unclear"
 
@@ -192,7 +192,7 @@ def gain(size: Measured, candidate: Row) -> Estimate:
 
 
 def state_of(size: Measured) -> Literal["closed", "pays", "loses", "open", "unclear"]:
-    """State of a size: "pays" or "loses" if mechanisms were judged beside the rivals, else that of its room."""
+    """Returns the state of a size: "pays" or "loses" if mechanisms were judged beside rivals, else that of its room."""
     if not size.candidates or not size.rivals:
         return room_of(size)
     gains = [[ratio(rival, one) for rival in size.rivals] for one in size.candidates]
@@ -358,5 +358,5 @@ def _times(one: Estimate) -> str:
 
 
 def milliseconds(seconds: float) -> str:
-    """Three digits, as "194 ms"."""
+    """Formats three digits, as "194 ms"."""
     return f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{1e3 * seconds:,.0f} ms"

@@ -141,7 +141,7 @@ def make_inputs(
 
 
 def count_on_meta(module: nn.Module, *inputs: Any, **options: Any) -> Operations:
-    """Like `count_operations`, but on the meta device, without arithmetic, if the module can run there."""
+    """Counts like `count_operations`, but on the meta device, without arithmetic, if the module can run there."""
 
     def moved(tree: Any) -> Any:
         return tree_map_only(Tensor, lambda x: x.detach().to("meta"), tree)
@@ -200,7 +200,7 @@ def macs(model: nn.Module, img_size: int | Sequence[int] = 224, in_chans: int = 
 
 
 def num_parameters(module: nn.Module) -> int:
-    """Learnable parameters."""
+    """Returns the number of learnable parameters."""
     return sum(parameter.numel() for parameter in module.parameters())
 
 

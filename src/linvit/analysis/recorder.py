@@ -56,7 +56,7 @@ class Call(NamedTuple):
         return None if found is None else (found[0][0], found[1][0])
 
     def state(self) -> int:
-        """Bytes in float32 of the state that summarises all keys and values, for any queries, in all windows.
+        """Returns bytes in float32 of the state that summarises all keys and values, for any queries, in all windows.
 
         It is the size that the mechanism declares (`state_size`). Else with thin factors of r columns it is
         `sum_j right_j v_j^T` and `sum_j right_j`, r (d + 1) numbers per head; without, or where they are fewer, the

@@ -147,7 +147,7 @@ class AgentAttention(ConvolvedAttention):
 
 
 def resized(table: Tensor, size: tuple[int, ...]) -> Tensor:
-    """Tables (h, n, H, W) interpolated (bilinear) to a size (H', W')."""
+    """Returns tables (h, n, H, W) interpolated (bilinear) to a size (H', W')."""
     if same_size(table.shape[2:], size):
         return table
     return F.interpolate(upcast(table), size=size, mode="bilinear", align_corners=False).to(table.dtype)

@@ -252,7 +252,7 @@ class Attention(nn.Module):
         return tokens if self.facts.max_rank is None else min(tokens, self.facts.max_rank)
 
     def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor] | None:
-        """Thin factors with equivalent matrix `left @ right.mT`, or None if there are none.
+        """Returns thin factors with equivalent matrix `left @ right.mT`, or None if there are none.
 
         (B, h, N, r) and (B, h, M, r), or (B, h, d, N, r) and (B, h, d, M, r) if the mechanism is `channelwise`. With
         factors, the rank at thousands of tokens takes milliseconds.

@@ -55,7 +55,7 @@ class EfficientAttention(Attention):
         return left @ (right.mT @ v)
 
     def formula(self, q: Tensor, k: Tensor, grid: Grid) -> Formula | None:
-        """Itself, with softmax."""
+        """Returns the formula, with softmax."""
         return Formula("softmax") if self.normalization == "softmax" else None
 
     def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:

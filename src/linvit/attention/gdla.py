@@ -64,7 +64,7 @@ class GDLAttention(Attention):
         return F.rms_norm(y, (self.head_dim,), self.norm.to(v.dtype), NORM_EPS) * gate.to(v.dtype).sigmoid()
 
     def _halves(self, q: Tensor, k: Tensor, mask: Tensor | None = None) -> list[tuple[Tensor, Tensor]]:
-        """Features of both halves of queries and keys."""
+        """Returns features of both halves of queries and keys."""
         keys = elu_plus_one(k) if mask is None else elu_plus_one(k) * mask[:, None, :, None]
         return list(zip(elu_plus_one(q).chunk(2, -1), keys.chunk(2, -1), strict=True))
 

@@ -81,7 +81,7 @@ class HedgehogAttention(Attention):
                 nn.init.kaiming_uniform_(weight)
 
     def features(self, x: Tensor, name: Literal["q", "k"]) -> Tensor:
-        """Features phi of queries or keys, (B, h, N, dk) -> (B, h, N, 2 f)."""
+        """Returns features phi of queries or keys, (B, h, N, dk) -> (B, h, N, 2 f)."""
         name = name if name in self.maps else "q"
         dtype, x = x.dtype, upcast(x)
         y = x @ self.maps[name].to(x.dtype)

@@ -100,7 +100,7 @@ class HydraAttention(Attention):
         return q * (k * v).sum(-2, keepdim=True, dtype=wide(v))
 
     def features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """phi_q(q) (B, h, N, d) and phi_k(k) (B, h, M, d)."""
+        """Returns phi_q(q) (B, h, N, d) and phi_k(k) (B, h, M, d)."""
         keys = k.shape[TOKENS]
         return KERNELS[self.kernel_q](q, self, keys), KERNELS[self.kernel_k](k, self, keys)
 

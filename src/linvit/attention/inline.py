@@ -94,7 +94,7 @@ class InLineAttention(ConvolvedAttention):
         return q @ context + (1 - q @ mean.mT) * v.mean(-2, keepdim=True)
 
     def _features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Scaled features of the queries, features of the keys, and the mean of the latter (B, h, 1, dk)."""
+        """Returns scaled features of the queries, features of the keys, and the mean of the latter (B, h, 1, dk)."""
         phi = FEATURE_MAPS[self.feature_map]
         q, k = phi(q) * self.key_dim**-0.5, phi(k)
         return q, k, k.mean(-2, keepdim=True)

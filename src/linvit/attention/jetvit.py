@@ -71,7 +71,7 @@ class JetViTAttention(Attention):
         return local + linear_attention(F.relu(q), keys, v, EPS, least=True)
 
     def kernels(self, tokens: Tensor, grid: Grid, mask: Tensor | None = None) -> Tensor:
-        """Kernels (B, C, k, k) of values (B, N, C), whose entries outside the mask are zero."""
+        """Returns kernels (B, C, k, k) of values (B, N, C), whose entries outside the mask are zero."""
         patches = tokens[:, grid.num_prefix :]
         if mask is None:
             mean = patches.mean(1)

@@ -79,7 +79,7 @@ class LARAAttention(Attention):
         return left @ (right @ v)
 
     def _weights(self, q: Tensor, k: Tensor, grid: Grid, noise: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Weights of the landmarks for each query (B, h, N, m), and of the keys for each landmark (B, h, m, M)."""
+        """Returns weights of landmarks for each query (B, h, N, m), and of keys for each landmark (B, h, m, M)."""
         scale = self.key_dim**-0.5
         q_bar = self._landmarks(self.q_bar, q, grid)
         k_bar = self._landmarks(self.k_bar, k, Grid(grid.keys_size, num_prefix=grid.num_prefix))
@@ -106,7 +106,7 @@ class LARAAttention(Attention):
         return logits.softmax(-2).mT, to_keys.softmax(-1)
 
     def _landmarks(self, layers: nn.Sequential, x: Tensor, grid: Grid) -> Tensor:
-        """Pooled patches through a linear layer and LayerNorm, (B, h, m, dk)."""
+        """Returns pooled patches through a linear layer and LayerNorm, (B, h, m, dk)."""
         means = split_heads(pooled(grid.plane(join_heads(x)), self.side).flatten(2).mT, self.num_heads)
         linear, norm = cast("tuple[nn.Linear, nn.LayerNorm]", tuple(layers))
         means = F.linear(means, linear.weight.to(x.dtype), linear.bias.to(x.dtype))

@@ -72,7 +72,7 @@ class LinearAttention(Attention):
         return left @ (right.mT @ v)
 
     def formula(self, q: Tensor, k: Tensor, grid: Grid) -> Formula | None:
-        """Itself, if it is normalised."""
+        """Returns the formula, if it is normalised."""
         return Formula(self.feature_map, eps=self.eps, relu_eps=self.relu_eps) if self.normalize else None
 
     def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:

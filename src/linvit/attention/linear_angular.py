@@ -91,7 +91,7 @@ class LinearAngularAttention(Attention):
         return normalize(y, self.eps) if self.unit_outputs else y
 
     def _sparse_map(self, q: Tensor, k: Tensor) -> Tensor:
-        """Softmax weights (B, h, N, N) above the threshold, from q and k as they came."""
+        """Returns softmax weights (B, h, N, N) above the threshold, from the original q and k."""
         weights: Tensor = (q * self.key_dim**-0.5 @ k.mT).softmax(-1)
         return weights * (weights > self.sparse_threshold)
 

@@ -114,7 +114,7 @@ class LinformerAttention(Attention):
         return self.proj_k if self.proj_v is None else self.proj_v
 
     def _project(self, grid: Grid, *pairs: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
-        """E k and F v, (B, h or 1, k, d) each, of matrices and tokens (B, h, M, d) of one shape, by one product."""
+        """Returns E k and F v, (B, h or 1, k, d) each, for tokens (B, h, M, d) of one shape, by one product."""
         matrices = self._resized(torch.cat([matrix for matrix, _ in pairs]).to(pairs[0][1].dtype), self.grid, grid)
         groups = len(matrices) // len(pairs)  # of heads, with a matrix each
         tokens = [x[:, :1].expand(-1, groups, -1, -1) if self.one_kv_head else x for _, x in pairs]
@@ -128,7 +128,7 @@ class LinformerAttention(Attention):
         return tuple(x.permute(2, 0, 1, 3) for x in parts)
 
     def _resized(self, matrix: Tensor, built: Grid, grid: Grid) -> Tensor:
-        """E or F of one grid, (h or 1, k, M), for the keys of another."""
+        """Returns E or F of one grid, (h or 1, k, M), for the keys of another."""
         if self.resize == "slice":
             if grid.num_keys > built.num_keys:
                 raise UserError(f"{_mismatch(built, grid)}; resize='slice' cannot grow, use resize='interpolate'")
@@ -144,7 +144,7 @@ class LinformerAttention(Attention):
         return torch.cat([prefix, resized * shrink], dim=-1)
 
     def resize_tables(self, state: dict[str, Tensor], size_of: SizeOf) -> dict[str, Tensor]:
-        """E and F of a checkpoint for the nominal grid, as `resize` says, where they have the same number of rows."""
+        """Resizes E and F of a checkpoint to the nominal grid, as `resize` says, if they have as many rows."""
         for name in {"proj_k", "proj_v"} & state.keys():
             matrix = state[name]
             if matrix.shape[:-1] != self.proj_k.shape[:-1]:

@@ -93,5 +93,5 @@ class LoLCATsAttention(HedgehogAttention):
         return torch.cat([masked_softmax(q[:, :, : near.prefix], k, v, kept, scale), patches], 2)
 
     def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor] | None:
-        """None: the matrix has no thin factors."""
+        """Returns None: the matrix has no thin factors."""
         return None

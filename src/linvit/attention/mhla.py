@@ -54,7 +54,7 @@ class Blocks(NamedTuple):
         return -(-self.size[0] // self.sides[0]), -(-self.size[1] // self.sides[1])
 
     def cut(self, x: Tensor) -> Tensor:
-        """Patches (B, h, H W, d) as blocks (B, h, G, w, d) of w patches each, both row by row."""
+        """Returns patches (B, h, H W, d) as blocks (B, h, G, w, d) of w patches each, both row by row."""
         plane: Tensor = x.unflatten(2, self.size)
         missing = [n * side - whole for n, side, whole in zip(self.counts, self.sides, self.size, strict=True)]
         if any(missing):
@@ -83,7 +83,7 @@ def even_blocks(size: tuple[int, int], most: int) -> Blocks:
 
 
 def initial_weights(counts: tuple[int, int], init: str) -> Tensor:
-    """W (G, H, G, H) of blocks in G rows and H columns; see `linvit.attention.mhla`."""
+    """Returns W (G, H, G, H) of blocks in G rows and H columns; see `linvit.attention.mhla`."""
     places = torch.cartesian_prod(*(torch.arange(count, dtype=torch.get_default_dtype()) for count in counts))
     distance = torch.cdist(places, places)
     weights = INITIAL[init](distance, distance.max().clamp_min(1))
@@ -94,7 +94,7 @@ def initial_weights(counts: tuple[int, int], init: str) -> Tensor:
 
 
 def resize_weights(weights: Tensor, counts: tuple[int, int]) -> Tensor:
-    """Weights (G, H, G, H) of blocks to blocks for other numbers of blocks, bilinear in both places.
+    """Returns weights (G, H, G, H) of blocks to blocks for other numbers of blocks, bilinear in both places.
 
     The sum over all blocks keeps its size: of more blocks each weighs less.
     """
@@ -208,18 +208,18 @@ class MHLAttention(ConvolvedAttention):
         return taken(sums), denominator + self.eps
 
     def _all_weights(self, grid: Grid) -> Tensor:
-        """W (T, T) at a grid, with the row and column of the block of prefix tokens first."""
+        """Returns W (T, T) at a grid, with the row and column of the block of prefix tokens first."""
         weights = resize_weights(self.weights, even_blocks(grid.size, self.blocks).counts).flatten(2).flatten(0, 1)
         return F.pad(weights, (1, 0, 1, 0), value=1 / len(weights)) if grid.num_prefix else weights
 
     def resize_tables(self, state: dict[str, Tensor], size_of: SizeOf) -> dict[str, Tensor]:
-        """W of a checkpoint, for the blocks of the nominal grid."""
+        """Returns W of a checkpoint, for the blocks of the nominal grid."""
         if "weights" in state and state["weights"].ndim == 4:
             state["weights"] = resize_weights(state["weights"], (self.weights.shape[0], self.weights.shape[1]))
         return state
 
     def core_factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor] | None:
-        """Every query weighed for each block, and every key at its own block; none if not thinner than the matrix."""
+        """Returns each query weighted per block, and each key at its block; None if not thinner than the matrix."""
         if self.rank_bound(grid) == grid.num_queries:
             return None
         q, k = self._features(q, self.q_norm), self._features(k, self.k_norm)

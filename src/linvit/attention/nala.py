@@ -59,7 +59,7 @@ class NaLaAttention(RotaryLinearAttention):
         self.declare(norm=out_norm)
 
     def features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Q (B, h, N, 2 dk) and K (B, h, M, 2 dk)."""
+        """Returns Q (B, h, N, 2 dk) and K (B, h, M, 2 dk)."""
         power = self.power * (0.5 + l2_norm(q).tanh())
         # As exp and log, which are several times as fast as a power; log(0) has no derivative.
         logs = (q.abs() + torch.finfo(q.dtype).tiny).log() - safe_norm(q, 1e-12).log()

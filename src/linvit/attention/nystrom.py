@@ -126,7 +126,7 @@ class NystromAttention(ConvolvedAttention):
         return (q @ (kt * scale).mT).softmax(-1), (qt @ kt.mT).softmax(-1), over_keys(qt @ k.mT)
 
     def _means(self, x: Tensor, count: int, size: tuple[int, int], grid: Grid) -> Tensor:
-        """Landmarks (B, h, m, dk) of tokens (B, h, N, dk) whose patches are of an H x W grid."""
+        """Returns landmarks (B, h, m, dk) of tokens (B, h, N, dk) whose patches are of an H x W grid."""
         blocks = division(count, size, self.even) if self.pool else None
         if blocks is None:
             return segment_means(x, count)
@@ -134,7 +134,7 @@ class NystromAttention(ConvolvedAttention):
         return segment_means(segment_means(plane, blocks[1], dim=3), blocks[0]).flatten(2, 3)
 
     def _pinv(self, kernel: Tensor) -> Tensor:
-        """Iterative pseudo-inverse of (B, h, m, m), by an iteration of third order."""
+        """Returns the pseudo-inverse of (B, h, m, m), by an iteration of third order."""
         column_sums = kernel.sum(-2, keepdim=True)  # (B, h, 1, m)
         largest = column_sums.amax(-1, keepdim=True) if self.init == "exact" else column_sums.amax()
         inverse, matrices = (kernel.mT / largest).flatten(0, 1), kernel.flatten(0, 1)  # (B h, m, m)
@@ -183,7 +183,7 @@ class NystromAttention(ConvolvedAttention):
 
 
 def segment_means(x: Tensor, count: int, dim: int = 2) -> Tensor:
-    """Means over `count` consecutive segments of one dimension; the later are longer, if any are."""
+    """Returns means over `count` consecutive segments of one dimension; the later are longer, if any are."""
     length = x.shape[dim]
     size = length // count
     shorter = (size + 1) * count - length  # segments of `size`; the others have `size + 1`

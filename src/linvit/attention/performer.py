@@ -195,7 +195,7 @@ def draw(shape: tuple[int, ...], ortho_scaling: int, seed: int, number: int) -> 
 # A custom operator, since a compiled graph cannot read the value of a counter. It modifies nothing in place.
 @torch.library.custom_op("linvit::performer_redraw", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
 def redraw(weight: Tensor, seed: Tensor, passes: Tensor, interval: int, ortho_scaling: int) -> Tensor:
-    """W for the coming pass: a new one after every `interval` passes, else a copy of the present one."""
+    """Returns W for the coming pass: a new one after every `interval` passes, else a copy of the present one."""
     number, since = divmod(int(passes), interval)
     if number == 0 or since:
         return weight.clone()

@@ -93,7 +93,7 @@ class PolaAttention(FocusedAttention):
         return (self.head_dim + 1) // 2
 
     def _exchanged(self, features: Tensor) -> Tensor:
-        """[x-, x+] of [x+, x-], along dimension -2."""
+        """Returns [x-, x+] of [x+, x-], along dimension -2."""
         return features.roll(self.key_dim, -2)
 
     def core_factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:

@@ -58,7 +58,7 @@ class PolaPPAttention(RotaryLinearAttention):
         return left[:, :, half.long()], k.unsqueeze(2).expand(-1, -1, self.head_dim, -1, -1)
 
     def _terms(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
-        """Rotated Q_i (B, h, N, 2 dk) with denominators (B, h, N, 1) for both i, and rotated K (B, h, M, 2 dk).
+        """Returns rotated Q_i (B, h, N, 2 dk) with denominators (B, h, N, 1) for both i, and rotated K (B, h, M, 2 dk).
 
         All are scaled as said above, and K is not divided by M.
         """

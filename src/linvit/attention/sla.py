@@ -90,7 +90,7 @@ class SLAttention(Attention):
             self.declare(linear_in_values=False, matrix_is_exact=False)
 
     def features(self, x: Tensor) -> Tensor:
-        """Features phi of queries or keys, (B, h, N, dk) -> (B, h, N, dk)."""
+        """Returns features phi of queries or keys, (B, h, N, dk) -> (B, h, N, dk)."""
         if self.feature_map == "softmax":
             return x.softmax(-1)
         return elu_plus_one(x) if self.feature_map == "elu" else F.relu(x)

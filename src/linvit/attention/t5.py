@@ -111,7 +111,7 @@ def inner_weight(num_heads: int, width: int) -> nn.Parameter:
 
 
 def silu_and_slope(x: Tensor) -> tuple[Tensor, Tensor]:
-    """SiLU and its derivative."""
+    """Returns SiLU and its derivative."""
     sigmoid = x.sigmoid()
     act = x * sigmoid
     return act, sigmoid + act * (1 - sigmoid)

@@ -106,7 +106,7 @@ class VSSDAttention(Attention):
         return (F.softplus(dt.mT.contiguous()) * rates[:, None]).unsqueeze(-1)
 
     def _convolved(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> tuple[Tensor, Tensor, Tensor]:
-        """Tokens q, k and v (B, N, channels of all heads), convolved and after SiLU, by heads."""
+        """Returns tokens q, k and v (B, N, channels of all heads), convolved and after SiLU, by heads."""
         joined = torch.cat([v, k, q], dim=-1)  # in the order of the reference
         mixed = F.silu(grid.map_patches(lambda plane: convolve_as_given(self.conv2d, plane), joined))
         width = self.key_heads * self.key_dim

@@ -39,7 +39,7 @@ def rgb(images: Tensor) -> Tensor:
 
 
 def pixels(images: Tensor, of: Any) -> np.ndarray:
-    """Images (..., C, H, W) that a data module, or that of a trainer, has normalised, as (..., H, W, 3), uint8."""
+    """Returns images (..., C, H, W), normalised by a data module or a trainer's, as (..., H, W, 3), uint8."""
     data = getattr(of, "datamodule", of)
     mean, std = (torch.tensor(statistic).view(-1, 1, 1) for statistic in (data.mean, data.std))
     shown = rgb(images.float().cpu() * std + mean)

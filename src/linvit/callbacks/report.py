@@ -175,7 +175,7 @@ class ClassReport(Report):
     on_test_batch_end = on_validation_batch_end  # type: ignore[assignment]
 
     def findings(self, pl_module: LightningModule, stage: str) -> Findings | None:
-        """Images and accuracy of each class, of the images of all devices, on rank 0."""
+        """Returns images and accuracy of each class, of the images of all devices, on rank 0."""
         own = torch.cat(self._seen, 1).cpu().numpy() if self._seen else None
         parts = [part for part in gather(own) or [] if part is not None]
         if not parts:

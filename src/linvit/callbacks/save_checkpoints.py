@@ -1,4 +1,4 @@
-"""Writes the checkpoints of a run, its last state and its best ones; each file appears whole or not at all."""
+"""Writes the checkpoints of a run, the last and the best ones, atomically."""
 
 import io
 import math
@@ -39,9 +39,9 @@ EPOCHS = "epochs"
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint to a temporary file and renames it when the disk has all of it.
+    """Writes a checkpoint to a temporary file and renames it when it is on disk.
 
-    So a kill, a full disk or a power cut at any moment leaves the old file or the new one, and never a part.
+    After a kill, a full disk or a power cut at any moment, the old file or the new one exists, never a part.
 
     Use it in any program: `Trainer(plugins=[AtomicCheckpointIO()])`. Paths with "://" are left to Lightning.
     """
@@ -63,7 +63,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 def on_cpu(content: Any) -> Any:
-    """Nested dictionaries and sequences with tensors of a GPU copied: `torch.save` would wait for it at each of them.
+    """Copies GPU tensors in nested dictionaries and sequences; `torch.save` would synchronise for each of them.
 
     Tensors that share their memory still do, and dictionaries keep their attributes, as those of `state_dict()` do.
     """
@@ -93,7 +93,7 @@ def on_cpu(content: Any) -> Any:
 
 @dataclass
 class Best:
-    """The checkpoint of a folder with the best value of a metric: its name, and the value, None without one."""
+    """Checkpoint with the best value of a metric in a folder: its name, and the value, or None."""
 
     monitor: str
     mode: Literal["min", "max"]
@@ -103,7 +103,7 @@ class Best:
     compared: bool = False  # with its file; no need to if this process has scored it
 
     def take(self, value: float, epoch: int) -> bool:
-        """Takes a value if it is the best; returns True if so. Of equal ones the last wins: it was trained longer."""
+        """Stores a value if it is the best, and returns True if so. Of equal values the last wins (longer training)."""
         sign = 1 if self.mode == "max" else -1
         if not math.isfinite(value) or (self.value is not None and sign * value < sign * self.value):
             return False
@@ -114,21 +114,20 @@ class Best:
 class SaveCheckpoints(Checkpoint):
     """Writes last.ckpt after every epoch and every validation, and when `save` is called.
 
-    The file of the best state gets the name best.ckpt as well, and with a moving average that of the epoch whose
-    average scored best the name best_ema.ckpt. The folder is reserved for this run while it trains, and what killed
-    runs left unfinished in it is deleted. A run whose folder is renamed or deleted meanwhile ends at the next
-    validation or checkpoint.
+    The best state is also named best.ckpt, and with a moving average the epoch whose average scored best
+    best_ema.ckpt. The folder is reserved for this run while it trains, and unfinished files of killed runs in it are
+    deleted. A run whose folder is renamed or deleted meanwhile ends at the next validation or checkpoint.
 
-    last.ckpt is the record of its moment, and the last thing to be written: the loggers have written all rows before
-    it, and the best have their names. So after a kill a run that is resumed does the rest again.
-    A checkpoint that cannot be written, because the disk is full or read-only, ends the run on all ranks: the error
-    says how to resume it from the checkpoint before, which is unchanged.
-    Lightning's `ModelCheckpoint`, as one of `trainer.callbacks`, keeps several, or others.
+    last.ckpt is written last: the loggers have then written all rows, and the best checkpoints have their names. So
+    a run that is resumed after a kill repeats the rest.
+    If a checkpoint cannot be written, because the disk is full or read-only, the run ends on all ranks: the error
+    has the command to resume it from the previous checkpoint, which is unchanged.
+    For several or other checkpoints, add Lightning's `ModelCheckpoint` to `trainer.callbacks`.
 
     Args:
-        monitor: Metric that selects the best checkpoint; null keeps none. The one of validation with "val/" counts only
+        monitor: Metric that selects the best checkpoint; null keeps none. Metrics that begin with "val/" count only
             right after a validation.
-        mode: Whether its smallest or its largest value is the best.
+        mode: Best value of the metric: the smallest ("min") or the largest ("max").
     """
 
     def __init__(self, monitor: str | None = "val/score", mode: Literal["min", "max"] = "max") -> None:
@@ -145,7 +144,7 @@ class SaveCheckpoints(Checkpoint):
         return {**{best.monitor: best.value for best in self.best}, EPOCHS: epochs}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes the values over."""
+        """Loads the values."""
         epochs = state_dict.get(EPOCHS)
         for best in self.best:
             given, epoch = state_dict.get(best.monitor), epochs.get(best.monitor) if isinstance(epochs, dict) else None
@@ -154,7 +153,7 @@ class SaveCheckpoints(Checkpoint):
             best.compared = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Reserves the folder and tidies it up, before training starts."""
+        """Reserves the folder and deletes unfinished files, before training starts."""
         if getattr(pl_module, "ema", None) is not None and len(self.best) == 1:
             raw = self.best[0]
             if raw.monitor.startswith("val/"):
@@ -197,18 +196,18 @@ class SaveCheckpoints(Checkpoint):
         with suppress(UserError):  # which `exception` may be
             self.save(trainer)
             rank_zero_info(
-                f"the validation at step {trainer.global_step} has failed; what was trained is saved. Continue with "
+                f"the validation at step {trainer.global_step} has failed; the trained state is saved. Resume with "
                 f"the validation:\n  {resume_command(Path(str(self.dirpath)).parent / self.config)}"
             )
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Gives the folder back."""
+        """Releases the folder."""
         if stage == "fit" and self.dirpath is not None:
             unlock(Path(self.dirpath))
             self._reserved = None
 
     def _save_and_choose(self, trainer: Trainer) -> None:
-        """Saves, also under the names of the best if this state is one of them."""
+        """Saves, also under the name of a best checkpoint if this state is one."""
         self._compare_with_files()
         values = {name: float(value) for name, value in trainer.callback_metrics.items()}
         # Without a new validation the score is that of other weights, as where max_steps ends an epoch early.
@@ -255,7 +254,7 @@ class SaveCheckpoints(Checkpoint):
     def save(self, trainer: Trainer, names: Sequence[str] = ()) -> None:
         """Writes last.ckpt, also under other names, on all ranks, between two optimiser steps.
 
-        Raises a `UserError` on all ranks if that fails.
+        Raises a `UserError` on all ranks on failure.
         """
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
@@ -267,7 +266,7 @@ class SaveCheckpoints(Checkpoint):
         paths = [os.path.join(str(self.dirpath), name) for name in (*names, LAST)]
         for path in paths[:1] if linked else paths:
             self._write(trainer, path)
-        # A kill before the last name leaves the last.ckpt before, from which a resumed run does all of it again.
+        # A kill before the last name leaves the previous last.ckpt, from which a resumed run repeats all of it.
         for path in paths[1:] if linked else []:
             self._check_saved(trainer, path, on_rank_zero(trainer, link, Path(paths[0]), Path(path)))
 
@@ -327,14 +326,14 @@ def log_now(trainer: Trainer) -> None:
 
 
 def reserve(folder: Path) -> None:
-    """Locks a folder and deletes what killed runs left unfinished in it."""
+    """Locks a folder and deletes unfinished files of killed runs in it."""
     lock(folder)
     for path in sweep(folder):
-        rank_zero_info(f"deleted '{path}', which a run that was killed had left unfinished")
+        rank_zero_info(f"deleted '{path}', an unfinished file of a killed run")
 
 
 def on_rank_zero(trainer: Trainer, work: Callable[..., None], *args: Any) -> str | None:
-    """Does something on rank 0; returns on all ranks why it failed, or None."""
+    """Calls a function on rank 0; returns the reason of its failure on all ranks, or None."""
     reason = None
     if trainer.is_global_zero:
         try:

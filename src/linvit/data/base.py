@@ -297,7 +297,7 @@ class ImageData(LightningDataModule):
         self.normalisation.finish(batch)
 
     def preview(self, count: int) -> dict[str, Tensor]:
-        """Training and validation images (count, C, H, W) in [0, 1], as the model sees them, without empty splits."""
+        """Returns training and validation images (count, C, H, W) in [0, 1], as the model's input; no empty splits."""
         shown = {}
         for name, samples in (("train", self.train_set), ("val", self.val_set)):
             if isinstance(samples, Stream):

@@ -166,7 +166,7 @@ class DetectionData(ImageData):
         return {"objects": Target(source.column.name)} | {name: Target(name) for name in known}
 
     def predicted_targets(self) -> Mapping[str, Target]:
-        """COCO's numbers of the images, which its results need."""
+        """Returns COCO's numbers of the images, which its results need."""
         column = "scene" if isinstance(self.data_source, SceneSource) else "image_id"
         known = self.predict_source is None and column in features_of(self.splits)
         return {"image_id": Target(column)} if known else {}

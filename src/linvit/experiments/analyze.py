@@ -93,7 +93,7 @@ class Analysis(NamedTuple):
 
 
 def read_photos(data: ImageData, count: int, device: torch.device, *, spread: bool = True) -> list[Photo]:
-    """Images spread evenly over the validation set, or else the first ones of the folder that is predicted."""
+    """Returns images spread evenly over the validation set, or else the first ones of the folder that is predicted."""
     data.setup("validate" if spread else "predict")
     samples: Any = data.val_set if spread else data.predict_set
     if hasattr(samples, "__len__"):
@@ -176,7 +176,7 @@ def prediction_table(found: Sequence[Analysis], photos: Sequence[Photo]) -> list
 
 
 def heat_maps(found: Sequence[Analysis]) -> dict[str, str]:
-    """Heat maps of `HEAT_MAPS`, as SVG: layers by models and their parts; none if nothing was measured."""
+    """Returns heat maps of `HEAT_MAPS`, as SVG: layers by models and their parts; none if nothing was measured."""
     columns = {f"{one.subject.name}\n{part or 'whole matrix'}": one.layers(part) for one in found for part in one.parts}
     layers = list(dict.fromkeys(layer for column in columns.values() for layer in column))
     pictures = {}

@@ -140,7 +140,7 @@ def add_scores(page: Page, runs: Sequence[RunFolder], metric: str, blocks: Mappi
 
 
 def spread(values: Sequence[Any]) -> list[Any]:
-    """All values, or as many as are shown, evenly spread."""
+    """Returns all values, or as many as are shown, evenly spaced."""
     count = min(len(values), COLUMNS)
     return [values[round(i * (len(values) - 1) / max(count - 1, 1))] for i in range(count)]
 

@@ -153,7 +153,7 @@ class Distillation:
         return errors
 
     def parts(self) -> dict[str, Tensor]:
-        """Unweighted losses of the last forward pass in training mode, scalars by part: means over its modules."""
+        """Returns unweighted losses of the last training forward pass, scalars by part: means over its modules."""
         return {part: torch.stack([*own.values()]).mean() for part, own in self.errors().items()}
 
     def loss(self) -> Tensor:

@@ -64,7 +64,7 @@ _named: ContextVar[frozenset[str] | None] = ContextVar("class paths that may be 
 
 @contextmanager
 def restrict_imports_to(options: object) -> Iterator[None]:
-    """Context for using a checkpoint's options: only registered class paths and those in `options` may be imported."""
+    """Restricts imports of class paths, while a checkpoint's options are used, to registered ones and `options`."""
     token = _named.set(frozenset(texts(options)))
     try:
         yield

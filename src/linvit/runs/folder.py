@@ -181,7 +181,7 @@ class RunFolder:
         return 0.0 if decay is None else float(decay ** (score.step + 1))
 
     def options(self) -> dict[str, Any]:
-        """Configuration as options, without those that differ between seeds or name weights of the previous stage."""
+        """Returns options of the configuration except `PER_RUN` and the weights of the previous stage."""
         stage = re.compile(rf"stage_\d+/{re.escape(self.folder.parent.name)}/version_")
         found = {key: value for key, value in flat(self.config).items() if key not in PER_RUN}
         return {key: value for key, value in found.items() if not (key == SOURCE and stage.search(str(value)))}

@@ -212,7 +212,7 @@ class Run:
         return task
 
     def trained(self) -> Task:
-        """Task with the weights of the checkpoint, in evaluation mode."""
+        """Returns the task with the weights of the checkpoint, in evaluation mode."""
         content = read_checkpoint(self.config["ckpt_path"])
         self.task.on_load_checkpoint(content)
         self.task.load_state_dict(content["state_dict"])

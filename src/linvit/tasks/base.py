@@ -166,7 +166,7 @@ class Task(SavedTask):
         return self.network
 
     def configure_metrics(self) -> Mapping[str, Metric]:
-        """New metrics by name. It is called once for each stage and each kind of weights."""
+        """Returns new metrics by name; called once for each stage and each kind of weights."""
         raise NotImplementedError
 
     def training_loss(self, batch: dict[str, Any]) -> Tensor:
@@ -289,7 +289,7 @@ class Task(SavedTask):
         ]
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """AdamW and its schedule; warns of a total batch size that the learning rate was not chosen for."""
+        """Builds AdamW and its schedule; warns if the learning rate was not chosen for the total batch size."""
         settings, schedule = self.optimisation, run_schedule(self.optimisation, self.trainer)
         groups = [{**group, "lr": schedule.peak * group["lr"]} for group in self._groups]
         betas = (settings.betas[0], settings.betas[1])

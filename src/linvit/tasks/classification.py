@@ -115,7 +115,7 @@ class ClassificationTask(Task):
         self.mixup = Mixup(mixup_alpha, cutmix_alpha)
 
     def configure_metrics(self) -> Mapping[str, Metric]:
-        """Plain cross entropy, top-1, and top-5 where there are more than five classes."""
+        """Returns plain cross entropy, top-1, and top-5 with more than five classes."""
         classes = self.hparams["num_classes"]
         tops = [top for top in (1, 5) if top < classes or top == 1]
         return {
@@ -174,7 +174,7 @@ class ClassificationTask(Task):
         return Description(found, names[int(batch["label"][0])] if "label" in batch else "")
 
     def run_callbacks(self) -> list[Callback]:
-        """Also a table of the classes and a confusion matrix."""
+        """Adds a table of the classes and a confusion matrix."""
         return [*super().run_callbacks(), ClassReport(self.report_folder)]
 
     def published(self) -> PublishedScores | None:

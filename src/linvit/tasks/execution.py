@@ -199,7 +199,7 @@ class Execution(Callback):
 
     @staticmethod
     def needed(trainer: Trainer, task: Any, batch: dict[str, Any]) -> float:
-        """Bytes that a step keeps for its backward pass if attention keeps its features."""
+        """Returns bytes that a step keeps for its backward pass if attention keeps its features."""
         network = copy.deepcopy(task.measurable_network()).train()
         keep_attention_features(network)
         images: Tensor = task.example_images.to(task.device).expand(2, -1, -1, -1)

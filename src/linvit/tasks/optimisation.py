@@ -186,7 +186,7 @@ def run_schedule(settings: Optimisation, trainer: Trainer) -> Schedule:
 
 
 def total_batch_size(trainer: Trainer) -> int:
-    """Images per optimiser step: over all devices, accumulation included; 0 for a run without training batches."""
+    """Returns images per optimiser step, over all devices, with accumulation; 0 for a run without training."""
     trainer.fit_loop.setup_data()
     loader = cast("DataLoader[Any] | None", trainer.train_dataloader)
     if loader is None:

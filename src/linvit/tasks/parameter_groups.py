@@ -74,7 +74,7 @@ def parameter_groups(
 
 
 def adamw(groups: list[dict[str, Any]], lr: float, betas: tuple[float, float], fused: bool) -> AdamW:
-    """AdamW. The fused one is faster, and skips a step if its `found_inf` is set, without a wait for the device."""
+    """Builds AdamW. The fused one is faster, and skips a step if its `found_inf` is set, without synchronising."""
     optimizer = AdamW(groups, lr=lr, betas=betas, fused=fused or None)
     # Else the loss scaler of 16-mixed leaves it to the optimiser to unscale, and Lightning refuses to clip before.
     optimizer._step_supports_amp_scaling = False

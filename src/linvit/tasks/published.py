@@ -59,6 +59,6 @@ def _published(given: Mapping[str, Any], schedule: str) -> PublishedScores | Non
 
 
 def _changed(options: Mapping[str, Any], constructor: Any) -> dict[str, Any]:
-    """Those of some options that are not the constructor's defaults."""
+    """Returns options that differ from the constructor's defaults."""
     defaults = parameters_of(constructor)
     return {option: given for option, given in options.items() if not equal_options(given, defaults[option])}

@@ -158,7 +158,7 @@ def names_own_files(callback: ModelCheckpoint, state: Any) -> bool:
 
 
 def epochs_done(content: Mapping[str, Any]) -> int:
-    """Number of epochs that a run had finished; 0 if the checkpoint does not say it as Lightning does."""
+    """Returns the number of epochs that a run had finished; 0 if Lightning's entries are missing."""
     try:
         return int(content["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"])
     except (KeyError, TypeError, ValueError):
@@ -234,7 +234,7 @@ class SavedTask(LightningModule):
         weights_only: bool | None = None,
         **options: Any,
     ) -> Self:
-        """Lightning's, but nothing in a checkpoint is executed or imported, wherever it is stored.
+        """Does the same as Lightning's, but nothing in a checkpoint is executed or imported, wherever it is stored.
 
         `pretrained` is not loaded: the checkpoint has the weights, and that file may be gone. A class that the
         checkpoint names by its path ("package.module:Class") is imported only if `options` name it as well.

@@ -264,7 +264,7 @@ def given_options(teacher: Teacher) -> dict[str, Any]:
 
 
 def fingerprint(network: nn.Module) -> str:
-    """SHA-256 of the names and values of a network's weights, in 64 hexadecimal digits."""
+    """Returns the SHA-256 of the names and values of a network's weights, in 64 hexadecimal digits."""
     digest = hashlib.sha256()
     for name, tensor in network.state_dict().items():
         digest.update(name.encode())

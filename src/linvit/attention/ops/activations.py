@@ -30,7 +30,7 @@ def elu_plus_one(x: Tensor) -> Tensor:
 def normalize(
     x: Tensor, eps: float, order: float = 2, dims: tuple[int, ...] = (-1,), dtype: torch.dtype | None = None
 ) -> Tensor:
-    """Vectors brought to length one, `x / max(||x||, eps)`, with norms of the given order over `dims`.
+    """Returns vectors of length one, `x / max(||x||, eps)`, with norms of the given order over `dims`.
 
     A vector of zeros stays zero at any eps and passes its gradient on unchanged; the quotient would divide it by eps.
     `dtype` is that of the norms; the vectors keep theirs.
@@ -125,7 +125,7 @@ def signed_powers(x: Tensor, power: Tensor) -> Tensor:
 
 
 def by_sign(sizes: Tensor, x: Tensor) -> Tensor:
-    """Sizes of the entries of x, (..., d), in the first half of (..., 2 d) where x is positive, else in the second."""
+    """Returns sizes of the entries of x, (..., d), in the first half of (..., 2 d) if positive, else in the second."""
     first = sizes * F.relu(x.detach().sign())  # products: several times as fast as masks on a CPU
     return torch.cat([first, sizes - first], dim=-1)
 

@@ -55,7 +55,7 @@ def safe_norm(
 
 
 def l2_norm(x: Tensor) -> Tensor:
-    """L2 norms over the last dimension, (..., C) -> (..., 1)."""
+    """Returns L2 norms over the last dimension, (..., C) -> (..., 1)."""
     return torch.linalg.vector_norm(x, dim=-1, keepdim=True)  # type: ignore[no-any-return]
 
 

@@ -22,7 +22,7 @@ ALIGNED = 8
 
 
 def linear_attention(q: Tensor, k: Tensor, v: Tensor, eps: float, mean: bool = False, least: bool = False) -> Tensor:
-    """Normalised linear attention `phi(q) (phi(k)^T v) / (phi(q) sum phi(k) + eps)` on given features.
+    """Returns normalised linear attention `phi(q) (phi(k)^T v) / (phi(q) sum phi(k) + eps)` on given features.
 
     Katharopoulos et al. 2020, Eq. 5: (B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d).
     With means over the keys instead of sums the quotient is the same but for the weight of `eps`. Where `eps` is the

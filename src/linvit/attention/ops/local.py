@@ -37,7 +37,7 @@ class Windows:
         return self.counts[0] * self.counts[1]
 
     def split(self, x: Tensor) -> Tensor:
-        """Patches of (B, h, N, d) by window, (B, n, h, L, d); zeros where no token is."""
+        """Returns patches of (B, h, N, d) by window, (B, n, h, L, d); zeros where no token is."""
         plane = x[:, :, self.prefix :].unflatten(2, self.grid.size)
         if is_exporting() or any(self.missing):
             plane = F.pad(plane, (0, 0, 0, self.missing[1], 0, self.missing[0]))
@@ -64,7 +64,7 @@ class Windows:
         return torch.cat([front, patches], -1)
 
     def with_prefix(self, x: Tensor) -> Tensor:
-        """Keys of each window: the prefix tokens of (B, h, N, d), then its patches, (B, n, h, p + L, d)."""
+        """Returns keys of each window: the prefix tokens of (B, h, N, d), then its patches, (B, n, h, p + L, d)."""
         patches = self.split(x)
         if not self.prefix:
             return patches
@@ -79,7 +79,7 @@ class Windows:
 def window_attention(
     q: Tensor, k: Tensor, v: Tensor, windows: Windows, scale: float, mask: Tensor | None = None
 ) -> Tensor:
-    """Softmax over the keys of the query's window, (B, h, N, dk), (B, h, N, dk), (B, h, N, d) -> (B, h, N, d).
+    """Returns softmax over the keys of the query's window, (B, h, N, dk), (B, h, N, dk), (B, h, N, d) -> (B, h, N, d).
 
     Queries without any key get zeros.
     """
@@ -98,7 +98,7 @@ def window_attention(
 
 
 def masked_softmax(q: Tensor, k: Tensor, v: Tensor, kept: Tensor | None, scale: float) -> Tensor:
-    """Softmax attention over the keys that are `kept`, (B or 1, 1, 1, M); zeros where none is."""
+    """Returns softmax attention over the keys that are `kept`, (B or 1, 1, 1, M); zeros where none is."""
     if kept is not None:
         none = ~kept.any(-1, keepdim=True)
         kept = kept | none  # a row of logits that are all -inf is NaN on some devices
@@ -107,7 +107,7 @@ def masked_softmax(q: Tensor, k: Tensor, v: Tensor, kept: Tensor | None, scale: 
 
 
 def sum_of_others(x: Tensor) -> Tensor:
-    """For each entry of dimension 1 the sum of all others, without a subtraction, which would leave rounding errors."""
+    """Returns for each entry of dimension 1 the sum of all others, without a subtraction and its rounding errors."""
     nothing = torch.zeros_like(x[:, :1])
     before = torch.cat([nothing, x[:, :-1].cumsum(1)], 1)
     behind = torch.cat([nothing, x[:, 1:].flip(1).cumsum(1)], 1).flip(1)
@@ -126,7 +126,7 @@ class Neighbourhoods(Windows):
         self.grid, self.prefix, self.side = grid, grid.num_prefix, side
 
     def split(self, x: Tensor) -> Tensor:
-        """Patches of (B, h, N, d) one by one, (B, P, h, 1, d)."""
+        """Returns patches of (B, h, N, d) one by one, (B, P, h, 1, d)."""
         return x[:, :, self.prefix :].transpose(1, 2).unsqueeze(3)
 
     def join(self, x: Tensor) -> Tensor:
@@ -147,7 +147,7 @@ class Neighbourhoods(Windows):
         return torch.cat([front, patches], -1)
 
     def with_prefix(self, x: Tensor) -> Tensor:
-        """Keys of each patch: the prefix tokens of (B, h, N, d), then its neighbours, (B, P, h, p + w^2, d)."""
+        """Returns keys of each patch: the prefix tokens of (B, h, N, d), then its neighbours, (B, P, h, p + w^2, d)."""
         patches = self.around(x)
         front = x[:, None, :, : self.prefix].expand(-1, patches.shape[1], -1, -1, -1)
         return torch.cat([front, patches], 3)
@@ -189,7 +189,7 @@ class SelectedBlocks(Windows):
         return self.chosen.shape[2]
 
     def split(self, x: Tensor) -> Tensor:
-        """Patches of (B, h, N, d) by block, (B, n, h, L, d); zeros where no token is."""
+        """Returns patches of (B, h, N, d) by block, (B, n, h, L, d); zeros where no token is."""
         return chunked(x[:, :, self.prefix :], self.sizes[0]).transpose(1, 2)
 
     def join(self, x: Tensor) -> Tensor:
@@ -204,7 +204,7 @@ class SelectedBlocks(Windows):
         return self.with_prefix(tokens[:, None, :, None].expand(*like.shape[:2], -1, -1)).mT > 0
 
     def with_prefix(self, x: Tensor) -> Tensor:
-        """Keys of each block: the prefix tokens of (B, h, N, d), then the selected blocks, (B, n, h, K, d)."""
+        """Returns keys of each block: the prefix tokens of (B, h, N, d), then the selected blocks, (B, n, h, K, d)."""
         blocks = chunked(x[:, :, self.prefix :], self.sizes[1])  # (B, h, m, L, d)
         index = self.chosen.flatten(2)[..., None, None].expand(-1, -1, -1, *blocks.shape[3:])
         near = blocks.gather(2, index).unflatten(2, self.chosen.shape[2:]).flatten(3, 4).transpose(1, 2)

@@ -10,12 +10,12 @@ from linvit.attention.base import Grid
 
 
 def columns(grid: Grid, device: torch.device) -> Tensor:
-    """Numbers of the tokens, column by column, (N,)."""
+    """Returns numbers of the tokens, column by column, (N,)."""
     return _with_prefix(_places(grid, device).mT, grid)
 
 
 def boustrophedon(grid: Grid, device: torch.device, by_columns: bool = False) -> Tensor:
-    """Numbers of the tokens row by row, or column by column, every second one backwards, (N,)."""
+    """Returns numbers of the tokens row by row, or column by column, every second one backwards, (N,)."""
     places = _places(grid, device).mT if by_columns else _places(grid, device)
     backwards = torch.arange(len(places), device=device)[:, None] % 2 == 1
     return _with_prefix(torch.where(backwards, places.flip(1), places), grid)
@@ -31,7 +31,7 @@ def _with_prefix(places: Tensor, grid: Grid) -> Tensor:
 
 
 def chunked(x: Tensor, length: int) -> Tensor:
-    """Tokens of (..., N, d) in n chunks of a length, (..., n, length, d), with zeros behind the last."""
+    """Returns tokens of (..., N, d) in n chunks of a length, (..., n, length, d), with zeros behind the last."""
     chunks = -(-x.shape[-2] // length)
     missing = chunks * length - x.shape[-2]
     padded = F.pad(x, (0, 0, 0, missing)) if missing else x

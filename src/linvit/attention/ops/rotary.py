@@ -43,7 +43,7 @@ def rotate_tokens(x: Tensor, grid: Grid, *, keys: bool = False, width: int | Non
 
 
 def position_turns(x: Tensor, grid: Grid, *, keys: bool = False, width: int | None = None, last: bool = True) -> Tensor:
-    """Cosines and sines by which `rotate_tokens` turns, (N, d / 2, 2), or (h, N, d / 2, 2) for a width of all heads."""
+    """Returns cosines and sines of `rotate_tokens`, (N, d / 2, 2), or (h, N, d / 2, 2) for a width of all heads."""
     width = x.shape[-1] if width is None else width
     size = grid.keys_size if keys else grid.size
     # Saves dozens of kernel launches on a GPU, for values that are always the same.
@@ -81,7 +81,7 @@ def _kept_turns(*args: Any) -> Tensor:
 def rotary_table(
     scale: tuple[int, int], size: tuple[int, int], num_prefix: int, width: int, last: bool, like: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of the angles, (num_prefix + H * W, width / 2) each, one for every pair of channels.
+    """Returns cosines and sines of the angles, (num_prefix + H * W, width / 2) each, one for every pair of channels.
 
     Positions are counted in units of the grid `scale`; prefix tokens have the angle 0.
     """
@@ -131,7 +131,7 @@ def rotary_attention(
     eps: float,
     difference: float | None = None,
 ) -> Tensor:
-    """Linear attention on given features; only the numerator is rotated, by `turns` of queries and keys.
+    """Returns linear attention on given features; only the numerator is rotated, by `turns` of queries and keys.
 
     With t = q mean(k) it is `rot(q) (rot(k)^T v / M) / (t + eps)`; with a `difference` s, and z = s t, it is MALA's
     `(1 + 1/(z + eps)) (s/M) rot(q) (rot(k)^T v) - z mean(v)`. (B, h, N, dk), (B, h, M, dk), (B, h, M, d).
@@ -283,12 +283,12 @@ class RotaryLinearAttention(ConvolvedAttention):
         return elu_plus_one(q), elu_plus_one(k)
 
     def rotated(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
-        """Features turned by their positions."""
+        """Returns features rotated by their positions."""
         of_q, of_k = self.turns(q, k, grid)
         return _turned(q, of_q), _turned(k, of_k)
 
     def frequencies(self) -> dict[str, Any]:
-        """Options of `rotate_tokens`."""
+        """Returns options of `rotate_tokens`."""
         return {}
 
     def turns(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor | None, Tensor | None]:

@@ -39,7 +39,7 @@ def _minus_half_square(x: Tensor) -> Tensor:
 
 
 def landmark_grid(size: tuple[int, int], ratio: int) -> tuple[int, int]:
-    """Whole windows of R x R patches on a grid; an axis shorter than R is one window."""
+    """Returns whole windows of R x R patches on a grid; an axis shorter than R is one window."""
     return max(1, size[0] // ratio), max(1, size[1] // ratio)
 
 
@@ -52,7 +52,7 @@ def paper_ratio(size: tuple[int, int]) -> int:
 
 
 def paper_conv_size(ratio: int) -> int:
-    """Side of the kernel on the values that the paper pairs with a ratio: 9, 5, 3 with 8, 4, 2."""
+    """Returns the side of the kernel on the values that the paper pairs with a ratio: 9, 5, 3 with 8, 4, 2."""
     return 9 if ratio >= 8 else 5 if ratio >= 4 else 3
 
 
@@ -103,7 +103,7 @@ class GaussianKernels(nn.Module):
         return F.gelu(landmarks)
 
     def _merged(self, patches: Tensor, grid: Grid) -> Tensor:
-        """One landmark per window."""
+        """Returns one landmark per window."""
         plane = patches.flatten(0, 1).mT.unflatten(2, grid.size)  # (B*h, d, H, W)
         height, width = grid.size
         if self.conv is None:
@@ -117,14 +117,14 @@ class GaussianKernels(nn.Module):
         return landmarks
 
     def _random(self, patches: Tensor, grid: Grid) -> Tensor:
-        """Patches at random, the same ones for every image and head."""
+        """Returns patches at random, the same ones for every image and head."""
         tokens = torch.arange(patches.shape[2], device=patches.device)
         scattered = tokens * 40503 % 2**16  # multiplicative hashing by the golden ratio
         order = torch.rand(tokens.shape, device=patches.device) if self.training else scattered
         return patches[:, :, order.argsort()[: self.count(grid)]]
 
     def count(self, grid: Grid) -> int:
-        """Landmarks m on a grid."""
+        """Returns the number m of landmarks on a grid."""
         return math.prod(landmark_grid(grid.size, self.ratio))
 
 

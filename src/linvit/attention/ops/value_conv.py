@@ -36,7 +36,7 @@ def head_conv(num_heads: int, size: int) -> nn.Conv2d | None:
 
 
 def convolve_heads(conv: nn.Conv2d, v: Tensor, grid: Grid) -> Tensor:
-    """Convolved patch values, (B, h, M, d) -> (B, h, N, d); 0 for prefix tokens.
+    """Returns convolved patch values, (B, h, M, d) -> (B, h, N, d); 0 for prefix tokens.
 
     Values on another grid than the queries' (spatial reduction) are brought to it first, bilinearly.
     """
@@ -51,7 +51,7 @@ def convolve_heads(conv: nn.Conv2d, v: Tensor, grid: Grid) -> Tensor:
 
 
 def convolve_sequence(conv: nn.Conv2d, v: Tensor) -> Tensor:
-    """Values (B, h, N, d) convolved along the sequence of all tokens by kernels (h, 1, r, 1), (B, h, N, d)."""
+    """Returns values (B, h, N, d) convolved along the sequence of all tokens by kernels (h, 1, r, 1), (B, h, N, d)."""
     kernels = _per_channel(conv, v).squeeze(3)  # (h*d, 1, r)
     tokens = v.mT.flatten(1, 2)  # (B, h*d, N)
     along = F.conv1d(tokens, kernels, padding=conv.padding[0], groups=len(kernels))
@@ -59,7 +59,7 @@ def convolve_sequence(conv: nn.Conv2d, v: Tensor) -> Tensor:
 
 
 def _per_channel(conv: nn.Conv2d, v: Tensor) -> Tensor:
-    """Each head's kernel once for each of its channels, (h*d, 1, ...): depthwise, many times faster than h groups."""
+    """Repeats each head's kernel per channel, (h*d, 1, ...): depthwise, many times faster than h groups."""
     return conv.weight.to(v.dtype).repeat_interleave(v.shape[3], 0)
 
 
@@ -81,7 +81,7 @@ def convolve_as_given(conv: nn.Conv2d, plane: Tensor) -> Tensor:
 
 
 def convolve_values(conv: Callable[[Tensor], Tensor], v: Tensor, grid: Grid) -> Tensor:
-    """Convolved patch values with the bias, (B, h, M, d) -> (B, h, N, d); 0 for prefix tokens.
+    """Returns convolved patch values with the bias, (B, h, M, d) -> (B, h, N, d); 0 for prefix tokens.
 
     Values on another grid than the queries' (spatial reduction) are brought to it first, bilinearly.
     """
@@ -96,7 +96,7 @@ def convolve_values(conv: Callable[[Tensor], Tensor], v: Tensor, grid: Grid) -> 
 
 
 def convolve_each(plane: Tensor, kernels: Tensor) -> Tensor:
-    """Every channel of every image (B, C, H, W) convolved by its own kernel, of (B, C, k, k)."""
+    """Returns every channel of every image (B, C, H, W) convolved by its own kernel, of (B, C, k, k)."""
     if is_exporting() or not len(plane):  # `groups` would fix the number of images, and must not be 0
         parts = zip(shifts(plane, kernels.shape[-1]), kernels.flatten(2).unbind(-1), strict=True)
         return torch.stack([shifted * entry[..., None, None] for shifted, entry in parts]).sum(0)

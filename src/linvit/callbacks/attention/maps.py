@@ -144,7 +144,7 @@ def attention_maps(image: np.ndarray, calls: Mapping[str, Call], query: Query, m
 
 
 def gallery(rows: Sequence[Maps], kind: str, paper: Paper = LIGHT) -> Image.Image:
-    """One picture of a kind of maps: a row per image, which comes first, columns of layers (`MOST`) and of rollout."""
+    """Draws one kind of maps: a row per image, which comes first, columns of layers (`MOST`) and of rollout."""
     layers = list(rows[0].maps[kind])
     if len(layers) > MOST:
         layers = [layers[round(i * (len(layers) - 1) / (MOST - 1))] for i in range(MOST)]

@@ -21,7 +21,7 @@ class SeededIndex(NamedTuple):
 
 
 def sample_seed(*parts: int) -> int:
-    """63 bits that look independent for different parts; callers always give the same number of parts."""
+    """Returns 63 bits that look independent for different parts; callers always give the same number of parts."""
     state = np.random.SeedSequence(parts).generate_state(1, np.uint64)
     return int(state[0] >> np.uint64(1))
 

@@ -129,7 +129,7 @@ class AnnotationFile:
         return path_table({"image": paths}, columns)
 
     def paths(self, folder: Path) -> list[str]:
-        """Paths of the images, in the order of the file; raises a `UserError` if two images are one file."""
+        """Returns paths of the images, in the order of the file; raises a `UserError` if two images are one file."""
         paths = [os.path.normpath(os.path.join(folder.absolute(), image["file_name"])) for image in self.images]
         first: dict[str, Any] = {}
         twice = []
@@ -268,7 +268,7 @@ def find_coco(path: Path) -> dict[str, Path]:
 
 
 def _split_files(path: Path) -> dict[str, list[Path]]:
-    """All annotation files of each split that has any; the first is the one that is read."""
+    """Returns all annotation files of each split that has any; the first one is read."""
     folders = by_alias(sorted(os.listdir(path)))
     places = [file for place in (path / "annotations", path) for file in sorted(place.glob("*.json"))]
     found = {}

@@ -98,7 +98,7 @@ class DataSource:
         return "train", hold_out(len(self.splits["train"]), self.val_fraction, self.name)[split]
 
     def trained_rows(self, chosen: np.ndarray | None) -> np.ndarray | None:
-        """Numbers of the training rows that are used, of those that are `chosen`; None means all."""
+        """Returns the numbers of the used training rows, among the `chosen` ones; None means all."""
         return chosen
 
     def groups(self, chosen: np.ndarray) -> np.ndarray | None:

@@ -126,7 +126,7 @@ def in_folders(folder: Path) -> bool:
 
 
 def naming_tables(folder: Path) -> list[str]:
-    """Paths of the tables below a folder that have a column of names of its images, but for those that are read."""
+    """Returns paths of tables below a folder with a column of image names, except those that are read."""
     tree = walk(folder)
     tables = [f"{path}/{name}" for path, own in tree.items() for name in own if name.lower().endswith((".csv", ".tsv"))]
     tables = [table for table in sorted(tables) if Path(table) != find_table(Path(table).parent)]
@@ -152,7 +152,7 @@ def _names_images(table: str, known: Set[str], least: int) -> bool:
 
 
 def files_below(folder: Path) -> list[str]:
-    """Paths of all images below a folder, sorted."""
+    """Returns paths of all images below a folder, sorted."""
     return _images(walk(folder))
 
 

@@ -41,7 +41,7 @@ def find_column(
 
 
 def undecoded(rows: datasets.Dataset, *images: str) -> datasets.Dataset:
-    """Some columns of images of a table, as their bytes and paths."""
+    """Returns some columns of images of a table, as their bytes and paths."""
     rows = rows.select_columns([*images])
     for name in images:
         rows = rows.cast_column(name, datasets.Image(decode=False))
@@ -49,7 +49,7 @@ def undecoded(rows: datasets.Dataset, *images: str) -> datasets.Dataset:
 
 
 def as_images(splits: dict[str, datasets.Dataset], image: str, source: str) -> dict[str, datasets.Dataset]:
-    """Rows whose images are bytes or paths, as images; others stay, and splits without the column."""
+    """Casts rows whose images are bytes or paths to images; others, and splits without the column, are unchanged."""
     plain = {
         name: rows
         for name, rows in splits.items()
@@ -62,7 +62,7 @@ def as_images(splits: dict[str, datasets.Dataset], image: str, source: str) -> d
 
 
 def as_indices(splits: dict[str, datasets.Dataset], label: str, source: str) -> dict[str, datasets.Dataset]:
-    """Labels that are words become class indices, in alphabetical order over all splits; indices stay, and gaps."""
+    """Converts text labels to class indices, in alphabetical order over all splits; keeps indices and gaps."""
     features = [rows.features[label] for rows in splits.values()]
     kinds = {getattr(feature, "dtype", str(feature)) for feature in features} - {"null"}
     words, numbers = kinds <= {"string", "large_string"}, all(kind.startswith(("int", "uint")) for kind in kinds)

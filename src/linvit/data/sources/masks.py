@@ -82,7 +82,7 @@ class MaskReader:
         return torch.from_numpy(mask)
 
     def classify(self, raw: np.ndarray) -> np.ndarray:
-        """Values of pixels, as `raw` has them, to classes, 8-bit; `UNKNOWN` where they are none."""
+        """Maps pixel values, as `raw` returns them, to classes, 8-bit; `UNKNOWN` for other values."""
         return table(self.meaning, COLOUR_VALUES if self.coloured else NUMBER_VALUES).take(raw)
 
     def raw(self, stored: Stored, label: str) -> np.ndarray:

@@ -47,7 +47,7 @@ class ObjectSource(DataSource):
 
     @cache  # noqa: B019 (a source lives as long as its run)
     def audit(self, split: str) -> ObjectAudit:
-        """Audit of all objects of a split."""
+        """Returns the audit of all objects of a split."""
         assert self.column is not None
         unread = [] if self.coco is None else self.coco.malformed[split]
         subset, labels = self.given_names is not None, self.classes.labels
@@ -55,7 +55,7 @@ class ObjectSource(DataSource):
         return audit_objects(self.splits[split], self.column, sizes, labels, subset, self.masks, training, unread)
 
     def used(self, split: str) -> ObjectAudit:
-        """Audit of the objects that a split trains on or scores: a split may be a part of a table."""
+        """Returns the audit of the objects that a split trains on or scores: a split may be a part of a table."""
         table, chosen = self.held_out(split)
         found = self.audit(table)._replace(training=split == "train")
         return found if chosen is None else found.of_rows(chosen)
@@ -124,7 +124,7 @@ class ObjectSource(DataSource):
             return np.array([*tqdm(found, f"sizes of {split} images", len(images), delay=5)], np.int64).reshape(-1, 2)
 
     def trained_rows(self, chosen: np.ndarray | None) -> np.ndarray:
-        """Numbers of the training rows without those that have no annotation, or a side of less than `MIN_SIDE`."""
+        """Returns numbers of the training rows except those without annotation or with a side below `MIN_SIDE`."""
         kept = large_enough(self.sizes("train")) & (self.audit("train").annotated > 0)
         chosen = np.arange(len(kept)) if chosen is None else chosen
         used: np.ndarray = chosen[kept[chosen]]

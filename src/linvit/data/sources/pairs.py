@@ -145,7 +145,7 @@ def _ending(images: Mapping[str, str], masks: Mapping[str, str]) -> str:
 
 
 def by_stem(folder: Path, suffix: str = "", pattern: str = "(.*)") -> dict[str, str]:
-    """Image files below a folder by stem (of those with the suffix, if any) or by a pattern's group in it; sorted."""
+    """Returns sorted image files below a folder by stem (with the suffix, if any) or by a pattern's group in it."""
     found: dict[str, str] = {}
     stems = {path: path[len(str(folder.absolute())) + 1 :].rpartition(".")[0] for path in files_below(folder)}
     for path in [path for path, stem in stems.items() if stem.endswith(suffix)] or stems:

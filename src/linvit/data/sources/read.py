@@ -114,7 +114,7 @@ class ImageReader:
         return kind.orientation if self.exif_orientation else 1
 
     def size(self, stored: Stored) -> tuple[int, int] | None:
-        """Height and width of an image as `read` would make it, by its header; None if that cannot be read."""
+        """Returns height and width of an image after `read`, from its header; None if it cannot be read."""
         kind = self.kind(stored)
         if kind is None:
             return None

@@ -153,13 +153,13 @@ def _is_split(folder: Path) -> bool:
 
 
 def local_folder(source: str) -> Path | None:
-    """Path of a data source that is a folder of this machine; None for others."""
+    """Returns the path of a data source that is a folder of this machine; None for others."""
     path = Path(source).expanduser()
     return path if not source.startswith(HUB) and path.is_dir() else None
 
 
 def folder_of_images(source: str) -> Path | None:
-    """Path of a data source that is a folder of images of this machine; None for tables and others."""
+    """Returns the path of a data source that is a folder of images of this machine; None for tables and others."""
     path = local_folder(source)
     return path if path and source_kind(path) is None else None
 
@@ -188,7 +188,7 @@ def has_labels(source: str) -> bool:
 
 
 def find_source(source: str) -> tuple[str | None, dict[str, str]]:
-    """Kind of a source ("saved", the builder of `datasets` that loads it, or None for images) and its place."""
+    """Returns the kind of a source ("saved", the builder of `datasets`, or None for images) and its location."""
     if source.startswith(HUB):
         name = source.removeprefix(HUB)
         if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name):
@@ -247,7 +247,7 @@ def existing(source: str) -> Path:
 
 
 def source_kind(path: Path) -> str | None:
-    """Kind of local data: saved, parquet, arrow or tar; None for others, such as images in folders."""
+    """Returns the kind of local data: saved, parquet, arrow or tar; None for others, such as images in folders."""
     if path.is_dir() and any((path / mark).exists() for mark in ("dataset_dict.json", "state.json")):
         return "saved"
     for kind in ("parquet", "arrow", "tar"):
@@ -287,7 +287,7 @@ def check_tables(path: Path, kind: str) -> None:
 
 
 def files_of(path: Path, suffix: str) -> list[Path]:
-    """Files with a suffix in a folder, and in the folders in it, sorted."""
+    """Returns files with a suffix in a folder, and in the folders in it, sorted."""
     return sorted({*path.glob(f"*.{suffix}"), *path.glob(f"*/*.{suffix}")})
 
 
@@ -299,7 +299,7 @@ def _validate(file: Path) -> None:
 
 
 def arrow_batches(stream: Any) -> Iterator[pyarrow.RecordBatch]:
-    """Record batches of an arrow file, a stream or a random access file."""
+    """Yields record batches of an arrow file, a stream or a random access file."""
     try:
         return iter(pyarrow.ipc.open_stream(stream))
     except pyarrow.ArrowInvalid:

@@ -32,7 +32,7 @@ class Area(NamedTuple):
 
 
 def find_areas(images: Path, masks: Path, suffix: str, val: Collection[str], test: Collection[str]) -> list[Area]:
-    """Pictures and masks of two folders, by folders of splits; else those of `val` and `test` are named by stem."""
+    """Returns pictures and masks of two folders, by folders of splits or by the stems in `val` and `test`."""
     for folder in (images, masks):
         if not folder.is_dir():
             raise UserError(f"folder '{folder}' does not exist")

@@ -43,7 +43,7 @@ class Recall(Generated):
                 )
 
     def size(self, split: str) -> Size:
-        """Rows and columns of the grids of a split: those given, or those of the smallest square with enough tokens."""
+        """Returns rows and columns of a split's grids: the given ones, or the smallest square with enough tokens."""
         given = self.grid if split == "train" or self.eval_grid is None else self.eval_grid
         if given is None:
             given = math.isqrt(2 * self.pairs - 1) + 1
@@ -71,7 +71,7 @@ def sample(split: str, seed: int, given: Recall) -> dict[str, Any]:
 
 
 def painted(rng: np.random.Generator, key: np.ndarray, value: np.ndarray) -> np.ndarray:
-    """Image of tokens by their keys and values (H, W), 8-bit (3, 4 H, 4 W)."""
+    """Returns the image of tokens by their keys and values (H, W), 8-bit (3, 4 H, 4 W)."""
     height, width = key.shape
     codes = rng.choice(2**BITS, key.max() + 2, replace=False, shuffle=False)
     codes[-1] = 0  # which the number -1 finds

@@ -237,7 +237,7 @@ class Bands:
         return self.scale(values if self.numbers is None else values[[number - 1 for number in self.numbers]])
 
     def scale(self, values: np.ndarray) -> np.ndarray:
-        """The channels (C, H, W) of an image whose chosen bands have these values; an `OSError` if none is a number.
+        """Returns the channels (C, H, W) of an image whose chosen bands have these values; an `OSError` if all are NaN.
 
         Uint8 without a value range, else float32 from 0 to 255; NaN becomes 0.
         """

@@ -164,21 +164,21 @@ def left_out(objects: Objects, size: tuple[Any, Any], masks: bool = False) -> di
 
 
 def usable(objects: Objects, size: tuple[Any, Any]) -> np.ndarray:
-    """Which objects have a box of finite numbers not far outside of their image, bool (n,); see `left_out`."""
+    """Returns which objects have a box of finite numbers not far outside of their image, bool (n,); see `left_out`."""
     near: np.ndarray = np.abs(objects["boxes"]).max(1, initial=0) <= FAR * np.maximum(*size)
     near &= np.isfinite(objects["boxes"]).all(1) & np.isfinite(areas(objects))
     return near
 
 
 def mask_areas(objects: Objects) -> np.ndarray:
-    """Pixels of each mask (n,)."""
+    """Returns the number of pixels of each mask (n,)."""
     if "masks" in objects:
         return objects["masks"].sum((1, 2))  # type: ignore[no-any-return]
     return coco_masks.area(objects["rles"])
 
 
 def _masks(objects: Objects, kept: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
-    """Masks (n, H, W) of some objects."""
+    """Returns masks (n, H, W) of some objects."""
     if "masks" in objects:
         return objects["masks"][kept]  # type: ignore[no-any-return]
     chosen = [objects["rles"][index] for index in np.flatnonzero(kept)]

@@ -73,14 +73,14 @@ class Normalisation:
         self._statistics = torch.tensor([mean, std]).view(2, -1, 1, 1)
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Images (..., C, H, W), from 0 to 255, to float32."""
+        """Converts images (..., C, H, W), from 0 to 255, to float32."""
         if self._statistics.device != images.device:
             self._statistics = self._statistics.to(images.device)
         mean, std = 255 * self._statistics
         return images.to(torch.float32, copy=True).sub_(mean).div_(std)
 
     def undo(self, images: Tensor) -> Tensor:
-        """Normalised images (..., C, H, W) to [0, 1]."""
+        """Converts normalised images (..., C, H, W) to [0, 1]."""
         mean, std = self._statistics.to(images.device)
         shown: Tensor = (images * std + mean).clamp(0, 1)
         return shown
@@ -127,7 +127,7 @@ def apply_ops(images: Tensor, ops: Sequence[Sequence[ImageOp]]) -> Tensor:
 
 
 def _sent(values: Sequence[Any], images: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Numbers on the device of images, for which the host does not wait."""
+    """Copies numbers to the device of images without synchronising."""
     return torch.tensor(values, dtype=dtype).to(images.device, non_blocking=True)
 
 

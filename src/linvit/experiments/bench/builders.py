@@ -107,7 +107,7 @@ def kernel_ratios(costs: Sequence[Cost], specs: Sequence[Spec], settings: Settin
 
 
 def accuracy_plot(report: CostReport) -> dict[str, str]:
-    """Published accuracies over the time of a forward pass at their size, or the smallest: Figure 7 of FLatten."""
+    """Plots published accuracies over the time of a forward pass at their or the smallest size (FLatten, Figure 7)."""
     series, info = [], model_info()
     for name in report.names:
         timed = [cost for cost in report.costs if cost.name == name and "forward" in cost.seconds]

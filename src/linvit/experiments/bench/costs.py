@@ -162,7 +162,7 @@ def _timed(cost: Cost, name: str, work: Callable[[], Any]) -> None:
 
 
 def costs_by_size(networks: Mapping[str, nn.Module], image: Tensor, device: torch.device, seconds: float) -> list[Cost]:
-    """Time and memory of a forward pass of one image (C, H, W), and of multiples of it that fit memory and time."""
+    """Measures a forward pass of one image (C, H, W), and of multiples of it that fit memory and time."""
     found: list[Cost] = []
     for times in TIMES:
         images = image[None].repeat(1, 1, times, times).to(device)

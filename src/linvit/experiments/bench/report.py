@@ -104,7 +104,7 @@ class CostReport:
         return str(crossover(self.curve(name, metric), self.curve(same, metric)) or "-")
 
     def sections(self) -> Iterator[Section]:
-        """All tables."""
+        """Returns all tables."""
         for metric in self.metrics:
             at = {(cost.label, cost.size): _entry(cost, metric) for cost in self.costs}
             rows = [
@@ -142,7 +142,7 @@ class CostReport:
         return ["", *self._blocks[""], *sizes]
 
     def markdown(self) -> str:
-        """All tables, with the plots beside them."""
+        """Returns all tables, with the plots beside them."""
         parts = [f"# {self.title}", "\n".join(f"- {key}: {value}" for key, value in self.conditions.items()), TIMES]
         counted = [["", *self._blocks[""], "size", "parameters", "MACs", "FLOPs"]]
         for cost in (cost for cost in self.costs if cost.mode == "eager"):
@@ -199,7 +199,7 @@ def _row(cost: Cost, batch: int) -> dict[str, Any]:
 
 
 def _entry(cost: Cost, metric: Metric) -> str:
-    """Three digits, without an exponent."""
+    """Formats three digits, without an exponent."""
     value = metric.value(cost)
     if value is None:
         return "memory" if "out of memory" in cost.note else "-"

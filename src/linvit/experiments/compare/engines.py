@@ -30,7 +30,7 @@ class Job(Protocol):
         """Returns True if it has ended, or will not start."""
 
     def result(self) -> tuple[int, float] | None:
-        """Exit code and seconds; None if it was not started. Raises if the engine has ended it."""
+        """Returns exit code and seconds; None if not started. Raises if the engine has ended it."""
 
     def cancel(self) -> None:
         """Lets it save and end, or not start at all."""

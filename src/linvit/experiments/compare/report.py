@@ -98,7 +98,7 @@ def difficulty_plots(results: Results, where: str) -> dict[str, str]:
 
 
 def costs_plots(results: Results, where: str) -> dict[str, str]:
-    """Score over latency and over MACs, with the Pareto front."""
+    """Returns score over latency and over MACs, with the Pareto front."""
     measured = [(variant, variant.costs) for variant in results.variants if variant.costs is not None]
     axes = {
         "score_over_latency": ("latency (ms)", "latency_seconds", 1e3),
@@ -125,7 +125,7 @@ def _wide(series: Sequence[Series], factor: float = 10) -> bool:
 
 
 def curve_plots(results: Results, where: str) -> dict[str, str]:
-    """Score, loss and rank over the steps, mean over seeds."""
+    """Returns score, loss and rank over the steps, mean over seeds."""
     plots = {}
     labels = {"score": (None, results.tag), "loss": ("train/loss", "train/loss")}
     for name, (tag, label) in (labels | {"rank": ("rank", "rank of the attention, mean over layers")}).items():
@@ -150,7 +150,7 @@ def _series(variant: Variant, results: Results, tag: str | None) -> Series:
 
 
 def mean_curve(variant: Variant, results: Results, tag: str | None) -> tuple[tuple[float, float, float], ...]:
-    """At most `MOST_POINTS` steps, means and deviations of a curve; None is the score, "rank" that of all layers."""
+    """Returns at most `MOST_POINTS` steps, means and deviations of a curve (None: score, "rank": of all layers)."""
     values: dict[int, list[float]] = {}
     for run in variant.runs.values():
         wanted = tag or run.score_tag(results.score)

@@ -56,7 +56,7 @@ class Variant:
         return {seed: score for seed, score in found.items() if score is not None and math.isfinite(score.value)}
 
     def without_score(self, tag: str | None) -> dict[int, str]:
-        """Why seeds have no score: their run has failed or is not finished, or its last evaluation gives none."""
+        """Returns why seeds have no score: a run has failed or is unfinished, or its last evaluation has none."""
         found, names = dict(self.trouble), {seed: run.score_tag(tag) for seed, run in self.finished.items()}
         for seed in names.keys() - self.scores(tag).keys():
             last = self.runs[seed].last.get(name := names[seed])
@@ -152,7 +152,7 @@ class Results:
         return any(reference != self.baseline for reference in self.references.values())
 
     def differences(self) -> dict[str, Difference]:
-        """Of each variant from its reference, over the seeds that both have."""
+        """Returns the differences of variants from their references, over common seeds."""
         scores = {variant.name: variant.scores(self.score) for variant in self.variants}
         pairs = []
         for name, reference in self.references.items():
@@ -176,7 +176,7 @@ class Results:
         return found
 
     def over_images(self, variant: Variant) -> tuple[tuple[float, float], tuple[float, float]]:
-        """95 % intervals of the score of a variant and of its difference from its reference; NaN if not known."""
+        """Returns 95 % intervals of a variant's score and of its difference from its reference; NaN if unknown."""
         own, unknown = self.right[variant.name], (math.nan, math.nan)
         if not own or len(own) < len(variant.finished):
             return unknown, unknown
@@ -198,7 +198,7 @@ class Results:
         return found
 
     def summary(self, variant: Variant, tag: str | None = None) -> tuple[float, float, int]:
-        """Mean and standard deviation (of a teacher NaN) of the scores over seeds, or of another curve, and seeds."""
+        """Returns mean and deviation (of a teacher NaN) of scores over seeds, or of another curve, and their number."""
         found = {} if variant.known and tag else variant.scores(tag or self.score)
         scores = [score.value for score in found.values()]
         mean = statistics.fmean(scores) if scores else math.nan
@@ -268,7 +268,7 @@ def _teacher(run: RunFolder) -> str:
 
 
 def _predictions(run: RunFolder, weights: str) -> np.ndarray:
-    """Labels and predicted classes (2, N) of the images of the last evaluation; N is 0 if it has written none."""
+    """Returns labels and predicted classes (2, N) of the last evaluation; N is 0 if it has written none."""
     with suppress(OSError, ValueError), io.StringIO(read_text(run.folder / "val_images.csv")) as file:
         columns = file.readline().strip().split(",")
         places = [columns.index(name) for name in ("label", weights)]

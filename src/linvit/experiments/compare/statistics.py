@@ -48,7 +48,7 @@ def bootstrap(values: np.ndarray) -> tuple[float, float]:
 
 
 def spread(scores: Sequence[float]) -> float:
-    """Standard deviation of a sample; NaN for a single one."""
+    """Returns the standard deviation of a sample; NaN for a single one."""
     return statistics.stdev(scores) if len(scores) > 1 else math.nan
 
 

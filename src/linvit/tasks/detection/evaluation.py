@@ -29,7 +29,7 @@ class Evaluation:
     precision: np.ndarray
 
     def class_scores(self) -> dict[str, np.ndarray]:
-        """AP, AP50 and AP75 of each class (K,); NaN for a class without an object."""
+        """Returns AP, AP50 and AP75 of each class (K,); NaN for a class without an object."""
         precision = np.where(self.precision < 0, np.nan, self.precision).mean(1)  # (10, K)
         return {"AP": precision.mean(0), "AP50": precision[0], "AP75": precision[5]}
 
@@ -102,7 +102,7 @@ class Objects(NamedTuple):
         return cls(size, boxes, here["labels"].numpy(), _counts(rles), scores)
 
     def above(self, threshold: float) -> "Objects":
-        """Those of detected objects whose scores are at least a threshold."""
+        """Returns detected objects with scores of at least a threshold."""
         if not threshold or self.scores is None:
             return self
         kept = self.scores >= threshold

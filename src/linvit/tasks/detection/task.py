@@ -149,7 +149,7 @@ class DetectionTask(Task):
         return _WithTruth(self.network)
 
     def configure_metrics(self) -> Mapping[str, Metric]:
-        """COCO's figures."""
+        """Returns COCO's metrics."""
         kinds: list[Kind] = ["box", "mask"] if self.network.with_masks else ["box"]
         settings = self.hparams
         results = DetectionResults(settings["num_classes"], kinds, settings["area_from"])
@@ -205,7 +205,7 @@ class DetectionTask(Task):
         return [DetectionResult(objects=found.above(threshold)) for found in predicted["objects"]]
 
     def run_callbacks(self) -> list[Callback]:
-        """Also a table of the classes, curves and pictures."""
+        """Adds a table of the classes, curves and pictures."""
         return [*super().run_callbacks(), Report(self.report_folder), DetectionPictures()]
 
     def published(self) -> PublishedScores | None:

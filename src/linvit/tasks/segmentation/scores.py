@@ -16,7 +16,7 @@ from linvit.ignore_index import IGNORE_INDEX
 def pixel_cross_entropy(
     logits: Tensor, label: Tensor, average: Literal["all", "valid"] = "all", label_smoothing: float = 0.0
 ) -> Tensor:
-    """Mean cross entropy of logits (B, K, h, w), of any size, and labels (B, H, W), int64; 0 if all are ignored.
+    """Returns mean cross entropy of logits (B, K, h, w), any size, and labels (B, H, W), int64; 0 if all ignored.
 
     Logits are resized to the labels first, by bilinear interpolation. `average` "all" divides by the number of all
     pixels, ignored ones included, as the papers' programs do (mmsegmentation 0.x); "valid" by that of labelled ones.
@@ -29,7 +29,7 @@ def pixel_cross_entropy(
 
 
 def dice_loss(logits: Tensor, label: Tensor) -> Tensor:
-    """Mean over the classes that are in the labels (B, H, W) of `1 - 2 sum(p y) / (sum(p) + sum(y))`; else 0.
+    """Returns the mean over the classes in the labels (B, H, W) of `1 - 2 sum(p y) / (sum(p) + sum(y))`; else 0.
 
     The sums are over all labelled pixels of the batch, p is the softmax, and y is 1 where the label is the class
     (Milletari et al. 2016, "V-Net", Sec. 3). Logits are resized to the labels first.
@@ -79,7 +79,7 @@ class PixelConfusion(MulticlassConfusionMatrix):
 
 
 def class_scores(matrix: Tensor) -> dict[str, Tensor]:
-    """IoU, accuracy (recall) and F1 of each class (K,), float64; NaN for a class without a pixel to judge by."""
+    """Returns IoU, accuracy (recall) and F1 per class (K,), float64; NaN for a class without pixels to judge."""
     matrix = matrix.double()
     both, labelled, predicted = matrix.diagonal(), matrix.sum(1), matrix.sum(0)
     return {

@@ -207,7 +207,7 @@ class SegmentationTask(Task):
         return Description(words["prediction"], words.get("true mask", ""), masks)
 
     def run_callbacks(self) -> list[Callback]:
-        """Also a table of the classes, a confusion matrix and pictures."""
+        """Adds a table of the classes, a confusion matrix and pictures."""
         return [*super().run_callbacks(), Report(self.report_folder), SegmentationPictures()]
 
     def published(self) -> PublishedScores | None:
@@ -218,7 +218,7 @@ class SegmentationTask(Task):
         return published_miou(settings)
 
     def class_findings(self, stage: str) -> Findings:
-        """Pixels and scores of each class of the set that was just evaluated, and the confusion matrix."""
+        """Returns pixels and scores of each class of the set that was just evaluated, and the confusion matrix."""
         metrics: Any = self.metrics[f"{stage}/" if self.average is None else f"{stage}/ema_"]
         matrix: Tensor = metrics["mIoU"].state.compute()
         scores, counts = (
@@ -249,7 +249,7 @@ class SegmentationTask(Task):
 
 
 def of_one_size(images: Sequence[Tensor], sizes: Sequence[Sequence[int]]) -> Iterator[list[int]]:
-    """Which neighbours of a batch are evaluated at once: of one size, also of their results, and of few pixels."""
+    """Yields neighbours in a batch to evaluate at once: of one size, also of their results, and of few pixels."""
     kinds = [(image.shape, tuple(map(int, size))) for image, size in zip(images, sizes, strict=True)]
     for (shape, _), same in groupby(range(len(kinds)), kinds.__getitem__):
         numbers, most = list(same), max(PIXELS // math.prod(shape[1:]), 1)
