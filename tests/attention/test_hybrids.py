@@ -18,6 +18,8 @@ from linvit.attention.ops.local import Neighbourhoods, Windows
 from linvit.layers.block import Block
 from linvit.layers.mlp import feed_forward
 from linvit.layers.windows import WindowAttention
+from linvit.testing.backbone.images import BackboneSubject
+from linvit.testing.compile import exports, onnx
 from tests.golden_files import Golden, both_precisions, of_case
 from tests.helpers import assert_near, assert_same_gradients, inputs, mechanism, randn
 
@@ -561,6 +563,33 @@ def test_masked_keys_of_whole_windows(spec: dict[str, Any]) -> None:
     out = module(given.q, given.k, given.v, grid, mask=mask, **given.extra)
     assert out.isfinite().all()
     assert_near(module(given.q, k, v, grid, mask=mask, **given.extra), out, 1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "spec", [{"name": "window", "window_size": 5}, "sla", "lolcats", "jetvit", "gdla", "lion", "delta"], ids=str
+)
+def test_one_program_serves_images_of_any_size(spec: Any) -> None:
+    """Windows are counted by a quotient that ONNX rounds towards zero; ONNX has no triangular systems (delta)."""
+    subject = BackboneSubject({"name": "deit_nano", "depth": 1}, spec, 32, False)
+    assert subject.build(dtype=torch.float32).blocks[0].attn.mechanism.__dict__.get("exports_any_size", True)
+    exports(subject)
+    if spec != "delta":
+        onnx(subject)
+
+
+@pytest.mark.slow
+def test_gradients_of_the_compiled_gated_delta_rule() -> None:
+    grid = Grid((6, 8), num_prefix=1)
+    layer = AttentionLayer(24, 3, grid, attention="gated_delta").double()
+    x = randn(2, 49, 24)
+    grads = []
+    for run in (layer, torch.compile(layer, backend="aot_eager", fullgraph=True)):
+        layer.zero_grad()
+        run(x, grid).square().sum().backward()
+        grads.append([p.grad.clone() for p in layer.parameters()])
+    for one, other in zip(*grads, strict=True):
+        assert_near(one, other, 1e-9)
 
 
 def test_a_window_as_large_as_the_grid_is_softmax() -> None:

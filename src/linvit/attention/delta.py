@@ -9,7 +9,7 @@ orders are row by row and its reverse, with `directions: 4` column by column and
 Paper: Yang et al. 2025, "Gated Delta Networks: Improving Mamba2 with Delta Rule" (ICLR), after "Parallelizing Linear
 Transformers with the Delta Rule over Sequence Length" (NeurIPS 2024) by the same first author. Follows
 flash-linear-attention without its causal convolutions; its scan for images adds the reversed half without reversing it
-back (a defect).
+back (a defect). ONNX has no triangular systems, so networks with it are exported by torch.export alone.
 Cost: `o (2 S T h dk + S T C + 3 S C dk) + g N C h` MACs in o directions, besides the solution of triangular systems,
 with N tokens padded to S in chunks of T = 64, and g = 1, or 2 where it is gated. Rank: up to N. Entries have either
 sign, and there is no normaliser.
@@ -103,7 +103,7 @@ class GatedDeltaAttention(DeltaAttention):
     def gates(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Strengths beta of writing and logarithms of the factors a, (B, h, N), of the layer's input (B, N, C)."""
         beta, _ = super().gates(x, mask)
-        a = linear_as_given(self.a_proj, x).mT
+        a = self.a_proj.weight.to(x.dtype) @ x.mT  # (B, h, N); its gradient has strides that F.linear compiled refuses
         log = -self.A_log.to(a.dtype).exp()[:, None] * F.softplus(a + self.dt_bias.to(a.dtype)[:, None])
         return beta, log if mask is None else log * mask[:, None]
 

@@ -63,6 +63,7 @@ class LoLCATsAttention(HedgehogAttention):
             check_odd("window_size", window_size, "3, 5 or 7 with local=neighbourhood")
         self.window_size, self.affine, self.shift = window_size, affine, shift
         self.near = Windows if local == "windows" else Neighbourhoods
+        self.exports_any_size = min(grid.size) > window_size  # torch.export keeps to a single window
         self.window_factors = nn.Parameter(torch.zeros(num_heads))
 
     def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, mask: Tensor | None = None) -> Tensor:

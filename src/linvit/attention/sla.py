@@ -79,6 +79,8 @@ class SLAttention(Attention):
         for size in blocks:
             check_number("blocks: a block", size, at_least=1, whole=True)
         self.blocks = tuple(blocks)
+        # torch.export keeps to a single window, and to the number of selected blocks.
+        self.exports_any_size = topk is None and min(grid.size) > window_size
         self.alpha: nn.Parameter | None = None
         self.proj_l: nn.Linear | None = None
         if combine == "alpha":

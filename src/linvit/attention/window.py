@@ -35,6 +35,7 @@ class WindowAttention(Attention):
         super().__init__(dim, num_heads, grid, key_dim=key_dim)
         check_number("window_size", window_size, at_least=1, whole=True)
         self.window_size = window_size
+        self.exports_any_size = min(grid.size) > window_size  # torch.export keeps to a single window
 
     def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, mask: Tensor | None = None) -> Tensor:
         """(B, h, N, dk), (B, h, N, dk), (B, h, N, d) -> (B, h, N, d); keys outside `mask` (B, N) take no part."""

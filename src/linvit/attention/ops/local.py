@@ -26,7 +26,7 @@ class Windows:
     def __init__(self, grid: Grid, side: int) -> None:
         self.grid, self.prefix = grid, grid.num_prefix
         self.sides = tuple(side if is_exporting() else min(side, length) for length in grid.size)
-        self.counts = tuple(-(-length // own) for length, own in zip(grid.size, self.sides, strict=True))
+        self.counts = tuple((length + own - 1) // own for length, own in zip(grid.size, self.sides, strict=True))
         self.missing = tuple(
             count * own - length for count, own, length in zip(self.counts, self.sides, grid.size, strict=True)
         )

@@ -17,7 +17,7 @@ def columns(grid: Grid, device: torch.device) -> Tensor:
 def boustrophedon(grid: Grid, device: torch.device, by_columns: bool = False) -> Tensor:
     """Returns numbers of the tokens row by row, or column by column, every second one backwards, (N,)."""
     places = _places(grid, device).mT if by_columns else _places(grid, device)
-    backwards = torch.arange(len(places), device=device)[:, None] % 2 == 1
+    backwards = torch.arange(places.shape[0], device=device)[:, None] % 2 == 1
     return _with_prefix(torch.where(backwards, places.flip(1), places), grid)
 
 
@@ -32,7 +32,7 @@ def _with_prefix(places: Tensor, grid: Grid) -> Tensor:
 
 def chunked(x: Tensor, length: int) -> Tensor:
     """Returns tokens of (..., N, d) in n chunks of a length, (..., n, length, d), with zeros behind the last."""
-    chunks = -(-x.shape[-2] // length)
+    chunks = (x.shape[-2] + length - 1) // length  # ONNX rounds quotients of negative numbers towards zero
     missing = chunks * length - x.shape[-2]
     padded = F.pad(x, (0, 0, 0, missing)) if missing else x
     return padded.unflatten(-2, (chunks, length))  # type: ignore[no-any-return]
