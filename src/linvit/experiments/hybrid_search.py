@@ -11,6 +11,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -114,47 +115,38 @@ class Costs(NamedTuple):
         return self.rest + sum(own[kind] for own, kind in zip(self.blocks, kinds, strict=True))
 
 
+@dataclass
 class HybridSearch:
     """What a search has found; `search_hybrid` makes it.
 
     Attributes:
-        attention: One spec per block, ready for `attention=`; None keeps the teacher's.
-        cost: Of the hybrid that was found, in the unit of the budget.
-        distance: Of its last features to the teacher's, before it is trained.
-        measured: Distances of all hybrids that were measured.
-        costs: Of blocks.
+        choices: Specs that a block may have in place of the teacher's attention.
+        found: The hybrid.
+        measured: Distances of the last features of all measured hybrids to the teacher's, before they are trained.
+        softmax: 1 for each block of the teacher with softmax attention, else 0.
     """
 
-    def __init__(
-        self,
-        choices: Sequence[Spec],
-        budget: Budget,
-        costs: Costs,
-        found: Kinds,
-        measured: dict[Kinds, float],
-        softmax: int | None,
-    ) -> None:
-        self.choices, self.budget, self.costs, self.found = choices, budget, costs, found
-        self.measured, self._softmax = measured, softmax
+    choices: list[Spec]
+    budget: Budget
+    costs: Costs
+    found: Kinds
+    measured: dict[Kinds, float]
+    softmax: list[int]
 
     @property
     def attention(self) -> list[Spec | None]:
-        """One spec per block."""
-        return self.specs(self.found)
+        """One spec per block, ready for `attention=`; None keeps the teacher's."""
+        return specs_of(self.choices, self.found)
 
     @property
     def cost(self) -> float:
-        """The cost of what was found."""
+        """The cost of what was found, in the unit of the budget."""
         return self.costs.of(self.found)
 
     @property
     def distance(self) -> float:
         """The distance of what was found."""
         return self.measured[self.found]
-
-    def specs(self, kinds: Kinds) -> list[Spec | None]:
-        """The specs of a hybrid."""
-        return specs_of(self.choices, kinds)
 
     def named(self) -> dict[str, Kinds]:
         """Hybrids with a name: the teacher, each choice in all blocks, and what was found."""
@@ -167,9 +159,9 @@ class HybridSearch:
         """Rows of the named hybrids: name, softmax blocks, cost, distance, list for `--model.attention`."""
         rows = []
         for name, kinds in self.named().items():
-            softmax = "-" if self._softmax is None else str(self._softmax - sum(kind > 0 for kind in kinds))
+            softmax = sum(own for own, kind in zip(self.softmax, kinds, strict=True) if not kind)
             numbers = f"{self.costs.of(kinds):.3g}", f"{self.measured[kinds]:.3g}"
-            rows.append([name, softmax, *numbers, json.dumps(self.specs(kinds))])
+            rows.append([name, str(softmax), *numbers, json.dumps(specs_of(self.choices, kinds))])
         return rows
 
     def __str__(self) -> str:
@@ -186,7 +178,7 @@ class HybridSearch:
         named = self.named()
         others = tuple(point for kinds, point in points.items() if kinds not in named.values())
         series = [Series(name, (points[kinds],), labels=(name,)) for name, kinds in named.items()]
-        x, y = Axis(UNITS[self.budget.kind]), Axis("distance of the last features to the teacher's")
+        x, y = Axis(f"cost, {UNITS[self.budget.kind]}"), Axis("distance of the last features to the teacher's")
         return line_plot("Hybrids before training", [Series("other hybrids", others), *series], x, y, front="low")
 
     def add_to(self, page: Page) -> None:
@@ -197,7 +189,9 @@ class HybridSearch:
 
     def write(self, path: Path) -> None:
         """Writes all measured hybrids as a CSV file."""
-        rows = ([json.dumps(self.specs(kinds)), self.costs.of(kinds), one] for kinds, one in self.measured.items())
+        rows = [
+            [json.dumps(specs_of(self.choices, one)), self.costs.of(one), far] for one, far in self.measured.items()
+        ]
         write_table(path, [["attention", "cost", "distance"], *rows])
 
 
@@ -265,7 +259,8 @@ def search_hybrid(
     found = beam_search(blocks.kinds, costs, limit.most, blocks.distance, singles, beam)
     for kind in range(1, len(choices) + 1):  # for the picture
         blocks.distance(tuple(kind if kind in kinds else 0 for kinds in blocks.kinds))
-    result = HybridSearch(choices, limit, costs, found, blocks.distances, softmax_blocks(teacher))
+    softmax = [softmax_blocks(teacher.get_submodule(name)) or 0 for name in blocks.layers]
+    result = HybridSearch(choices, limit, costs, found, blocks.distances, softmax)
     told(str(result))
     return result
 
@@ -526,6 +521,7 @@ class _Blocks:
         if path and path.exists():
             return Costs(**json.loads(path.read_text(encoding="utf-8")))
         image = torch.zeros(1, self.channels, *size, device=self.device)
+        call: Any = [count_operations] if budget.kind == "macs" else []
         works, names = dict[Any, Callable[[], Any]](), list[list[Any]]()
         for number, spec in enumerate([None, *self.choices]):
             network = self.teacher if spec is None else self._student(spec).eval()
@@ -534,12 +530,12 @@ class _Blocks:
                 given = [one.shape if isinstance(one, Tensor) else one for one in (*args, *kwargs.values())]
                 shapes = [one.shape for one in layer.parameters()]
                 alike = (number, str([given, shapes, kind_of(layer)]))  # such blocks are measured once
-                works.setdefault(alike, partial(_COSTS[budget.kind], layer, args, kwargs))
+                works.setdefault(alike, partial(*call, layer, *args, **kwargs))
                 names[-1].append(alike)
-        works["all"] = partial(_COSTS[budget.kind], self.teacher, (image,), {})
+        works["all"] = partial(*call, self.teacher, image)
         with torch.no_grad():
             if budget.kind == "macs":
-                values = {name: float(work()) for name, work in works.items()}
+                values = {name: float(work().matmul) for name, work in works.items()}
             else:
                 alone = self.device.type == "cpu" and torch.get_num_threads() == 1
                 clock = time.process_time if alone else time.perf_counter
@@ -552,17 +548,6 @@ class _Blocks:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_text(path, json.dumps(found._asdict()))
         return found
-
-
-def _call(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    return module(*args, **kwargs)
-
-
-def _macs(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
-    return count_operations(module, *args, **kwargs).matmul
-
-
-_COSTS: dict[str, Callable[..., Any]] = {"latency": _call, "macs": _macs}
 
 
 def specs_of(choices: Sequence[Spec], kinds: Kinds) -> list[Spec | None]:
