@@ -632,21 +632,30 @@ def draw(path: Path, picture: Path) -> None:
 
 
 def draw_curves(path: Path, picture: Path) -> None:
-    """Draws how near students at 224 px come to the teacher over the CPU time of their first stage."""
-    series, longest = [], 0.0
+    """Draws how near students at 224 px come to the teacher over the CPU time of their first stage.
+
+    A student that is not trained is a level line, as its teacher is.
+    """
+    curves, level = [], []
     for line in map(json.loads, lines(path)):
         one = Experiment(**line["experiment"])
-        if one.size != SIDE or "curve" not in line or one.own_steps or one.chain_steps or one.kept_as:
+        if one.size != SIDE or one.alone or one.own_steps or one.chain_steps or one.kept_as:
             continue
-        name = one.attention if isinstance(one.attention, str) else one.attention["name"]
-        name += f", softmax in {len(one.kept)} of 12 blocks" if one.kept else ""
-        points = tuple((seconds / 60, (in_class + patches) / 2) for _, seconds, in_class, patches in line["curve"])
-        series.append(Series(name, points))
-        longest = max(longest, points[-1][0])
-    series.append(Series("the softmax teacher", ((0.0, 1.0), (longest, 1.0))))
+        if isinstance(one.attention, list) or line["experiment"] in SHOWN_IN_TABLE:
+            continue
+        name = one.attention if isinstance(one.attention, str) else " ".join(map(str, one.attention.values()))
+        name = name.replace(" True", "") + (f", {len(one.kept)} softmax blocks" if one.kept else "")
+        if one.steps:
+            points = tuple((seconds / 60, (in_class + patches) / 2) for _, seconds, in_class, patches in line["curve"])
+            curves.append(Series(name, points))
+        else:
+            level.append((f"{name}, untrained", (line["after"]["class"] + line["after"]["patches"]) / 2))
+    longest = max(one.points[-1][0] for one in curves)
+    level.append(("the softmax teacher", 1.0))
+    curves += [Series(name, ((0.0, near), (longest, near))) for name, near in level]
     x = Axis("CPU minutes of one thread, all blocks together")
     y = Axis("cosine to the teacher's features, mean of class and patch tokens")
-    picture.write_text(line_plot("", series, x, y), encoding="utf-8")
+    picture.write_text(line_plot("", curves, x, y), encoding="utf-8")
 
 
 # ---- Images and weights ----
@@ -729,6 +738,11 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 
 NAMES = [name for name in linvit.list_attentions() if name != "softmax"]
+SHOWN_IN_TABLE = [  # and left out of the picture of the curves
+    Experiment("nystrom", size=SIDE).given,
+    Experiment("monarch", size=SIDE, steps=60, lr=1e-4).given,
+    Experiment({"name": "monarch", "exact_prefix": True}, size=SIDE, kept=(8, 9, 10, 11)).given,
+]
 REST = (0, 2, 3, 4, 6, 7, 8, 10, 11)  # blocks 1, 5 and 9 stand for all
 STUDY = {
     "all": [Experiment(name, kept=REST, steps=30, alone=True) for name in NAMES],
