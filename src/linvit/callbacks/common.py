@@ -10,7 +10,7 @@ from torch import Tensor, distributed
 
 
 class Paper(NamedTuple):
-    """The colours of a picture's background and of its text."""
+    """Colours of a picture's background and of its text."""
 
     back: str
     ink: str
@@ -29,12 +29,12 @@ def gather(own: Any) -> list[Any] | None:
 
 
 def class_names(pl_module: LightningModule) -> list[str]:
-    """Names of the classes of a task, or their numbers."""
+    """Returns the names of the classes of a task, or their numbers."""
     return list(pl_module.hparams["class_names"] or map(str, range(pl_module.hparams["num_classes"])))
 
 
 def rgb(images: Tensor) -> Tensor:
-    """Returns the first three channels of images (..., C, H, W), or the first one three times where there are fewer."""
+    """Returns the first three channels of images (..., C, H, W), or the first one three times if there are fewer."""
     return images[..., :3, :, :] if images.shape[-3] >= 3 else images[..., [0, 0, 0], :, :]
 
 
@@ -53,7 +53,7 @@ def writers(trainer: Trainer) -> list[Any]:
 
 
 def add_picture(trainer: Trainer, tag: str, picture: Any) -> None:
-    """Shows a picture (H, W, 3), uint8, an array or one of PIL, at the step at which Lightning logs.
+    """Shows a picture (H, W, 3), uint8, an array or a PIL image, at the step at which Lightning logs.
 
     This is the step of the current batch, and in validation that of the previous batch: pictures after a checkpoint of
     this moment have later steps, so they are not taken for the remains of a killed run.

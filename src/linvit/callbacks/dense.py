@@ -60,21 +60,21 @@ def legend(colours: np.ndarray, names: Sequence[str], width: int, paper: Paper =
 
 
 class ValidationPictures(Callback):
-    """Writes a picture at each validation: a row for each of the first images of rank 0's part of the set.
+    """Writes a picture at each validation: a row for each of the first images of rank 0's part of the dataset.
 
-    TensorBoard has all of them (`val/NAME`), and `val_NAME.png` in the run's folder is the last. Predictions are those
-    of the weights that `predict_with` names. A subclass supplies `name`, `titles`, `width` and `rows`.
+    TensorBoard has all of them (`val/NAME`), and `val_NAME.png` in the run's folder is the last. Predictions use the
+    weights that `predict_with` selects. A subclass supplies `name`, `titles`, `width` and `rows`.
 
     Args:
-        images: Rows of the picture.
+        images: Number of rows of the picture.
     """
 
     name: ClassVar[str]
-    """Of the picture."""
+    """Name of the picture."""
     titles: ClassVar[tuple[str, ...]]
-    """Of the columns."""
+    """Titles of the columns."""
     width: ClassVar[int]
-    """Pixels of a column."""
+    """Width of a column in pixels."""
 
     def __init__(self, images: int = 4) -> None:
         self.images = images
@@ -102,7 +102,7 @@ class ValidationPictures(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Writes the picture."""
-        folder = trainer.log_dir  # all ranks ask for it, since it is that of rank 0
+        folder = trainer.log_dir  # all ranks take part, since it is that of rank 0
         if not self._rows or folder is None or trainer.sanity_checking:
             return
         titles = Image.new("RGB", (self.width * len(self.titles), LINE), "white")
@@ -120,7 +120,7 @@ class SegmentationPictures(ValidationPictures):
     """Writes `val_segmentation.png`: rows of image, labels and prediction, and a legend of the classes.
 
     Args:
-        images: Rows of the picture.
+        images: Number of rows of the picture.
     """
 
     name, titles, width = "segmentation", ("image", "labels", "prediction"), 320
@@ -143,7 +143,7 @@ class SegmentationPictures(ValidationPictures):
 
 
 def write_mask(target: Path, classes: np.ndarray, colours: np.ndarray, image: str) -> Path:
-    """Writes classes (H, W) as PNG or, of a GeoTIFF, as one; returns the path, which is `target` with an ending."""
+    """Writes classes (H, W) as PNG or, for a GeoTIFF, as GeoTIFF; returns the path, `target` with an extension."""
     kind = np.uint8 if len(colours) <= 256 else np.uint16
     place, saved = georeference(image), classes.astype(kind)
     path = target.with_name(f"{target.name}.{'png' if place is None else 'tif'}")
@@ -160,7 +160,7 @@ SHOWN = {"0.50": slice(1), "0.75": slice(5, 6), "0.50:0.95": slice(None)}  # IoU
 
 def curves_picture(precision: Mapping[str, np.ndarray]) -> np.ndarray:
     """Draws the mean over classes of COCO's precision (10, 101, K), -1 for those without objects, a panel per kind."""
-    from matplotlib.figure import Figure  # here, since it takes half a second
+    from matplotlib.figure import Figure  # imported here, since it takes half a second
 
     figure = Figure(figsize=(5 * len(precision), 4.2), dpi=100, layout="constrained")
     panels = figure.subplots(1, len(precision), squeeze=False)[0]
@@ -179,8 +179,8 @@ class DetectionPictures(ValidationPictures):
     """Writes `val_detection.png`: rows of image, truth and detections, with names and scores.
 
     Args:
-        images: Rows of the picture.
-        threshold: Detections of lower scores are left out.
+        images: Number of rows of the picture.
+        threshold: Minimum score of the drawn detections.
     """
 
     name, titles, width = "detection", ("image", "truth", "detections"), 400
@@ -211,7 +211,7 @@ FONT = 12  # pixels
 
 
 def draw(picture: Image.Image, objects: Any, colours: np.ndarray, names: Sequence[str], threshold: float = 0.0) -> None:
-    """Draws objects (`size`, `boxes`, `labels`, `rles`, `scores`) over a picture of any size, the surest last."""
+    """Draws objects (`size`, `boxes`, `labels`, `rles`, `scores`) over a picture of any size, the best last."""
     scale = np.tile([picture.width / objects.size[1], picture.height / objects.size[0]], 2)
     scores = np.ones(len(objects.labels)) if objects.scores is None else objects.scores
     rles = objects.rles or [None] * len(scores)

@@ -1,4 +1,4 @@
-"""A resumed run is the run that was not interrupted."""
+"""Makes a resumed run equal to an uninterrupted run."""
 
 import random
 from typing import Any
@@ -13,16 +13,16 @@ from linvit.callbacks.common import gather
 from linvit.errors import UserError
 
 RANDOM_STATE = "random_state"  # in a checkpoint
-WITHIN_STEP = "within_step"  # in one that was written within an accumulation, where what is logged has the next step
+WITHIN_STEP = "within_step"  # in a checkpoint within an accumulation, whose logged values have the next step
 
 
 class ExactResume(Callback):
     """Saves and restores the state that a run needs to resume exactly where a checkpoint was written.
 
-    To what Lightning saves this adds the states of the random generators of each rank, and makes the loader continue
-    after the batches that were trained on. Gradients are not saved, so checkpoints are to be written after an optimiser
-    step. Ranks that have no state, of a new run all but the first, draw different numbers: Lightning seeds all
-    alike, and each would drop the same paths of its images.
+    In addition to Lightning's state, this saves the states of the random generators of each rank, and makes the loader
+    continue after the trained batches. Gradients are not saved, so checkpoints should be written after an optimiser
+    step. Ranks without a state (in a new run all but the first) draw different numbers: Lightning seeds all
+    alike, so that each would drop the same paths of its images.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class ExactResume(Callback):
         self._loader: dict[str, Any] = {}
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Adds the generators of all ranks, and makes the state of the loops one to resume from."""
+        """Adds the generators of all ranks, and makes the state of the loops resumable."""
         checkpoint[RANDOM_STATE] = gather(random_state(pl_module.device))
         make_resumable(checkpoint["loops"]["fit_loop"], trainer, _is_resumable(trainer.train_dataloader))
         batches, window = trainer.fit_loop.batch_idx + 1, trainer.accumulate_grad_batches
@@ -42,7 +42,7 @@ class ExactResume(Callback):
             checkpoint[WITHIN_STEP] = True
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Keeps both until training starts: earlier code draws random numbers, and Lightning makes the loader."""
+        """Stores both until training starts: earlier code draws random numbers, and Lightning creates the loader."""
         self._generators = checkpoint.get(RANDOM_STATE)
         if trainer.state.fn == TrainerFn.FITTING:
             loaders = checkpoint["loops"]["fit_loop"]["state_dict"].get("combined_loader", [])
@@ -63,7 +63,7 @@ class ExactResume(Callback):
         self._generators, self._loader = None, {}
 
     def _place_loader(self, trainer: Trainer) -> None:
-        """Lets the loader continue within the epoch, and has Lightning count the batches as it does."""
+        """Lets the loader continue within the epoch, and sets Lightning's batch counts accordingly."""
         trainer.fit_loop.setup_data()  # what trainer.reload_dataloaders_every_n_epochs asks for, while it does no harm
         loader: Any = trainer.train_dataloader
         if not _is_resumable(loader):
@@ -82,7 +82,7 @@ def _is_resumable(loader: Any) -> bool:
 
 
 def make_resumable(loops: dict[str, Any], trainer: Trainer, resumable: bool) -> None:
-    """Changes the state of the fit loop, as a checkpoint has it, in place."""
+    """Changes the state of the fit loop in a checkpoint, in place."""
     epoch, batches = loops["epoch_progress"], loops["epoch_loop.batch_progress"]
     validation = loops["epoch_loop.val_loop.batch_progress"]
     if epoch["current"]["started"] == epoch["current"]["processed"]:  # between two epochs, or in the hooks of an end
@@ -107,7 +107,7 @@ def make_resumable(loops: dict[str, Any], trainer: Trainer, resumable: bool) -> 
 
 
 def _unfinished(validation: dict[str, Any]) -> None:
-    """Makes it a validation whose first batch has started, which Lightning starts again."""
+    """Makes it a validation whose first batch has started, which Lightning then repeats."""
     for name in ("total", "current"):
         _set(validation[name], 0)
         validation[name] |= {"ready": 1, "started": 1}
@@ -119,7 +119,7 @@ def _set(progress: dict[str, int], value: int) -> None:
 
 
 def _validation_follows(trainer: Trainer, batch: int) -> bool:
-    """True if Lightning validates after so many batches of the epoch."""
+    """Returns True if Lightning validates after this batch of the epoch."""
     every = trainer.check_val_every_n_epoch
     if not trainer.enable_validation or (every is not None and (trainer.current_epoch + 1) % every):
         return False

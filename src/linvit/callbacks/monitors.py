@@ -36,19 +36,19 @@ class ProgressBar(TQDMProgressBar):
 
 
 def on_bar(trainer: Trainer) -> bool:
-    """True if metrics for the progress bar must be logged with `prog_bar=True`: another bar than linvit's."""
+    """Returns True if metrics for the progress bar need `prog_bar=True`, for other bars than linvit's."""
     return not isinstance(trainer.progress_bar_callback, ProgressBar)
 
 
 class Throughput(Callback):
-    """Logs the speed of training, from the start of the first step to the end of the last one, validation left out.
+    """Logs the speed of training, from the start of the first step to the end of the last one, without validation.
 
     `images/s` counts all devices. `data_wait` is the fraction of the time in which training waits for its loader: near
-    0, the model limits the speed; above about 0.1, the loader does; see `data.num_workers`. It is that of linvit's own
-    loaders, or of others that count their `seconds_waited`.
+    0, the model limits the speed; above about 0.1, the loader does; see `data.num_workers`. It is measured for linvit's
+    loaders, and for others that count their `seconds_waited`.
 
     Args:
-        window: Steps that one figure spans. An epoch that has fewer, or fewer than loggers skip between two figures
+        window: Number of steps per value. An epoch with fewer, or with fewer than loggers skip between two values
             (`trainer.log_every_n_steps`), gets one at its end.
     """
 
@@ -58,7 +58,7 @@ class Throughput(Callback):
         self._since = self._ended = 0.0  # a validation also comes before training
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Starts the clock, also of a run that is resumed within an epoch: validation and start-up do not count."""
+        """Starts the clock, also in a run that is resumed within an epoch: validation and start-up do not count."""
         self._latest = {}
         self._restart(trainer)
 
@@ -86,7 +86,7 @@ class Throughput(Callback):
             self._restart(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Logs the figures of a short epoch."""
+        """Logs the values of a short epoch."""
         if not self._latest and self._steps:
             self._latest = self._figures(trainer)
         elif trainer.num_training_batches >= trainer.log_every_n_steps:  # type: ignore[attr-defined]
@@ -109,14 +109,14 @@ class Throughput(Callback):
 
 
 class Memory(Callback):
-    """Logs the most memory that the first process has used so far, in GiB.
+    """Logs the peak memory of the first process, in GiB.
 
     `memory/host` is the largest resident set of the process itself, without its loader processes: a curve that never
-    stops rising is a leak. It is not known on Windows. `memory/device` is torch's allocation on the CUDA device.
+    stops rising is a leak. Not available on Windows. `memory/device` is torch's allocation on the CUDA device.
     """
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
-        """Asks the system, in steps that are logged (`trainer.log_every_n_steps`)."""
+        """Reads the values, in steps that are logged (`trainer.log_every_n_steps`)."""
         if trainer.global_step % trainer.log_every_n_steps:  # type: ignore[attr-defined]
             return
         if (most := machine.largest_resident_set()) is not None:
@@ -129,11 +129,11 @@ class LearningRates(Callback):
     """Logs the learning rate as `lr`, in steps that are logged.
 
     Where groups of parameters have different learning rates, `lr` is the largest, and `lr/x0.1` that of the groups
-    that begin at a tenth of it. Lightning's `LearningRateMonitor` moves them to the device, for which the host waits.
+    that begin at a tenth of it. Lightning's `LearningRateMonitor` moves them to the device, which synchronises.
     """
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
-        """Logs those with which the step will be taken."""
+        """Logs the learning rates of the next step."""
         for optimizer in trainer.optimizers if is_logged(trainer) else []:
             peaks = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
             rates = {peak: float(group["lr"]) for peak, group in zip(peaks, optimizer.param_groups, strict=True)}
@@ -161,13 +161,13 @@ class GradientNorm(Callback):
 
 
 class BadImageCount(Callback):
-    """Warns after each training epoch in which further bad images were skipped, with the file that names them."""
+    """Warns after each training epoch in which more bad images were skipped, with the file that lists them."""
 
     def __init__(self) -> None:
         self._before = 0
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Warns of those of all devices."""
+        """Warns about the bad images of all devices."""
         bad = getattr(getattr(trainer, "datamodule", None), "bad_images", None)
         if bad is None or not trainer.is_global_zero or (skipped := len(bad.named())) == self._before:
             return
@@ -218,7 +218,7 @@ class ImageGrid(Callback):
         self.images = images
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Draws the first images of the training and the validation set, spread evenly."""
+        """Draws the first images of the training and the validation split, spread evenly."""
         preview = getattr(getattr(trainer, "datamodule", None), "preview", None)
         if not trainer.is_global_zero or not writers(trainer) or preview is None:
             return

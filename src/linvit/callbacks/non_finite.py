@@ -1,4 +1,4 @@
-"""Steps whose loss or gradient is not finite are skipped, and a run in which they persist is ended."""
+"""Skips steps whose loss or gradient is not finite, and ends a run in which they persist."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,30 +20,30 @@ from linvit.finite import is_running_statistic, not_finite
 
 
 class _Batch(NamedTuple):
-    """A batch that was computed, and what becomes known of it when the device has done its work."""
+    """A computed batch, and its result when the device has done its work."""
 
     batch: Any
-    flags: Tensor  # whether gradient and loss are not finite, bool (2,), on the CPU
-    ready: torch.cuda.Event | None  # when they may be read; None is now
+    flags: Tensor  # True if gradient and loss are not finite, bool (2,), on the CPU
+    ready: torch.cuda.Event | None  # when they can be read; None means now
     step: int | None  # number of the optimiser step that followed; None if gradients are accumulated further
 
 
 class NonFiniteGuard(Callback):
-    """Skips each optimiser step whose loss or gradient is not finite, on all devices alike, and says where it is from.
+    """Skips each optimiser step whose loss or gradient is not finite, on all devices, and reports the layer.
 
-    A skipped step leaves the weights, the optimiser's state and the running statistics of BatchNorm as they were; the
+    A skipped step does not change the weights, the optimiser's state or the running statistics of BatchNorm; the
     schedule continues. One micro-batch of an accumulated step is enough to skip it. The first of several skipped steps
-    in a row is reported: its batch is computed once more, to name the samples and the first layer whose output or
+    in a row is reported: its batch is computed again, to name the samples and the first layer whose output or
     gradient is not finite. `skipped_steps`, the number so far, is logged.
 
-    With `16-mixed` the scaler of the loss skips steps while it looks for its scale. These do not count.
+    With `16-mixed` the loss scaler skips steps while it searches for its scale. These do not count.
 
-    Whether a step is skipped is decided on the device. A GPU's processor learns of it one batch later, so that it never
-    waits: batches are kept for so long.
+    The decision to skip is made on the device. The host reads it one batch later, so that it never waits
+    for a GPU; batches are kept until then.
 
     Args:
-        enabled: Whether to do all that.
-        stop_after: Skipped steps in a row after which the run ends, or all steps of a run that has fewer.
+        enabled: Enable all of this.
+        stop_after: Number of skipped steps in a row that ends the run; a shorter run ends if all its steps are skipped.
     """
 
     def __init__(self, enabled: bool = True, stop_after: int = 10) -> None:
@@ -65,14 +65,14 @@ class NonFiniteGuard(Callback):
         self._sharded = isinstance(trainer.strategy, FSDPStrategy | ModelParallelStrategy)
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
-        """Makes the gradient of a loss that is not finite NaN, so that all devices see it; others stay bit for bit."""
+        """Sets the gradient of a non-finite loss to NaN, so that all devices see it; other gradients are unchanged."""
         if self.enabled:
             self._loss = loss.detach()
             nothing = 0 * self._loss
             loss.register_hook(lambda gradient: gradient + nothing)
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Looks at the gradient, whose square must not overflow either: it goes into the optimiser's state."""
+        """Checks the gradient, whose square must not overflow either: it enters the optimiser's state."""
         if not self.enabled:
             return
         gradients = [weight.grad for weight in pl_module.parameters() if weight.grad is not None]
@@ -96,7 +96,7 @@ class NonFiniteGuard(Callback):
             optimizer.zero_grad()  # without a gradient the optimiser has nothing to do
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
-        """Counts and reports a skipped step, on a GPU that of the batch before, and logs their number."""
+        """Counts and reports a skipped step, on a GPU that of the previous batch, and logs their number."""
         _, batch, *_ = args
         if not self.enabled:
             return
@@ -123,11 +123,11 @@ class NonFiniteGuard(Callback):
         return {"skipped": self.skipped}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continues to count."""
+        """Restores the count."""
         self.skipped = state_dict["skipped"]
 
     def _restore_statistics(self) -> None:
-        """Keeps the running statistics of a good step, and puts them in the place of a bad one's."""
+        """Stores the running statistics of a good step, and restores them after a bad one."""
         now, kept = (torch.cat([value.flatten() for value in values]) for values in (self._statistics, self._kept))
         chosen = torch.where(self._bad | ~now.isfinite(), kept, now).split([v.numel() for v in self._kept])
         for value, part in zip([*self._kept, *self._statistics], chosen * 2, strict=True):
@@ -153,7 +153,7 @@ class NonFiniteGuard(Callback):
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         loss_is_bad = trainer.strategy.reduce_boolean_decision(self._loss_is_bad, all=False)
         if scaler is not None and not loss_is_bad and scaler.get_scale() >= 1:
-            return  # it looks for its scale
+            return  # it is searching for its scale
         self.skipped += 1
         self.in_a_row += 1
         if self.in_a_row == 1:
@@ -179,7 +179,7 @@ def _work_so_far(device: torch.device) -> torch.cuda.Event | None:
 
 
 def report(trainer: Trainer, task: LightningModule, batch: Any, layers: bool) -> tuple[str, bool]:
-    """Computes a batch once more and names the first layer whose output or gradient is not finite, and the samples.
+    """Computes a batch again and names the first layer whose output or gradient is not finite, and the samples.
 
     Returns the text of the first rank that finds something, and True if the weights are not finite.
     """
@@ -212,7 +212,7 @@ def _layer(trainer: Trainer, task: LightningModule, batch: dict[str, Any]) -> st
     try:
         with isolate_rng(), _buffers_kept(task), torch.enable_grad(), torch.compiler.set_stance("force_eager"):
             first = find_non_finite(task.network, loss, size)  # type: ignore[arg-type]
-    except Exception as error:  # out of memory, for one: what is known is said
+    except Exception as error:  # such as out of memory: the rest is still reported
         return f"The batch could not be computed once more ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
     if first is None:
         return ""

@@ -1,4 +1,4 @@
-"""Predictions as files: one way for the results of all tasks."""
+"""Writes predictions as files, in one way for all tasks."""
 
 import hashlib
 import os
@@ -65,13 +65,13 @@ class PredictionWriter(Callback):
             self._wrote = f"wrote {len(rows)} predictions to {path}"
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Says where the predictions are, once the progress bar has ended its line."""
+        """Prints the path of the predictions, after the progress bar has ended its line."""
         if stage == "predict" and self._wrote:
             rank_zero_info(self._wrote)
 
 
 class PicturePaths:
-    """Paths in a data source's own folder, `predictions_photos`. Images in folders below the source keep these.
+    """Paths in the folder of a data source, `predictions_photos`. Subfolders of the source are kept.
 
     Unless a process is `alone`, others also write: file names then include the extension of an image below the source,
     and the number of any other image. A name in a table that cannot be a file name, such as "..", becomes the number.
@@ -84,7 +84,7 @@ class PicturePaths:
         self._names = {"legend": 1}  # which segmentation writes beside the masks
 
     def __call__(self, name: str, index: int) -> Path:
-        """Returns the path of an image's files without their endings; a number is added where it came before."""
+        """Returns the path of an image's files without extension; a number is added if it was used before."""
         inside = self._source is not None and Path(name).is_relative_to(self._source)
         kept = Path(name).relative_to(self._source) if inside else Path(Path(name).name)  # type: ignore[arg-type]
         if not kept.stem.strip(".") or ".." in kept.parts or re.search(REFUSED[os.name], str(kept)):

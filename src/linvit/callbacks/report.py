@@ -23,7 +23,7 @@ WITH_TEXT = 20  # classes up to which the fractions are written
 
 
 class Findings(NamedTuple):
-    """Of K classes: how many of a unit (K,), scores (K,) by name, a picture and its name; perhaps a table of images."""
+    """For K classes: numbers of a unit (K,), scores (K,) by name, a picture, its name, and maybe a table of images."""
 
     unit: str
     counts: np.ndarray
@@ -40,7 +40,7 @@ class Report(Callback):
     from the task's `class_findings(stage)`. Training also writes the picture to TensorBoard.
 
     Args:
-        folder: Where to write; null is the folder of the logger, and nothing is written without one.
+        folder: Output folder; null is the folder of the logger, and nothing is written without one.
     """
 
     def __init__(self, folder: str | Path | None = None) -> None:
@@ -52,7 +52,7 @@ class Report(Callback):
         return cast("Any", pl_module).class_findings(stage)  # type: ignore[no-any-return]
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Reports, before a checkpoint of this moment is written."""
+        """Writes the report before a checkpoint of this moment is written."""
         if not trainer.sanity_checking:
             self._report(trainer, pl_module, "val")
 
@@ -61,13 +61,13 @@ class Report(Callback):
         self._report(trainer, pl_module, "test")
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Says where the last report is."""
+        """Prints the path of the last report."""
         if self._table is not None:
             rank_zero_info(f"scores of each class: {self._table}")
 
     def _report(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         found = self.findings(pl_module, stage)
-        folder = self.folder or (trainer.log_dir if trainer.loggers else None)  # all ranks ask for that of rank 0
+        folder = self.folder or (trainer.log_dir if trainer.loggers else None)  # all ranks take part
         if found is None or folder is None or trainer.fast_dev_run or not trainer.is_global_zero:  # type: ignore[attr-defined]
             return
         unit, counts, scores, name, draw, images = found
@@ -87,7 +87,7 @@ class Report(Callback):
 
 @contextmanager
 def training_on(trainer: Trainer) -> Iterator[None]:
-    """Makes a warning of the error that a report cannot be written, if a run is in training."""
+    """Turns the error of a report that cannot be written into a warning during training."""
     try:
         yield
     except OSError as error:
@@ -104,7 +104,7 @@ def write_table(path: Path, rows: Iterable[Sequence[Any]]) -> None:
 
 def write_picture(path: Path, picture: Image.Image, durable: bool = True, **options: Any) -> None:
     """Writes a picture in the format of the path's suffix, with PIL's options; see `rewriting`."""
-    content = io.BytesIO()  # PIL does not notice that a full disk has taken a part of a JPEG file
+    content = io.BytesIO()  # PIL does not notice that a full disk has truncated a JPEG file
     picture.save(content, Image.registered_extensions()[path.suffix.lower()], **options)
     with rewriting(path, durable) as part:
         part.write_bytes(content.getvalue())
@@ -112,7 +112,7 @@ def write_picture(path: Path, picture: Image.Image, durable: bool = True, **opti
 
 def rendered(figure: Any) -> np.ndarray:
     """Returns a figure of matplotlib as a picture (H, W, 3), uint8."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # here, since it takes half a second
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # imported here, since it takes half a second
 
     canvas = FigureCanvasAgg(figure)
     canvas.draw()  # type: ignore[no-untyped-call]
@@ -152,8 +152,8 @@ def confusion_picture(
 class ClassReport(Report):
     """Writes `val_classes.csv` (class, images, top-1) and `val_confusion.png`; after a test, `test_...`.
 
-    And `val_images.csv`: each image's number, its label, and the class that each kind of weights finds. The picture is
-    of the weights that `predict_with` names.
+    `val_images.csv` has each image's number, its label, and the class predicted by each kind of weights. The picture
+    is for the weights that `predict_with` selects.
     """
 
     def __init__(self, folder: str | Path | None = None) -> None:

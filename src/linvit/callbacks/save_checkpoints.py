@@ -99,8 +99,8 @@ class Best:
     mode: Literal["min", "max"]
     name: str
     value: float | None = None
-    epoch: int | None = None  # in which it was scored, from 1
-    compared: bool = False  # with its file; no need to if this process has scored it
+    epoch: int | None = None  # in which it was scored, counted from 1
+    compared: bool = False  # True after comparison with its file, unnecessary if this process scored it
 
     def take(self, value: float, epoch: int) -> bool:
         """Stores a value if it is the best, and returns True if so. Of equal values the last wins (longer training)."""
@@ -136,7 +136,7 @@ class SaveCheckpoints(Checkpoint):
         self.dirpath: str | None = None
         self.config = "config.yaml"  # of the run, from which it is continued; beside the folder
         self._reserved: Path | None = None  # the folder, on rank 0 while it trains
-        self._scored = False  # since the last save that asked
+        self._scored = False  # since the last save of a best state
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the best value of each metric, and the epoch in which it was scored."""
@@ -193,7 +193,7 @@ class SaveCheckpoints(Checkpoint):
         failed = isinstance(exception, Exception) and trainer.world_size == 1
         if not failed or trainer.state.fn != "fit" or not trainer.validating:
             return
-        with suppress(UserError):  # which `exception` may be
+        with suppress(UserError):  # `exception` may be one
             self.save(trainer)
             rank_zero_info(
                 f"the validation at step {trainer.global_step} has failed; the trained state is saved. Resume with "
@@ -210,7 +210,7 @@ class SaveCheckpoints(Checkpoint):
         """Saves, also under the name of a best checkpoint if this state is one."""
         self._compare_with_files()
         values = {name: float(value) for name, value in trainer.callback_metrics.items()}
-        # Without a new validation the score is that of other weights, as where max_steps ends an epoch early.
+        # Without a new validation the score belongs to other weights, for example if max_steps ends an epoch early.
         due = [best for best in self.best if self._scored or not best.monitor.startswith("val/")]
         self._scored = False
         if due:
@@ -220,9 +220,9 @@ class SaveCheckpoints(Checkpoint):
         self.save(trainer, trainer.strategy.broadcast(names))
 
     def _compare_with_files(self) -> None:
-        """Forgets each best whose file is missing, damaged, or of another state, and warns.
+        """Forgets best values whose file is missing, damaged, or of another state, with a warning.
 
-        After a resume from an earlier checkpoint, files of later ones are still there. Files are read once.
+        After a resume from an earlier checkpoint, files of later ones still exist. Files are read once.
         """
         there = self._reserved is not None and self._reserved.is_dir()
         for best in self.best if there else []:
@@ -248,7 +248,7 @@ class SaveCheckpoints(Checkpoint):
             return state[best.monitor], (state.get(EPOCHS) or {}).get(best.monitor)
         except UserError:  # damaged
             return None
-        except Exception:  # of another way to write
+        except Exception:  # of other storage
             return best.value, best.epoch
 
     def save(self, trainer: Trainer, names: Sequence[str] = ()) -> None:
@@ -276,11 +276,11 @@ class SaveCheckpoints(Checkpoint):
             trainer.save_checkpoint(path, weights_only=False)
         except OSError as error:
             reason = error.strerror or str(error)
-            trainer.strategy.barrier("Trainer.save_checkpoint")  # where the other ranks wait
+            trainer.strategy.barrier("Trainer.save_checkpoint")  # the other ranks wait there
         self._check_saved(trainer, path, trainer.strategy.broadcast(reason))
 
     def _check_saved(self, trainer: Trainer, path: str, reason: str | None) -> None:
-        """Raises a `UserError` if there is a reason why a file could not be written."""
+        """Raises a `UserError` if a file could not be written, with the reason."""
         if reason is not None:
             raise UserError(
                 f"the run has ended at step {trainer.global_step}, since checkpoint '{path}' could not be saved: "
@@ -304,7 +304,7 @@ class SaveCheckpoints(Checkpoint):
 
 
 def checkpoint_folder(trainer: Trainer) -> str:
-    """Returns the folder of the checkpoints of a run, the same as that of Lightning's `ModelCheckpoint`."""
+    """Returns the folder of a run's checkpoints, the same as that of Lightning's `ModelCheckpoint`."""
     if not trainer.loggers:
         return os.path.join(trainer.default_root_dir, CHECKPOINTS)
     logger = trainer.loggers[0]
@@ -315,7 +315,7 @@ def checkpoint_folder(trainer: Trainer) -> str:
 def log_now(trainer: Trainer) -> None:
     """Writes the metrics of a step or an epoch of training, as Lightning does only after the hooks at its end.
 
-    No public name does that. Without it, a kill between a checkpoint and its rows would lose the rows.
+    There is no public function for this. Without it, a kill between a checkpoint and its rows would lose the rows.
     """
     connector = trainer._logger_connector
     batch: Any = trainer.fit_loop.epoch_loop.batch_progress.current

@@ -1,4 +1,4 @@
-"""Saves and ends a run that a signal has asked to stop."""
+"""Saves and ends a run after a signal to stop."""
 
 import signal
 from typing import Any
@@ -15,14 +15,14 @@ class StopOnSignal(Callback):
     """Ends training at the first optimiser step, or the first batch of validation, after a signal.
 
     All ranks agree on it, whichever has received the signal: they exchange a number after every optimiser step and
-    every batch of validation, on the processor, so no GPU is waited for. It is read after the next one, so none waits
-    for a slower one either: several ranks stop one step later. The state of the run is saved. A validation that was cut
-    short leaves no score: the run that is resumed from there starts it again.
+    every batch of validation, on the CPU, without synchronising with a GPU. It is read after the next one, so no rank
+    waits for a slower one either: several ranks stop one step later. The state of the run is saved. A validation
+    that was interrupted has no score: the resumed run starts it again.
     """
 
     def __init__(self) -> None:
         self._group: Any = None
-        self._sent: tuple[torch.Tensor, Any] | None = None  # the exchange that is under way
+        self._sent: tuple[torch.Tensor, Any] | None = None  # the exchange in progress
         self._step = 0
         self._rounds: list[int] = []
         self._stopped: Stopped | None = None
@@ -33,9 +33,9 @@ class StopOnSignal(Callback):
             self._group = distributed.new_group(backend="gloo")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """From now on there is something to save, and Lightning, which would wait for all ranks, handles no signal."""
+        """Enables saving, and disables Lightning's handling of signals, which would wait for all ranks."""
         STOP.take_handlers()
-        # Otherwise it asks rank 0 before each batch for a signal that it no longer sees, and waits for the device.
+        # Otherwise it asks rank 0 before each batch for a signal that it no longer gets, and synchronises.
         trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
         self._step, self._sent = trainer.global_step, None
         STOP.deferred = True
@@ -53,7 +53,7 @@ class StopOnSignal(Callback):
     on_train_epoch_end = on_train_batch_start  # after the last step of an epoch
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The same before validation; agrees on how many batches all ranks have."""
+        """Does the same before validation; agrees on the number of batches of all ranks."""
         self._end_if_saved()
         if STOP.deferred:
             batches = [count if isinstance(count, int) else 0 for count in trainer.num_val_batches]  # inf is unknown
@@ -78,7 +78,7 @@ class StopOnSignal(Callback):
             self._stopped = Stopped(signal.Signals(by), trainer.global_step)
 
     def _asked(self) -> int:
-        """Returns a signal that a rank had when this was called before; 0 if none had."""
+        """Returns a signal that a rank had received before the previous call; 0 if none had."""
         if self._group is None or STOP.agreed:
             return STOP.received or 0
         own, before = torch.tensor(STOP.received or 0), self._sent

@@ -1,1 +1,1 @@
-"""Looking at the attention of a run: ranks and other numbers of its matrices, and its maps."""
+"""Logging of a run's attention: ranks and other statistics of its matrices, and its maps."""

@@ -29,19 +29,19 @@ class AttentionMaps(Measurement):
 
     There are two pictures per measurement, with a row per image and a column per layer. `weights` shows the token's row
     of the equivalent matrix, mean over heads (and channels). `focus` shows each patch's share in the token's output,
-    which is how Hydra attention can be seen, whose matrices are of rank 1 (`linvit.analysis.maps.query_map`). Negative
-    values are drawn as 0. The last column is attention rollout, where all layers see all tokens.
+    which also exists for Hydra attention, whose matrices have rank 1 (`linvit.analysis.maps.query_map`). Negative
+    values are drawn as 0. The last column is attention rollout, if every layer attends to all tokens.
 
     The attention of timm models is also drawn, except Swin's.
 
     Args:
         every_n_steps: Optimiser steps between two measurements.
         images: Images, spread evenly over the validation set.
-        query: The token that looks: its place as fractions of the image's height and width, such as [0.3, 0.5]. null is
-            the class token, or the centre of the image where there is none.
-        max_tokens: With more tokens there is no rollout, which multiplies the matrices of all layers.
-        max_share: Fraction of the training time that measurements may take: each ends when it is used up, but not
-            before one image is done, and while they have taken more, the next ones are left out. null for no limit.
+        query: Query token: its position as fractions of the image's height and width, such as [0.3, 0.5]. null is
+            the class token, or the centre of the image without one.
+        max_tokens: Maximum number of tokens for rollout, which multiplies the matrices of all layers.
+        max_share: Maximum fraction of the training time for measurements: each ends when it is used up, but not
+            before one image is done, and while they have taken more, the next ones are skipped. null for no limit.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class AttentionMaps(Measurement):
             add_picture(trainer, f"attention/{kind}", picture)
 
     def _pictures(self, trainer: Trainer) -> list[np.ndarray]:
-        """Returns the images (H, W, 3), uint8; of data without a mean, each brought to the range of its values."""
+        """Returns the images (H, W, 3), uint8; for data without a mean, each is scaled to the range of its values."""
         images = cast("Tensor", self._samples).float().cpu()
         data: Any = getattr(trainer, "datamodule", None)
         if hasattr(data, "mean"):
@@ -110,12 +110,12 @@ class Maps(NamedTuple):
     maps: dict[str, dict[str, Tensor]]  # by kind ("weights", "focus", "rollout") and layer, (h, w) each
     place: tuple[float, float] | None  # row and column of the query as fractions of the image; None: class token
     left_out: dict[str, str]  # undefined or unsupported maps by name, with the reason
-    caption: str = ""  # is written above the image
+    caption: str = ""  # written above the image
     beside: Mapping[str, np.ndarray] = MappingProxyType({})  # pictures, such as the mask over the image, by title
 
 
 def attention_maps(image: np.ndarray, calls: Mapping[str, Call], query: Query, max_tokens: int = 1024) -> Maps:
-    """Returns the maps of one image from what its layers received; what fails is left out with the reason."""
+    """Returns the maps of one image from its layers' inputs; failed maps are left out with the reason."""
     maps: dict[str, dict[str, Tensor]] = {kind: {} for kind in KINDS}
     left_out: dict[str, str] = {}
     place = (0.5 if query.row is None else query.row, 0.5 if query.column is None else query.column)
@@ -126,7 +126,7 @@ def attention_maps(image: np.ndarray, calls: Mapping[str, Call], query: Query, m
         except UserError as error:
             left_out[f"map of {layer}"] = str(error)
             continue
-        except Exception as error:  # a third party's mechanism may fail in any way
+        except Exception as error:  # a third-party mechanism may fail in any way
             left_out[f"map of {layer}"] = f"{type(error).__name__}: {error}"
             continue
         is_class = is_class or found.is_class

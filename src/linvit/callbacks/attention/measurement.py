@@ -1,4 +1,4 @@
-"""Looks at attention while training, at fixed images; ranks of every attention matrix, as in FLatten's Figure 5."""
+"""Measures attention during training, on fixed images; ranks of every attention matrix, as in FLatten's Figure 5."""
 
 import time
 from pathlib import Path
@@ -23,10 +23,10 @@ INTERVALS = [100, 300, 1000, 3000, 10_000, 30_000, 100_000, 300_000, 1_000_000]
 
 
 class Measurement(Callback):
-    """Looks at the attention of a run every so many steps, on images that stay the same; a subclass says how.
+    """Base class of periodic measurements of a run's attention, on images that stay the same.
 
-    It looks before the step, at a copy of the network in evaluation mode that shares the weights, on rank 0. What
-    cannot be measured is told in a warning.
+    It measures before the step, on a copy of the network in evaluation mode that shares the weights, on rank 0. A
+    warning lists failed measurements.
     """
 
     def __init__(self, every_n_steps: int | None, images: int, max_share: float | None) -> None:
@@ -41,7 +41,7 @@ class Measurement(Callback):
         self.folder: Path | None = None
         self.seconds = 0.0
         self.cost: float | None = None  # seconds of one measurement of all layers
-        self.interval: int | None = None  # steps between two measurements, where `every_n_steps` does not say
+        self.interval: int | None = None  # steps between two measurements, if `every_n_steps` is not given
         self._begun, self._first_step = 0.0, 0
         self._last_step = -1
         self._supported = False
@@ -52,10 +52,10 @@ class Measurement(Callback):
         raise NotImplementedError
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Says by name what cannot be measured; chooses the images."""
+        """Warns about layers that cannot be measured; chooses the images."""
         self._begun, self.seconds, self._last_step, self._samples = time.monotonic(), 0.0, -1, None
         self._first_step = trainer.global_step
-        folder = trainer.log_dir  # all ranks ask for it, since it is that of rank 0
+        folder = trainer.log_dir  # all ranks take part, since it is that of rank 0
         self.folder = None if folder is None else Path(folder)
         self._supported = False
         if not trainer.is_global_zero:
@@ -69,7 +69,7 @@ class Measurement(Callback):
             self.say(f"{type(self).__name__}: the model has no attention that can be measured: {error}")
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Measures if it is time to."""
+        """Measures if a measurement is due."""
         step = trainer.global_step
         if not self._supported or step == self._last_step or not self._is_due(step):
             return
@@ -78,7 +78,7 @@ class Measurement(Callback):
         share = SECONDS
         if self.every_n_steps is not None and self.max_share is not None:
             share = self.max_share * (started - self._begun) - self.seconds
-        if share < 0:  # those before have taken more than theirs
+        if share < 0:  # earlier ones have taken more than their share
             return
         try:
             self.measure(trainer, self._calls(trainer, pl_module, batch), started + min(SECONDS, share))
@@ -87,7 +87,7 @@ class Measurement(Callback):
         self.seconds += time.monotonic() - started
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the cost and the interval that were found, so that a resumed run measures at the same steps."""
+        """Returns cost and interval of measurements, so that a resumed run measures at the same steps."""
         return {} if self.every_n_steps is not None else {"cost": self.cost, "interval": self.interval}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -99,7 +99,7 @@ class Measurement(Callback):
         (rank_zero_info if self.every_n_steps is None else rank_zero_warn)(text)
 
     def _is_due(self, step: int) -> bool:
-        """Returns whether to measure before a step: the first one, and then as often as `max_share` allows."""
+        """Returns True if a measurement is due before a step: the first one, then as often as `max_share` allows."""
         if self.every_n_steps is not None:
             return step % self.every_n_steps == 0
         if step % TRIAL:
@@ -109,12 +109,12 @@ class Measurement(Callback):
         if self.interval is None and step > self._first_step:
             speed = (time.monotonic() - self._begun - self.seconds) / (step - self._first_step)  # seconds per step
             steps = self.cost / (speed * (self.max_share or 1))
-            # Few values, so that two runs of one configuration measure at the same steps.
+            # Few possible values, so that two runs of one configuration measure at the same steps.
             self.interval = next((n for n in INTERVALS if n >= steps), INTERVALS[-1])
         return self.interval is not None and step % self.interval == 0
 
     def _calls(self, trainer: Trainer, task: Any, batch: Any) -> list[dict[str, Call]]:
-        """Returns the layers' inputs for each image; images are of the first batch if the data shows none."""
+        """Returns the layers' inputs for each image; images are of the first batch if the data has no preview."""
         data: Any = getattr(trainer, "datamodule", None)
         if self._samples is None and hasattr(data, "preview"):
             with isolate_rng():
@@ -136,31 +136,31 @@ CURVES = ("rank", "effective_rank", "entropy")
 class AttentionRank(Measurement):
     """Logs `rank/`, `effective_rank/` and `entropy/` of each layer's equivalent matrix, averaged over the heads.
 
-    The matrices are those of fixed images. Where a mechanism offers thin factors, of one map or of one per channel, the
+    The matrices are those of fixed images. If a mechanism has thin factors, of one map or of one per channel, the
     ranks are those of the factors and take milliseconds at thousands of tokens; otherwise the matrix is probed in
     float64. Linear attention stops at the head width; a depthwise convolution of the values lifts it to the number of
     tokens, so the ranks of both parts are also logged (`rank/LAYER/kernel`, `rank/LAYER/convolution`). A map with a
-    non-finite entry is counted under `nonfinite/` instead. Of a mechanism that mixes channels and no tokens (xca), the
-    rank of its matrix over the channels is logged as `rank/LAYER/channels`, and nothing else.
+    non-finite entry is counted under `nonfinite/` instead. For a mechanism that mixes channels, not tokens (xca), only
+    the rank of its matrix over the channels is logged, as `rank/LAYER/channels`.
 
     `linvit analyze` has all of `linvit.analysis.attention_statistics`, per head and part.
 
     The attention of timm models is also measured, if it can be replaced.
 
-    Every run of `linvit fit` has it (`--attention_rank=false` leaves it out); one in `trainer.callbacks` takes its
-    place.
+    Every run of `linvit fit` has it (`--attention_rank=false` disables it); one in `trainer.callbacks` replaces
+    it.
 
     Args:
         every_n_steps: Optimiser steps between two measurements. null measures before the first step, and then every
             100, 300, 1000, ... steps, as often as `max_share` allows by the speed of the first 100.
         channel: For mechanisms whose map differs per channel: the index of one (0 is the paper's figure), or "mean"
             (the map averaged over channels).
-        max_tokens: Of layers with more queries or keys and without thin factors nothing is measured: the singular value
+        max_tokens: Layers with more queries or keys and without thin factors are not measured: the singular value
             decomposition of their matrix takes seconds per head at 3,136 tokens.
         images: Images, spread evenly over the validation set, over which the values are averaged.
-        max_share: Fraction of the training time that measurements may take. With `every_n_steps` each ends when it is
-            used up, but not before one layer is done, and while they have taken more, the next ones are left out; the
-            layers that are left come first in the next one. null for no limit.
+        max_share: Maximum fraction of the training time for measurements. With `every_n_steps` each ends when it is
+            used up, but not before one layer is done, and while they have taken more, the next ones are skipped; the
+            remaining layers come first in the next one. null for no limit.
     """
 
     def __init__(
@@ -196,7 +196,7 @@ class AttentionRank(Measurement):
             for part, numbers in found.items():
                 curves |= self._curves(layer, part, numbers)
             times.append(time.monotonic() - started)
-        self.cost = min(SECONDS, len(layers) * median(times or [0.0]))  # without what only the first call takes
+        self.cost = min(SECONDS, len(layers) * median(times or [0.0]))  # without one-time costs of the first call
         if new := [*self._left_out.items()][known:]:
             more = f", and {len(new) - 1} more layers" if len(new) > 1 else ""
             (layer, tokens), limit = new[0], self.max_tokens
