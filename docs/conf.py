@@ -22,13 +22,16 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx_design",
     "sphinx_copybutton",
+    "linvit_math",
     "linvit_pages",
     "linvit_versions",
+    "linvit_wheel",
 ]
 exclude_patterns = ["_build"]
 
 # Markdown: headings are targets of links, cells of tutorials run once and again only if they have changed.
-myst_enable_extensions = ["colon_fence", "deflist"]
+myst_enable_extensions = ["colon_fence", "deflist", "substitution"]
+myst_substitutions: dict[str, str] = {}  # linvit_wheel names the wheel
 myst_heading_anchors = 3
 os.environ["IPYTHONDIR"] = str(DOCS / "_extensions" / "ipython")
 TUTORIALS = os.environ.get("TUTORIALS", "all")
@@ -37,7 +40,9 @@ if TUTORIALS == "changed":  # by the last commit
     said = subprocess.run(["git", "diff", "--name-only", "HEAD~1"], cwd=ROOT, capture_output=True, text=True)
     if said.returncode == 0:  # without that commit, as in an unpacked source distribution, all are run
         changed = {ROOT / line for line in said.stdout.splitlines()}
-        nb_execution_excludepatterns = [str(page) for page in DOCS.rglob("*.md") if page not in changed]
+        nb_execution_excludepatterns = [
+            str(page) for page in DOCS.rglob("*.md") if page not in changed and page.stem != "first_minute"
+        ]
 nb_execution_cache_path = str(DOCS / "_build" / "cells")
 nb_execution_timeout = 900  # seconds of a cell; a minute on a machine with nothing else to do
 nb_execution_raise_on_error = True

@@ -6,11 +6,15 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from lightning.pytorch import Trainer
 
+import linvit.data
+import linvit.tasks
 from linvit.cli import HELP, OWN
 from linvit.registry import attentions, backbones, heads
 from linvit.registry.model_info import model_info
 from linvit.runs import configs
+from linvit.runs.parser import options_of
 from tests.helpers import own_names
 from tests.test_public_api import MODULES
 
@@ -47,7 +51,7 @@ def test_one_page_names_all_linear_attentions():
 
 def test_readme_counts_what_is_there():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert f"each of the {len(own_names(attentions))} equals" in text
+    assert f"{len(own_names(attentions)) - 2} of the {len(own_names(attentions))} attentions equal reference" in text
     assert f"| **Attentions** | {len(own_names(attentions))}, " in text
     assert f", {len(own_names(backbones)) - 1} in timm's registry" in text  # all but timm's own
 
@@ -58,11 +62,25 @@ def test_all_public_modules_are_documented(pages):
 
 def test_a_page_of_a_mechanism(pages):
     text = pages.attention_page("focused")
-    assert text.startswith("# focused\n\nFocused linear attention (FLatten): `o = phi_p(q)")
+    assert text.startswith("# focused\n\nFocused linear attention (FLatten): {math}`o = \\phi _{p}(q)")
     assert "| 784 |" in text
     assert "`flatten_swin_tiny`" in text.partition("## Backbones that have it")[2]
     assert "imagenet/flatten_pvt_tiny" in text.partition("## Recipes")[2]
     assert "its caption" in text
+
+
+def test_formulas_of_docstrings_become_formulas(pages):
+    from linvit_math import latex, with_formulas
+
+    assert latex("q_i . k_j / sqrt(d (d + 1))") == r"q_{i} \cdot k_{j} / \sqrt{d (d + 1)}"
+    assert latex("a^{t-1} S^T * ||x||^2") == r"a^{t-1} S^{\top} \odot \Vert x\Vert ^{2}"
+    assert latex("sum_m relu(k_m) + 1e-6") == r"\sum _{m} \operatorname{relu}(k_{m}) + 10^{-6}"
+    options = 'the code (`norm_scope="per_head"`), `learn_scale`, `ridge=0` and `{head_dim: 16}`'
+    assert with_formulas(options) == options
+    for name in own_names(attentions):
+        text = with_formulas(" ".join(pages.described(name)))
+        assert not re.search(r"(?<!})`o(_\w+)? = ", text), name
+        assert all(one.count("{") == one.count("}") for one in re.findall("{math}`(.*?)`", text)), name
 
 
 def test_each_verb_has_its_help(pages, monkeypatch):
@@ -177,3 +195,21 @@ def test_keys_of_configurations_have_type_default_and_meaning(pages):
     assert "| `window` | `int \\| Sequence[int] \\| null` | `null` | Side, or [H, W]" in text
     assert "| `augmentation.hflip` | `float` | `0.5` |" in text
     assert [line for line in text.splitlines() if re.match(r"\|.*\| *\|$", line)] == []  # each says what it is
+
+
+def test_the_tables_of_other_programs_name_options_of_linvit():
+    """`--model.NAME` and the like on the page are options of a task, of its data or of the trainer."""
+    text = (DOCS / "guides" / "migrate.md").read_text(encoding="utf-8")
+    pairs = {
+        "timm's train.py": (linvit.tasks.ClassificationTask, linvit.data.ClassificationData),
+        "mmsegmentation": (linvit.tasks.SegmentationTask, linvit.data.SegmentationData),
+        "mmdetection": (linvit.tasks.DetectionTask, linvit.data.DetectionData),
+    }
+    for title, (task, data) in pairs.items():
+        section = text.partition(f"## {title}\n")[2].partition("\n## ")[0]
+        owners = {"model": task, "data": data, "trainer": Trainer}
+        named = re.findall(r"--(model|data|trainer)\.([\w.]+)", section)
+        assert len(named) > 10
+        assert [f"{part}.{name}" for part, name in named if name not in options_of(owners[part])] == []
+        for head in re.findall(r"--model\.head=(.*?) \|", section):
+            assert {name.strip(" `") for name in head.split(",")} <= {*heads.names()}

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 
 from lightning.pytorch import Trainer
 from linvit_checks import problems
+from linvit_math import with_formulas
 
 import linvit
 from linvit import Grid
@@ -205,7 +206,7 @@ def attention_page(name: str) -> str:
         "Recipes": ", ".join(f"`{recipe}`" for recipe in recipes),
     }
     sections = "\n\n".join(f"## {title}\n\n{text}" for title, text in parts.items() if text)
-    return f"# {name}\n\n{first}.\n\n{rest}\n\n{sections}\n"
+    return f"# {name}\n\n{with_formulas(f'{first}.{chr(10) * 2}{rest}')}\n\n{sections}\n"
 
 
 def measured(name: str) -> Iterator[str]:
