@@ -1,12 +1,31 @@
-"""What can be wrong with a built page: headings, words for pictures, links, and what it would fetch from elsewhere."""
+"""What can be wrong with built pages: headings, words for pictures, links, what they fetch, questions they answer."""
 
+import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from sphinx.search.en import SearchEnglish
+
 OF_SPHINX = ("genindex.html", "search.html")  # which it writes as it wants
 FETCHED = {"script": "src", "img": "src", "iframe": "src", "link": "href"}
+
+QUESTIONS = {
+    "resume after crash": "tutorials/resume",
+    "resume from checkpoint": "tutorials/resume",
+    "use my own masks": "guides/segment",
+    "does linear attention help at 1024 px": "questions",
+    "log to wandb": "guides/trainer",
+    "load DINOv2 weights and make them linear": "guides/linearize",
+    "export onnx dynamic axes": "export",
+    "freeze backbone": "guides/backbones",
+    "early stopping patience": "guides/trainer",
+    "out of memory batch size": "questions",
+    "mmsegmentation config": "guides/migrate",
+    "shell completion tab": "guides/shell",
+}
+"""What readers type into the search, also in words of other libraries, and a page that must be among the answers."""
 
 
 class Page(HTMLParser):
@@ -76,4 +95,31 @@ def problems(folder: Path) -> list[str]:
             ):
                 wrong.append(f"leads nowhere: {link}")
         found += [f"{path.relative_to(folder.resolve())}: {what}" for what in dict.fromkeys(wrong)]
+    return found
+
+
+def unanswered(folder: Path) -> list[str]:
+    """Questions whose page the search of the site does not find, or that is more than two clicks from the home page."""
+    text = (folder / "searchindex.js").read_text(encoding="utf-8")
+    index = json.loads(text[text.index("(") + 1 : text.rindex(")")])
+    language, pages = SearchEnglish({}), index["docnames"]
+
+    def having(word: str) -> set[str]:
+        places = (index[kind].get(language.stem(word), []) for kind in ("terms", "titleterms"))
+        return {pages[place] for own in places for place in (own if isinstance(own, list) else [own])}
+
+    home, found = folder / "index.html", []
+    near = {home.resolve()}
+    for _ in range(2):
+        links = [(path, Page(path.read_text(encoding="utf-8")).links) for path in near if path.suffix == ".html"]
+        near |= {(path.parent / unquote(urlsplit(one).path)).resolve() for path, own in links for one in own}
+    for question, page in QUESTIONS.items():
+        words = [word for word in re.findall(r"\w+", question.lower()) if word not in language.stopwords]
+        answers = set.intersection(*(having(word) for word in words if not word.isdecimal()))
+        if page not in answers:
+            found.append(
+                f"the search for '{question}' does not find {page}, but {', '.join(sorted(answers)) or 'nothing'}"
+            )
+        if (folder / f"{page}.html").resolve() not in near:
+            found.append(f"{page}, which answers '{question}', is more than two clicks from the home page")
     return found

@@ -16,7 +16,7 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 
 from lightning.pytorch import Trainer
-from linvit_checks import problems
+from linvit_checks import problems, unanswered
 from linvit_math import with_formulas
 
 import linvit
@@ -84,7 +84,7 @@ def complete(app: "Sphinx", page: str, template: str, context: dict[str, Any], *
 def check_pages(app: "Sphinx", error: Exception | None) -> None:
     """Warns of what is wrong with the pages that were written, which `make docs` takes for an error."""
     if error is None and app.builder.name == "html":
-        for line in problems(Path(app.outdir)):
+        for line in [*problems(Path(app.outdir)), *unanswered(Path(app.outdir))]:
             logging.getLogger(f"sphinx.{__name__}").warning(line)
 
 

@@ -51,12 +51,15 @@ def build_wheel() -> Path:
 def install_kernel(wheel: Path) -> None:
     """Makes an environment with the wheel, which takes its dependencies from this one, and a kernel of it."""
     environment = FOLDER / "environment"
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # it may have linvit
     venv.create(environment)
     python = environment / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     command = ["-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index", str(wheel)]
-    subprocess.run([sys.executable, *command], check=True)
+    subprocess.run([sys.executable, *command], check=True, env=variables)
     ask = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    where = subprocess.run([python, "-c", ask], check=True, capture_output=True, text=True).stdout.strip()
+    where = subprocess.run(
+        [python, "-c", ask], check=True, capture_output=True, text=True, env=variables
+    ).stdout.strip()
     Path(where, "dependencies.pth").write_text(sysconfig.get_path("purelib"), encoding="utf-8")
     kernel = FOLDER / "kernels" / "wheel" / "kernel.json"
     kernel.parent.mkdir(parents=True)
