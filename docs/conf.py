@@ -31,10 +31,12 @@ exclude_patterns = ["_build"]
 
 # Markdown: headings are targets of links, cells of tutorials run once and again only if they have changed.
 myst_enable_extensions = ["colon_fence", "deflist", "substitution"]
-myst_substitutions: dict[str, str] = {}  # linvit_wheel names the wheel
+myst_substitutions = {}  # linvit_wheel names the wheel
 myst_heading_anchors = 3
 os.environ["IPYTHONDIR"] = str(DOCS / "_extensions" / "ipython")
 TUTORIALS = os.environ.get("TUTORIALS", "all")
+EXECUTED = {"changed": "executed when it last changed", "none": "not executed in this build"}
+myst_substitutions["executed"] = EXECUTED.get(TUTORIALS, "executed when this site was built")
 nb_execution_mode = "off" if TUTORIALS == "none" else "cache"
 if TUTORIALS == "changed":  # by the last commit
     said = subprocess.run(["git", "diff", "--name-only", "HEAD~1"], cwd=ROOT, capture_output=True, text=True)
