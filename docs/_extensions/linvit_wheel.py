@@ -52,7 +52,7 @@ def install_kernel(wheel: Path) -> None:
     """Makes an environment with the wheel, which takes its dependencies from this one, and a kernel of it."""
     environment = FOLDER / "environment"
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # it may have linvit
-    venv.create(environment)
+    venv.create(environment, symlinks=os.name != "nt")
     python = environment / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     command = ["-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index", str(wheel)]
     subprocess.run([sys.executable, *command], check=True, env=variables)
