@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from linvit.advice.advise import advise as advise
     from linvit.attention.base import Attention as Attention
     from linvit.attention.base import Grid as Grid
+    from linvit.attention.base import Packed as Packed
     from linvit.attention.base import create_attention as create_attention
     from linvit.attention.declarations import Facts as Facts
     from linvit.attention.declarations import Host as Host
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from linvit.attention.ops.decorators import recomputed as recomputed
     from linvit.backbones.base import Backbone as Backbone
     from linvit.backbones.create import create_backbone as create_backbone
+    from linvit.backbones.images import forward_images as forward_images
     from linvit.backbones.replace_attention import replace_attention as replace_attention
     from linvit.experiments.hybrid_search import search_hybrid as search_hybrid
     from linvit.heads.create import create_head as create_head

@@ -31,6 +31,7 @@ WRONG = {  # class -> clauses that it breaks, and words of the first
     "IgnoresItsBias": ({"position bias", "masked keys"}, "no finite gradient reaches the bias"),
     "HidesItsBias": ({"position bias"}, "no host hands to it while accepts_bias is False"),
     "CountsMaskedKeys": ({"masked keys"}, "the tokens that are left differ by"),
+    "SumsOverAllImages": ({"packed images"}, "from that of each size alone (at most 1e-12)"),
     "BatchCoupled": ({"batch independence"}, "in evaluation"),
     "BatchCoupledInTraining": ({"batch independence"}, "in training"),
     "DropsAndCouplesInTraining": ({"batch independence"}, "in training, at one seed among others"),

@@ -251,6 +251,7 @@ WrongFactors = changed(
 )
 OfHigherRank = changed(Sound, facts=Facts(max_rank=4))
 OfOneMatrix = changed(Sound, facts=Facts(channelwise=True))
+SumsOverAllImages = changed(Sound, facts=Facts(packs=True))
 DeclaredSlowerThanItIs = changed(Sound, facts=Facts(complexity="O(N^2)"))
 
 # Precision

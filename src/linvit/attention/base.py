@@ -2,13 +2,16 @@
 
 import functools
 import math
+import warnings
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from linvit.attention.declarations import BEFORE, Facts, Host, Precision, declared, declared_before
+from linvit.attention.grid import Grid as Grid
+from linvit.attention.grid import Packed as Packed
 from linvit.attention.kernels.choice import kernel_output
 from linvit.attention.kernels.formula import Formula
 from linvit.attention.ops.decorators import PRECISIONS, in_backward_again
@@ -16,57 +19,6 @@ from linvit.attention.ops.functional import SizeOf
 from linvit.errors import UserError, check_choice, check_number
 from linvit.registry import Spec, attentions
 from linvit.registry.signatures import parameters_of
-
-
-class Grid(NamedTuple):
-    """Positions of the tokens in the image. The spatial size is passed down, never inferred from a token count.
-
-    Tokens are row-major: the prefix (class and register tokens) first, then patch `row * W + column`.
-
-    A forward pass creates another one with `Grid(...)`: torch 2.11 loses the fields where it compiles `_replace`.
-
-    Attributes:
-        size: Patch grid of the queries, (H, W).
-        kv_size: Patch grid of the keys and values; None means `size`. Differs under spatial reduction.
-        num_prefix: Class and register tokens before the patch tokens, in q, k and v alike.
-    """
-
-    size: tuple[int, int]
-    kv_size: tuple[int, int] | None = None
-    num_prefix: int = 0
-
-    @property
-    def keys_size(self) -> tuple[int, int]:
-        """Patch grid of the keys and values, (H, W)."""
-        return self.size if self.kv_size is None else self.kv_size
-
-    @property
-    def num_queries(self) -> int:
-        """Query tokens N, prefix included."""
-        return self.num_prefix + self.size[0] * self.size[1]
-
-    @property
-    def num_keys(self) -> int:
-        """Key and value tokens M, prefix included."""
-        height, width = self.keys_size
-        return self.num_prefix + height * width
-
-    def check(self) -> None:
-        """Raises a `UserError` unless both patch grids have a patch and the prefix is not negative."""
-        for name, sides in (("size", self.size), ("kv_size", self.keys_size)):
-            for side in sides:
-                check_number(f"the grid's {name} {tuple(sides)}: a side", side, at_least=1, whole=True)
-        check_number("the grid's num_prefix", self.num_prefix, at_least=0, whole=True)
-
-    def plane(self, x: Tensor) -> Tensor:
-        """Returns the patch tokens of (B, N, C) as a plane (B, C, H, W); a view."""
-        plane: Tensor = x[:, self.num_prefix :].mT.unflatten(2, self.size)
-        return plane
-
-    def map_patches(self, change: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """Applies a function (B, C, H, W) -> (B, C', H', W') to the patches of tokens (B, N, C), not to the prefix."""
-        changed = change(self.plane(x)).flatten(2).mT
-        return torch.cat([x[:, : self.num_prefix], changed], dim=1) if self.num_prefix else changed
 
 
 class Attention(nn.Module):
@@ -107,7 +59,8 @@ class Attention(nn.Module):
         """Makes `core` run as declared."""
         super().__init_subclass__(**options)
         check_choice("precision", cls.precision, PRECISIONS)
-        cls.host, cls.facts = declared(cls.host, cls.facts, declared_before(cls.__name__, vars(cls)))
+        own = {} if "facts" in vars(cls) else {"packs": False}  # what a subclass changes may mix tokens
+        cls.host, cls.facts = declared(cls.host, cls.facts, declared_before(cls.__name__, vars(cls)) | own)
         if "core" in vars(cls):
             cls.core = as_declared(vars(cls)["core"])  # type: ignore[method-assign]
 
@@ -167,9 +120,12 @@ class Attention(nn.Module):
         return argument in parameters_of(own.core if own.forward is Attention.forward else own.forward)
 
     def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, *, mask: Tensor | None = None, **extra: Any
+        self, q: Tensor, k: Tensor, v: Tensor, grid: Grid | Packed, *, mask: Tensor | None = None, **extra: Any
     ) -> Tensor:
         """Runs `forward` after checking the numbers of tokens.
+
+        With `Packed` in place of a `Grid`, q, k and v are rows (1, h, T, d) of images of several sizes. The output is
+        that of each image alone: `forward` gets the rows if the mechanism declares `packs`, or else group by group.
 
         Args:
             q: Queries (B, h, N, dk), or of fewer heads (`key_heads`).
@@ -185,6 +141,8 @@ class Attention(nn.Module):
                 queries under `same_grid`, or if the mechanism cannot mask keys.
         """
         tokens = q.shape[2], k.shape[2], v.shape[2]
+        if isinstance(grid, Packed):
+            return self._packed(q, k, v, grid, mask, extra)
         queries = grid.num_prefix + grid.size[0] * grid.size[1]
         keys = queries if grid.kv_size is None else grid.num_keys
         if tokens != (queries, keys, keys):
@@ -213,6 +171,28 @@ class Attention(nn.Module):
             else:
                 k = k.masked_fill(left_out, cast("float", self.facts.mask_value))
         return super().__call__(q, k, v, grid, **extra)  # type: ignore[no-any-return]
+
+    def _packed(
+        self, q: Tensor, k: Tensor, v: Tensor, grid: Packed, mask: Tensor | None, extra: dict[str, Any]
+    ) -> Tensor:
+        """Runs `forward` on rows of packed images, or on each group of images of one size."""
+        name = type(self).__name__
+        if {(len(x), x.shape[2]) for x in (q, k, v)} != {(1, grid.num_queries)}:
+            shapes = ", ".join(str(tuple(x.shape)) for x in (q, k, v))
+            raise UserError(f"got q, k and v of {shapes} for {grid}; they must be rows (1, h, {grid.num_queries}, d)")
+        if mask is not None or "bias" in extra:
+            raise UserError(f"{name} takes no mask and no bias of packed images: call it with the tokens of each image")
+        call = super().__call__
+        if self.facts.packs:
+            return call(q, k, v, grid, **extra)  # type: ignore[no-any-return]
+        if not torch.compiler.is_compiling():
+            _say_one_by_one(name)
+
+        def forward(q: Tensor, k: Tensor, v: Tensor, *more: Any) -> Tensor:
+            *values, own = more
+            return call(q, k, v, own, **dict(zip(extra, values, strict=True)))  # type: ignore[no-any-return]
+
+        return grid.map_images(forward, q, k, v, *extra.values())
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, *more: Any, **extra: Any) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h', N, out_dim / h'), h' = `out_heads`."""
@@ -283,6 +263,16 @@ class Attention(nn.Module):
         return f"dim={self.dim}, num_heads={self.num_heads}, grid={tuple(self.grid)}"
 
 
+@functools.cache
+def _say_one_by_one(name: str) -> None:
+    """Warns once of a mechanism that has no packed form."""
+    warnings.warn(
+        f"{name} does not declare packs, so packed images of different sizes are attended one size after the other: "
+        f"the results are the same, with more calls",
+        stacklevel=4,
+    )
+
+
 def as_declared(core: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Makes a `core` run as a kernel, or in the declared `precision` and again in the backward pass with `recompute`.
 
@@ -292,7 +282,7 @@ def as_declared(core: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     @functools.wraps(core)
     def run(self: Attention, q: Tensor, k: Tensor, v: Tensor, grid: Grid, *more: Any, **extra: Any) -> Tensor:
-        if (v.is_cuda or self.attention_kernel != "auto") and not (more or extra):
+        if (v.is_cuda or self.attention_kernel != "auto") and not (more or extra or isinstance(grid, Packed)):
             out = kernel_output(self, q, k, v, grid)
             if out is not None:
                 return out

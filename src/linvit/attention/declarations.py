@@ -70,6 +70,9 @@ class Facts:
         rotary: True if the mechanism rotates q and k, or features of them, by their positions. Hosts that do so
             themselves then refuse it.
         fades: True if the weight of a key falls with its distance without a limit, so that far tokens have no effect.
+        packs: True if `forward` takes rows (1, h, T, d) of images of several sizes, with a `Packed` in place of a
+            grid. If not, it is called with each group of images of one size: the same result, with more calls. A
+            subclass does not inherit it; it declares it in its own `facts`.
         mask_value: Number that the entries of a masked key are set to, so that the key has no weight, whatever the
             other keys are; None if there is no such number. A mechanism that accepts a bias or a `mask` needs none.
         channelwise: True if the equivalent matrix differs from channel to channel.
@@ -89,6 +92,7 @@ class Facts:
     equivariant: bool = False
     rotary: bool = False
     fades: bool = False
+    packs: bool = False
     mask_value: float | None = None
     channelwise: bool = False
     linear_in_values: bool = True

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from linvit.attention.base import Grid
+from linvit.attention.base import Grid, Packed
 from linvit.attention.declarations import Facts
 from linvit.attention.kernels import Formula
 from linvit.attention.ops.activations import focused, focused_powers, of_both, trains_by_hand
@@ -59,7 +59,7 @@ class FocusedAttention(ConvolvedAttention):
             flattened tokens (the reference), or "bilinear2d".
     """
 
-    facts = Facts(complexity="O(N)")
+    facts = Facts(complexity="O(N)", packs=True)
     precision = "mixed"
     convolution = "dwc"
 
@@ -115,7 +115,7 @@ class FocusedAttention(ConvolvedAttention):
     def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """Returns the linear attention on focused features."""
         q, k = self.features(q, k, grid, v.dtype)
-        return linear_attention(q, k, v, self.eps, mean=self.denominator == "mean")
+        return linear_attention(q, k, v, self.eps, mean=self.denominator == "mean", grid=grid)
 
     def features(self, q: Tensor, k: Tensor, grid: Grid, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
         """Focused features of q (B, h, N, dk) and k (B, h, M, dk), in the same shapes, computed in at least float32.
@@ -133,8 +133,10 @@ class FocusedAttention(ConvolvedAttention):
             return of_both(F.relu, q.to(dtype), split_heads(keys.to(dtype), self.num_heads))
         return of_both(partial(self._phi, wide, dtype), queries, keys)
 
-    def _encoding(self, table: Tensor, grid: Grid) -> Tensor:
+    def _encoding(self, table: Tensor, grid: Grid | Packed) -> Tensor:
         """Returns the position encoding for a grid, (1, M, h dk)."""
+        if isinstance(grid, Packed):
+            return grid.table(partial(self._encoding, table))
         encoding = resize_tokens(table, self.table_size, grid.kv_size or grid.size)
         return F.pad(encoding, (0, 0, grid.num_prefix, 0)) if grid.num_prefix else encoding  # which have no position
 
@@ -196,6 +198,8 @@ class FocusedAttention(ConvolvedAttention):
 
     def convolved(self, v: Tensor, grid: Grid) -> Tensor:
         """Returns the depthwise convolution of the patch values, (B, h, M, d) -> (B, h, N, d); 0 for prefix tokens."""
+        if isinstance(grid, Packed):
+            return grid.map_images(self.convolved, v)
         patches = v[:, :, grid.num_prefix :].flatten(0, 1).mT  # (B*h, d, patches)
         if grid.kv_size not in (None, grid.size):
             if self.sr_interp == "linear1d":

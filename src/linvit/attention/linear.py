@@ -33,7 +33,7 @@ class LinearAttention(Attention):
             0 as well); with FLatten's 1e-6 it gives the mean of all values.
     """
 
-    facts = Facts(complexity="O(N)", equivariant=True)
+    facts = Facts(complexity="O(N)", equivariant=True, packs=True)
     precision = "mixed"
 
     def __init__(
@@ -56,7 +56,9 @@ class LinearAttention(Attention):
         self.eps = eps
         self.relu_eps = relu_eps
         maskable = normalize and (feature_map == "elu" or not relu_eps)
-        self.declare(max_rank=self.key_dim, mask_value=-math.inf if maskable else None)
+        self.declare(
+            max_rank=self.key_dim, packs=self.facts.packs and normalize, mask_value=-math.inf if maskable else None
+        )
 
     def features(self, x: Tensor) -> Tensor:
         """Returns the feature map phi, element by element."""
@@ -67,7 +69,7 @@ class LinearAttention(Attention):
     def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""
         if self.normalize:
-            return linear_attention(self.features(q), self.features(k), v, self.eps)
+            return linear_attention(self.features(q), self.features(k), v, self.eps, grid=grid)
         left, right = self.factors(q, k, grid)
         return left @ (right.mT @ v)
 

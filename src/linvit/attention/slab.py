@@ -16,6 +16,7 @@ from linvit.attention.focused import FocusedAttention
 class SimplifiedLinearAttention(FocusedAttention):
     """Relu linear attention with a depthwise convolution of the values, O(N d^2): `focused` with other defaults."""
 
+    facts = FocusedAttention.facts
     formula = FocusedAttention.formula
 
     def __init__(

@@ -3,10 +3,12 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
-from linvit.attention.base import Grid
+from linvit.attention.base import Grid, Packed
 from linvit.backbones.initialise import classifier, init_vit, tie_mechanisms
+from linvit.backbones.packing import as_batch, prefix_and_mean
 from linvit.backbones.stage import Stage
 from linvit.errors import UserError, check_choice
 
@@ -51,11 +53,14 @@ class Backbone(nn.Module):
         feature_norms: Norms of all features but the last, in backbones for dense prediction that have them.
         norm: The final norm.
         head: The classifier.
+        packs: True if `forward_levels` takes a list of images (in_chans, H, W) of several sizes, too, and returns a row
+            (1, T, C) with a `Packed`.
         dense: Options of the constructor in the authors' models for dense tasks, where these differ.
             `linvit.create_segmentor` sets them.
     """
 
     levels: ClassVar[str] = "stages"
+    packs: ClassVar[bool] = False
     dense: ClassVar[Mapping[str, Any]] = {}
     feature_info: list[dict[str, str | int]]
     feature_norms: nn.ModuleList
@@ -112,9 +117,10 @@ class Backbone(nn.Module):
             )
 
     def forward_levels(
-        self, x: Tensor, take: Collection[int] = (), stop: int | None = None
-    ) -> tuple[Tensor, Grid, list[tuple[Tensor, Grid]]]:
+        self, x: Tensor | Sequence[Tensor], take: Collection[int] = (), stop: int | None = None
+    ) -> tuple[Tensor, Grid | Packed, list[tuple[Tensor, Grid]]]:
         """Runs images through the first `stop` levels; returns tokens and grid of the last, and of those in `take`."""
+        assert isinstance(x, Tensor)
         self.check_channels(x)
         found = []
         for i, stage in enumerate(getattr(self, self.levels)[:stop]):
@@ -137,9 +143,36 @@ class Backbone(nn.Module):
         x = self.pool(x)
         return x if pre_logits else self.head(x)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Returns logits (B, num_classes) of images (B, in_chans, H, W)."""
+    def forward(self, x: Tensor | Sequence[Tensor]) -> Tensor:
+        """Returns logits (B, num_classes) of images (B, in_chans, H, W), or of a list of images (in_chans, H, W).
+
+        Images of a list may be of any sizes. They are packed, without padding, and each gets the logits that it gets
+        alone. Raises a `UserError` if the backbone is one that does not pack.
+        """
+        if not isinstance(x, Tensor):
+            return self.forward_packed(x)  # type: ignore[no-any-return]
         return self.forward_head(self.forward_features(x))
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def forward_packed(self, images: Sequence[Tensor]) -> Tensor:
+        """Returns logits (B, num_classes) of a list of images; `torch.compile` leaves it as it is."""
+        batch = as_batch(images)
+        if batch is not None:
+            return self(batch)  # type: ignore[no-any-return]
+        x, grid = self.pack(images)
+        return self.forward_head(prefix_and_mean(x, grid))
+
+    def pack(self, images: Sequence[Tensor]) -> tuple[Tensor, Packed]:
+        """Returns the last, normalised tokens of images (in_chans, H, W) of any sizes, a row (1, T, C)."""
+        if not self.packs:
+            name = type(self).__name__
+            raise UserError(
+                f"{name} takes images of one size, and got a list of several: its stages or windows need a batch of "
+                f"one plane. Resize them to one size, or take a plain transformer, such as deit_small"
+            )
+        x, grid, _ = self.forward_levels(images)
+        assert isinstance(grid, Packed)
+        return self.norm(x), grid
 
     def normalise(self, tokens: Tensor, level: int) -> Tensor:
         """Applies the norm of a level's feature, if any; for the last level this is the final norm."""

@@ -30,10 +30,11 @@ import torch
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
-from linvit.attention.base import Grid
+from linvit.attention.base import Grid, Packed
 from linvit.attention.ops.functional import SizeOf, resize_table, resize_tokens
 from linvit.backbones.base import Backbone
 from linvit.backbones.initialise import classifier
+from linvit.backbones.packing import pack
 from linvit.backbones.stage import run_blocks, specs_and_rates
 from linvit.errors import UserError
 from linvit.image_size import image_size
@@ -50,6 +51,7 @@ class DeiT(Backbone):
     """DeiT, a vision transformer of one resolution, for images of any size and aspect ratio.
 
     For other image sizes than `img_size` the position embeddings are interpolated (bicubic, as in DeiT's fine-tuning).
+    Images of several sizes, a list of (C, H, W), are packed into one row of tokens.
 
     Args:
         img_size: Side, or (H, W), of the position embeddings; a multiple of `patch_size`.
@@ -74,6 +76,7 @@ class DeiT(Backbone):
     """
 
     levels = "blocks"
+    packs = True
 
     def __init__(
         self,
@@ -162,11 +165,13 @@ class DeiT(Backbone):
         return state
 
     def forward_levels(
-        self, x: Tensor, take: Collection[int] = (), stop: int | None = None
-    ) -> tuple[Tensor, Grid, list[tuple[Tensor, Grid]]]:
+        self, x: Tensor | Sequence[Tensor], take: Collection[int] = (), stop: int | None = None
+    ) -> tuple[Tensor, Grid | Packed, list[tuple[Tensor, Any]]]:
         """Runs images through the first `stop` blocks; see `Backbone.forward_levels`."""
-        self.check_channels(x)
-        x, grid = self.embed(x)
+        for images in [x] if isinstance(x, Tensor) else x:
+            self.check_channels(images)
+        grid: Grid | Packed
+        x, grid = self.embed(x) if isinstance(x, Tensor) else pack(self.embed, x)
         found = []
         for i, block in enumerate(self.blocks[:stop]):
             x = run_blocks([block], x, grid, self.grad_checkpointing and self.training)

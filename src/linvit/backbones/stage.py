@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
-from linvit.attention.base import Grid
+from linvit.attention.base import Grid, Packed
 from linvit.attention.ops.functional import SizeOf, resize_table, resize_tokens, same_size
 from linvit.errors import UserError
 from linvit.registry import Spec
@@ -69,7 +69,7 @@ class Stage(nn.Module):
         return state
 
 
-def run_blocks(blocks: Iterable[nn.Module], x: Tensor, grid: Grid, checkpointing: bool) -> Tensor:
+def run_blocks(blocks: Iterable[nn.Module], x: Tensor, grid: Grid | Packed, checkpointing: bool) -> Tensor:
     """Runs blocks one after the other, with gradient checkpointing of each if asked for."""
     for block in blocks:
         if not checkpointing:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from linvit.attention.base import Attention, Grid
+from linvit.attention.base import Attention, Grid, Packed
 from linvit.attention.ops.functional import SizeOf
 from linvit.errors import UserError, check_number
 from linvit.layers.hosting import AttentionHost, QKNorm, attend, qk_norms, queries_keys_values
@@ -125,12 +125,13 @@ class AttentionLayer(AttentionHost):
         else:
             self.relative_position_bias_table = position_table(size, self.mechanism.num_heads)
 
-    def forward(self, x: Tensor, grid: Grid, bias: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, grid: Grid | Packed, bias: Tensor | None = None) -> Tensor:
         """Maps (B, N, C) to (B, N, C) for the tokens of `grid`, prefix tokens first, then patches row by row.
 
         A position bias or mask (B or 1, h, N, M), for a mechanism that accepts one, is added to the layer's.
+        Of `Packed` images the tokens are a row, (1, T, C).
         """
-        if x.shape[1] != grid.num_prefix + grid.size[0] * grid.size[1]:
+        if not isinstance(grid, Packed) and x.shape[1] != grid.num_prefix + grid.size[0] * grid.size[1]:
             raise UserError(
                 f"got {x.shape[1]} tokens for a grid of {grid.size[0]}x{grid.size[1]} patches and {grid.num_prefix} "
                 f"prefix tokens = {grid.num_queries}; pass the Grid that the tokens were made with"
@@ -140,8 +141,13 @@ class AttentionLayer(AttentionHost):
         stemmed = x if self.stem is None else self.stem(x, grid)
         return self.project(self.mix(stemmed, grid, bias), x)
 
-    def mix(self, x: Tensor, grid: Grid, bias: Tensor | None = None) -> Tensor:
+    def mix(self, x: Tensor, grid: Grid | Packed, bias: Tensor | None = None) -> Tensor:
         """Projects tokens to q, k and v and attends, (B, N, C) -> (B, N, out_dim)."""
+        if isinstance(grid, Packed):
+            parts: list[Any] = [self.sr, self.rel_pos, self.relative_position_bias_table]
+            if any(part is not None for part in parts):  # each a matter of one grid
+                return grid.map_images(self.mix, x)
+        plane: Any = getattr(grid, "size", None)
         if self.sr is None:
             width, projected = self.mechanism.head_dim, self.qkv(x)
             if self.q_norm is None is self.k_norm and len({*self.widths}) == 1:
@@ -155,13 +161,13 @@ class AttentionLayer(AttentionHost):
         q, k, v = queries_keys_values(self.mechanism, projected, x, (self.q_norm, self.k_norm))
         if self.relative_position_bias_table is not None:
             table = self.relative_position_bias_table
-            bias = self._with_positions(relative_position_bias(table, self.mechanism.grid.size, grid.size), bias, grid)
+            bias = self._with_positions(relative_position_bias(table, self.mechanism.grid.size, plane), bias, grid)
         elif self.rel_pos is not None:
-            own = self.rel_pos(q[:, grid.num_prefix :], self.mechanism.num_heads, grid.size)
+            own = self.rel_pos(q[:, grid.num_prefix :], self.mechanism.num_heads, plane)
             bias = self._with_positions(own, bias, grid)
         return attend(self.mechanism, q, k, v, grid, x=x, bias=bias)
 
-    def _with_positions(self, own: Tensor, bias: Tensor | None, grid: Grid) -> Tensor:
+    def _with_positions(self, own: Tensor, bias: Tensor | None, grid: Any) -> Tensor:
         """Adds the layer's bias of relative positions, (h, N, N) or (B, h, N, N); prefix tokens have none."""
         own = own if own.ndim == 4 else own[None]
         if grid.num_prefix:
@@ -175,5 +181,5 @@ class AttentionLayer(AttentionHost):
             state[name] = resize_position_table(state[name], own, self.mechanism.grid.size, size_of)
         return state
 
-    def _reduced(self, grid: Grid) -> Grid:
+    def _reduced(self, grid: Any) -> Grid:
         return grid if self.sr is None else Grid(grid.size, self.sr.reduced(grid.size), grid.num_prefix)

@@ -1,10 +1,13 @@
 """Pre-norm transformer block of all families except SOFT, with optional convolutions for positions."""
 
+from functools import partial
+from typing import Any
+
 import torch
 from timm.layers import DropPath
 from torch import Tensor, nn
 
-from linvit.attention.base import Grid
+from linvit.attention.base import Grid, Packed
 
 
 class Block(nn.Module):
@@ -39,13 +42,24 @@ class Block(nn.Module):
         scales = (nn.Identity() if layer_scale is None else LayerScale(dim, layer_scale) for _ in range(2))
         self.scale1, self.scale2 = scales
 
-    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+    def forward(self, x: Tensor, grid: Grid | Packed) -> Tensor:
         """(B, N, C) -> (B, N, C)."""
         x = x if self.cpe1 is None else self.cpe1(x, grid)
         extra = {"before_norm": x} if self.input_before_norm else {}
-        x = x + self.drop_path1(self.scale1(self.attn(self.norm1(x), grid, **extra)))
+        drop1: Any = self.drop_path1
+        drop2: Any = self.drop_path2
+        if isinstance(grid, Packed):
+            drop1, drop2 = (partial(drop_paths, drop, grid) for drop in (drop1, drop2))
+        x = x + drop1(self.scale1(self.attn(self.norm1(x), grid, **extra)))
         x = x if self.cpe2 is None else self.cpe2(x, grid)
-        return x + self.drop_path2(self.scale2(self.mlp(self.norm2(x), grid)))  # type: ignore[no-any-return]
+        return x + drop2(self.scale2(self.mlp(self.norm2(x), grid)))  # type: ignore[no-any-return]
+
+
+def drop_paths(drop: DropPath, packed: Packed, branch: Tensor) -> Tensor:
+    """Applies stochastic depth image by image to a branch (1, T, C) of packed images."""
+    if not (drop.training and drop.drop_prob):
+        return branch
+    return branch * packed.spread(drop(branch.new_ones(len(packed.sizes), 1)))
 
 
 class LayerScale(nn.Module):
@@ -73,7 +87,7 @@ class ResidualConv(nn.Conv2d):
     def __init__(self, dim: int) -> None:
         super().__init__(dim, dim, 3, padding=1, groups=dim)
 
-    def forward(self, x: Tensor, grid: Grid) -> Tensor:  # type: ignore[override]  # tokens, not a plane
+    def forward(self, x: Tensor, grid: Grid | Packed) -> Tensor:  # type: ignore[override]  # tokens, not a plane
         """(B, N, C) -> (B, N, C)."""
         convolve = super().forward
         return grid.map_patches(lambda plane: plane + convolve(plane), x)

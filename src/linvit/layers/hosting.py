@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from linvit.attention.base import Attention, Grid
+from linvit.attention.base import Attention, Grid, Packed
 from linvit.attention.ops.activations import normalize
 from linvit.attention.ops.decorators import recomputed
 from linvit.attention.ops.functional import upcast
@@ -69,12 +69,12 @@ class ConvStem(nn.Module):
         self.in_proj = Linear(dim, dim)
         self.conv = nn.Conv2d(dim, dim, 3, padding=1, groups=dim)
 
-    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+    def forward(self, x: Tensor, grid: Grid | Packed) -> Tensor:
         """(B, N, C) -> (B, N, C)."""
         return self._convolved(self.in_proj(x), grid)
 
     @recomputed
-    def _convolved(self, x: Tensor, grid: Grid) -> Tensor:
+    def _convolved(self, x: Tensor, grid: Grid | Packed) -> Tensor:
         return F.silu(grid.map_patches(self.conv, x))
 
 
@@ -182,7 +182,7 @@ def attend(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    grid: Grid,
+    grid: Grid | Packed,
     *,
     x: Tensor,
     bias: Tensor | None = None,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from linvit.attention.base import Grid
+from linvit.attention.base import Grid, Packed
 from linvit.attention.ops.cast_linear import cast_linear
 from linvit.attention.ops.decorators import supports_custom_autograd
 from linvit.attention.ops.functional import is_exporting
@@ -51,7 +51,7 @@ class Mlp(nn.Module):
         self.act = nn.GELU(approximate="tanh" if tanh else "none")
         self.fc2 = Linear(hidden, dim)
 
-    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+    def forward(self, x: Tensor, grid: Grid | Packed) -> Tensor:
         """(B, N, C) -> (B, N, C)."""
         x = self.pre_act(self.fc1(x))
         if self.dwconv is not None:
@@ -88,7 +88,7 @@ class MBConv(nn.Module):
         self.depth_conv = nn.Conv2d(hidden, hidden, 3, padding=1, groups=hidden)
         self.point_conv = BatchNormLinear(hidden, dim)
 
-    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+    def forward(self, x: Tensor, grid: Grid | Packed) -> Tensor:
         """(B, N, C) -> (B, N, C)."""
         x = F.hardswish(self.inverted_conv(x))
         x = F.hardswish(grid.map_patches(self.depth_conv, x))

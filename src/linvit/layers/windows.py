@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from linvit.attention.base import Grid
+from linvit.attention.base import Grid, Packed
 from linvit.attention.ops.functional import SizeOf, grid_from_count
 from linvit.errors import UserError, check_number
 from linvit.layers.attention_layer import NOT_KEPT, AttentionLayer
@@ -137,8 +137,10 @@ class WindowAttention(AttentionLayer):
         if rel_pos_bias and self.mechanism.host.accepts_bias:
             self.add_positions(rel_pos_bias, nominal)
 
-    def forward(self, x: Tensor, grid: Grid) -> Tensor:  # type: ignore[override]  # windows have their own mask
+    def forward(self, x: Tensor, grid: Grid | Packed) -> Tensor:  # type: ignore[override]  # windows have their own mask
         """(B, N, C) -> (B, N, C)."""
+        if isinstance(grid, Packed):
+            return grid.map_images(self.forward, x)
         windows = self.windows(grid.size)
         parts = windows.partition(x if self.stem is None else self.stem(x, grid))
         inputs = parts if self.stem is None else windows.partition(x)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from linvit.attention.grid import Grid, Packed
 from linvit.attention.ops.decorators import supports_custom_autograd
 from linvit.attention.ops.functional import is_exporting, product_in, upcast
 
@@ -21,13 +22,24 @@ ALIGNED = 8
 """Channels added to values in bfloat16; two of them are used, because tensor cores need rows of 16 bytes."""
 
 
-def linear_attention(q: Tensor, k: Tensor, v: Tensor, eps: float, mean: bool = False, least: bool = False) -> Tensor:
+def linear_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    eps: float,
+    mean: bool = False,
+    least: bool = False,
+    grid: Grid | Packed | None = None,
+) -> Tensor:
     """Returns normalised linear attention `phi(q) (phi(k)^T v) / (phi(q) sum phi(k) + eps)` on given features.
 
     Katharopoulos et al. 2020, Eq. 5: (B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d).
     With means over the keys instead of sums the quotient is the same but for the weight of `eps`. Where `eps` is the
     `least` denominator, it is not added. Features may be wider than values in bfloat16.
+    Features of `Packed` images, (1, h, T, dk), have the sums of each image.
     """
+    if isinstance(grid, Packed):
+        return grid.map_images(lambda q, k, v, _: linear_attention(q, k, v, eps, mean, least), q, k, v)
     if v.dtype == torch.bfloat16 and not torch.compiler.is_compiling() and supports_custom_autograd(q):
         return _LinearAttention.apply(q, k, v, eps * k.shape[-2] if mean else eps, least)  # type: ignore[no-any-return]
     if torch.compiler.is_compiling():  # which lays (B, h, N, d) out like images where convolutions follow

@@ -12,7 +12,7 @@ from linvit.attention.base import Attention, Grid
 from linvit.errors import UserError, check_number
 from linvit.registry import Spec
 from linvit.testing import behaviour
-from linvit.testing.attention import host, matrix, precision, shape
+from linvit.testing.attention import host, matrix, packing, precision, shape
 from linvit.testing.attention.inputs import NOMINAL, AttentionSubject, inputs
 from linvit.testing.report import Check, Contract, Report, at, failed, message, not_declared, require
 
@@ -94,6 +94,7 @@ def growth_of_work(subject: AttentionSubject) -> str:
 TAKE_THE_SIZE = "it works at 14x14, so take the size from grid and not from the number of tokens"
 FOLLOW = "take all sizes from the grid of the call, or refuse it by a linvit.UserError that names it, as 7x9"
 HALF = "run the delicate part in float32: put it into core(self, q, k, v, grid), or under @linvit.full_precision"
+APART = "sum over the tokens of each image of a Packed (its map_images), or leave packs=False"
 AS_MANY = "if keys must be as many as queries, declare same_grid=True"
 
 
@@ -117,6 +118,7 @@ CONTRACT = Contract(
         Check("attention layer", host.attention_layer),
         Check("position bias", host.position_bias),
         Check("masked keys", host.masked_keys),
+        Check("packed images", packing.packed_images, advice=APART, refusable=True),
         behaviour.BATCH_INDEPENDENCE,
         *behaviour.COMMON,
         Check("order of tokens", shape.order_of_tokens, advice="declare equivariant=False"),

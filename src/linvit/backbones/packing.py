@@ -1,0 +1,46 @@
+"""Lists of images of several sizes: packed into one row of tokens, and back."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from linvit.attention.base import Grid, Packed
+from linvit.errors import UserError
+
+
+def as_batch(images: Sequence[Tensor]) -> Tensor | None:
+    """Stacks images (C, H, W) of one size, (B, C, H, W); None if they are of several sizes."""
+    wrong = [tuple(image.shape) for image in images if image.ndim != 3]
+    if wrong or not images:
+        raise UserError(f"a list of images must have at least one, each (C, H, W); got {wrong[:1] or 'none'}")
+    return torch.stack(list(images)) if len({image.shape for image in images}) == 1 else None
+
+
+def pack(embed: Callable[[Tensor], tuple[Tensor, Grid]], images: Sequence[Tensor]) -> tuple[Tensor, Packed]:
+    """Embeds images (C, H, W), those of one size together, as one row of tokens (1, T, C).
+
+    `embed` turns images (n, C, H, W) of one size into tokens (n, N, C) and their grid.
+    """
+    alike: dict[torch.Size, list[int]] = {}
+    for i, image in enumerate(images):
+        alike.setdefault(image.shape, []).append(i)
+    found: dict[int, tuple[Tensor, Grid]] = {}
+    for numbers in alike.values():
+        tokens, grid = embed(torch.stack([images[i] for i in numbers]))
+        found |= {i: (own, grid) for i, own in zip(numbers, tokens.unbind(), strict=True)}
+    packed = Packed([found[i][1].size for i in range(len(images))], found[0][1].num_prefix)
+    return torch.cat([found[i][0] for i in packed.order])[None], packed
+
+
+def prefix_and_mean(x: Tensor, packed: Packed) -> Tensor:
+    """Returns the prefix tokens and the mean of the patches of each image, (B, prefix + 1, C), of a row (1, T, C)."""
+    start = packed.num_prefix
+    parts = [torch.cat([part[:, :start], part[:, start:].mean(1, keepdim=True)], 1) for part in packed.split(x)]
+    return packed.restore(torch.cat(parts))
+
+
+def tokens_of_images(x: Tensor, packed: Packed) -> list[Tensor]:
+    """Returns the tokens (N, C) of each image of a row (1, T, C), in the order in which the images were given."""
+    found = x[0].split(list(packed.lengths))
+    return [found[packed.order.index(i)] for i in range(len(found))]
