@@ -5,12 +5,16 @@ from functools import cached_property, partial
 from typing import Any, ClassVar, Literal, get_args
 
 import datasets
+import numpy as np
 import torch
+from torch.utils.data import DataLoader
 
 from linvit.data.base import ImageData, TargetReport
+from linvit.data.loading.loader import make_loader
+from linvit.data.loading.packs import CollatePack, EvalPackSampler, Packs, PackSampler, check_lengths
 from linvit.data.sources.data_source import Splits
 from linvit.data.sources.folder import in_folders, naming_tables
-from linvit.data.sources.images import Target
+from linvit.data.sources.images import Images, Target
 from linvit.data.sources.labels import (
     as_indices,
     check_label,
@@ -27,7 +31,14 @@ from linvit.data.sources.mask_folders import find_masks
 from linvit.data.sources.pairs import has_masks
 from linvit.data.sources.scan import ScanResult
 from linvit.data.sources.splits import folder_of_images, load_splits
-from linvit.data.transforms.classification import Augmentation, EvalTransform, TrainTransform
+from linvit.data.sources.stream import Stream
+from linvit.data.transforms.classification import (
+    Augmentation,
+    EvalTransform,
+    NativeSize,
+    NativeTransform,
+    TrainTransform,
+)
 from linvit.data.transforms.geometry import CropMode
 from linvit.errors import UserError, check_choice, check_number, quote_first
 
@@ -48,6 +59,11 @@ class ClassificationData(ImageData):
         crop_mode: How evaluation resizes and crops, in timm's words: center (resize until `img_size / crop_pct` is
             covered, crop the centre), or squash (resize to `img_size / crop_pct` whatever the aspect, crop the centre).
         crop_pct: Fraction of the resized side that evaluation keeps; 1.0 keeps all of it.
+        token_budget: Largest number of patches of a batch, of each device. Images then keep their aspect and their own
+            size, rounded to whole patches, and are not cropped in evaluation; batches hold as many as fit, and the
+            network packs them. null makes batches of `batch_size` images of `img_size`.
+        max_tokens: With it, the largest number of patches of an image, to which larger ones are shrunk; null is all.
+        patch_size: With it, the side of the network's patches in pixels.
         **data: Arguments of `ImageData`: batches, image size, splits, streaming, bad images.
 
     Example:
@@ -55,7 +71,7 @@ class ClassificationData(ImageData):
     """
 
     train_transform: TrainTransform
-    eval_transform: EvalTransform
+    eval_transform: EvalTransform | NativeTransform
     how_to_label: ClassVar[str] = (
         "give each class a folder, train/CLASS/*.jpg (images directly in train/ have no class), or name the column of "
         "labels with --data.label_column"
@@ -76,6 +92,9 @@ class ClassificationData(ImageData):
         augmentation: Augmentation = Augmentation(),  # noqa: B008 (frozen)
         crop_mode: CropMode = "center",
         crop_pct: float = 0.875,
+        token_budget: int | None = None,
+        max_tokens: int | None = None,
+        patch_size: int = 16,
         **data: Any,
     ) -> None:
         super().__init__(source, **data)
@@ -89,8 +108,57 @@ class ClassificationData(ImageData):
         self.places: Sequence[int] | None = None
         self.labels = labels
         self.data_source.load = partial(load_splits, classes=labels)
-        self.train_transform = TrainTransform(self.size, augmentation, self.mean)
-        self.eval_transform = EvalTransform(self.size, crop_mode, crop_pct)
+        self.token_budget = token_budget
+        self.native: NativeSize | None = None
+        if token_budget is not None:
+            check_number("token_budget", token_budget, at_least=1, whole=True)
+            for name, given, only in (("streaming", self.stream_options, None), ("repeated_aug", self.repeated_aug, 1)):
+                if given != only:
+                    raise UserError(f"token_budget needs the sizes of all images, once each: leave --data.{name} out")
+            self.native = NativeSize(patch_size, max_tokens)
+        elif max_tokens is not None:
+            raise UserError(f"max_tokens={max_tokens} is for --data.token_budget, which is not set")
+        self.train_transform = TrainTransform(self.size, augmentation, self.mean, self.native)
+        self.eval_transform = (
+            EvalTransform(self.size, crop_mode, crop_pct) if self.native is None else NativeTransform(self.native)
+        )
+
+    def setup(self, stage: str) -> None:
+        """Makes the sets of a stage; with `token_budget` the network must have patches of `patch_size`."""
+        super().setup(stage)
+        if self.native is None or self.trainer is None:
+            return
+        network: Any = getattr(self.trainer.lightning_module, "network", None)
+        parts = (network, *(getattr(network, name, None) for name in ("patch_embed", "embeds")))
+        found = [getattr(part, "patch_size", self.native.patch) for part in parts]
+        own = {side for patch in found for side in (patch if isinstance(patch, tuple) else (patch,))}
+        if own != {self.native.patch}:
+            side = max(own - {self.native.patch})
+            raise UserError(f"the network has patches of {side} pixels; set --data.patch_size={side}")
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        """Makes shuffled batches, of `batch_size` images or of `token_budget` tokens."""
+        if self.native is None or not isinstance(self.train_set, Images):
+            return super().train_dataloader()
+        lengths, budget = self._lengths(self.train_set)
+        sampler = PackSampler(lengths, budget, self._seed, *self._rank_and_world)
+        return make_loader(
+            Packs(self.train_set), 1, self.num_workers, CollatePack(self.collate), sampler, training=True
+        )
+
+    def _in_order(self, samples: Images | Stream) -> DataLoader[Any]:
+        if self.native is None or not isinstance(samples, Images):
+            return super()._in_order(samples)
+        sampler = EvalPackSampler(*self._lengths(samples), *self._rank_and_world)
+        return make_loader(Packs(samples), 1, self.num_workers, CollatePack(self.collate), sampler)
+
+    def _lengths(self, samples: Images) -> tuple[np.ndarray, int]:
+        """Tokens of each image, by the headers of the files, and of a batch."""
+        assert self.native is not None
+        assert self.token_budget is not None
+        lengths = np.array([self.native.tokens(*size) for size in samples.sizes()])
+        check_lengths(lengths, self.token_budget)
+        return lengths, self.token_budget
 
     @cached_property
     def label_column(self) -> str | None:

@@ -40,6 +40,8 @@ class Preprocessing:
     crop_pct: float = 1.0  # fraction of the resized side that is kept
     resize_limits: Sequence[int] | None = None  # without size: maximum of the long and of the short side, bilinear
     multiple: int = 1  # without size: sides are then resized to multiples of this
+    patch_size: int | None = None  # without size: sides are rounded to multiples of it, bicubic, without a crop
+    max_tokens: int | None = None  # with patch_size: largest number of patches, to which larger images are shrunk
     bands: Sequence[int] | None = None  # numbers of the bands to use as channels
     value_range: Sequence[Any] | None = None  # values that become 0 and 1
     exif_orientation: bool = True
@@ -65,11 +67,13 @@ class Preprocessing:
         return ImageReader(self.max_pixels, self.exif_orientation, bands=bands)
 
     @cached_property
-    def transform(self) -> classification.EvalTransform | segmentation.EvalTransform:
+    def transform(self) -> classification.EvalTransform | classification.NativeTransform | segmentation.EvalTransform:
         """Transform that resizes and crops the image of a sample."""
         check_number("multiple", self.multiple, at_least=1, at_most=4096, whole=True)
         check_choice("crop_mode", self.crop_mode, get_args(CropMode))
         check_number("crop_pct", self.crop_pct, above=0, at_most=1)
+        if self.size is None and self.patch_size is not None:
+            return classification.NativeTransform(classification.NativeSize(self.patch_size, self.max_tokens))
         if self.size is None:
             limits = None if self.resize_limits is None else (self.resize_limits[0], self.resize_limits[1])
             segmentation.check_resize_limits(limits)

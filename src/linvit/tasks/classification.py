@@ -15,12 +15,14 @@ from torch.nn import functional as F
 from torchmetrics import MeanMetric, Metric
 from torchmetrics.classification import MulticlassAccuracy
 
+from linvit.backbones.images import forward_images
 from linvit.callbacks.common import class_names
 from linvit.callbacks.report import ClassReport, write_table
 from linvit.errors import UserError, check_number
 from linvit.io.files import write_text
 from linvit.io.plain_text import printable
 from linvit.tasks.base import Description, Task
+from linvit.tasks.model_ema import ModelEma
 from linvit.tasks.published import PublishedScores, published_top1
 from linvit.tasks.results import Result
 
@@ -124,10 +126,19 @@ class ClassificationTask(Task):
             **{f"top{top}": MulticlassAccuracy(classes, top_k=top, average="micro") for top in tops},
         }
 
+    def forward(self, images: Tensor | Sequence[Tensor]) -> Tensor:
+        """Maps images (B, C, H, W), or a list of images (C, H, W) of any sizes, to logits; see `Task.forward`."""
+        return forward_images(self.network if self.training else self.predicting, images)
+
     def training_loss(self, batch: dict[str, Any]) -> Tensor:
         """Cross entropy against smoothed, possibly mixed targets, and with `mesa` against the moving average's."""
         image, target = batch["image"], batch["label"]
         if self.mixup.mixup_alpha or self.mixup.cutmix_alpha:
+            if "loss_weight" in batch:
+                raise UserError(
+                    "mixup and CutMix mix images of one size, and batches by --data.token_budget have several: set "
+                    "--model.mixup_alpha=0 --model.cutmix_alpha=0"
+                )
             if "seed" not in batch:
                 raise UserError(
                     "mixup and CutMix are drawn from batch['seed'], an int of each batch, and this data has none. Add "
@@ -140,9 +151,12 @@ class ClassificationTask(Task):
         loss = F.cross_entropy(logits, target, label_smoothing=self.label_smoothing)
         if self.mesa and self.ema is not None and 4 * self.global_step >= self.trainer.estimated_stepping_batches:
             with torch.no_grad():
-                averaged = self.ema.eval()(image).softmax(-1)  # a new run begins in training mode
+                averaged = forward_images(self.ema.eval().network, image).softmax(
+                    -1
+                )  # a new run begins in training mode
             loss = loss + self.mesa * F.cross_entropy(logits, averaged)
-        return loss
+        # Batches by tokens hold different numbers of images, each of which is to count as much.
+        return loss * batch["loss_weight"] if "loss_weight" in batch else loss
 
     def score_batch(self, network: nn.Module, batch: dict[str, Any], metrics: Mapping[str, Any]) -> Tensor:
         """Updates loss and accuracies; returns the predicted classes (B,)."""
@@ -184,7 +198,7 @@ class ClassificationTask(Task):
 
 def scored_logits(network: nn.Module, batch: Mapping[str, Any]) -> Tensor:
     """Returns logits (B, K) of a batch, minus infinity for classes that its data, of some `classes` (K'), lacks."""
-    logits: Tensor = network(batch["image"])
+    logits = forward_images(network.network if isinstance(network, ModelEma) else network, batch["image"])
     if "classes" not in batch:
         return logits
     classes = batch["classes"]

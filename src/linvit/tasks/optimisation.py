@@ -191,7 +191,8 @@ def total_batch_size(trainer: Trainer) -> int:
     loader = cast("DataLoader[Any] | None", trainer.train_dataloader)
     if loader is None:
         return 0
-    batch: int = loader.batch_size or loader.batch_sampler.batch_size  # type: ignore[union-attr]
+    packed = getattr(loader.sampler, "mean_images", None)  # of a batch by tokens
+    batch: int = round(packed) if packed else loader.batch_size or loader.batch_sampler.batch_size  # type: ignore[union-attr]
     return batch * trainer.world_size * trainer.accumulate_grad_batches
 
 

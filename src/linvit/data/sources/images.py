@@ -1,6 +1,7 @@
 """Rows of a table as samples, and samples as batches."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -9,7 +10,7 @@ from torch.utils.data import Dataset, default_collate
 
 from linvit.data.loading.sampler import SeededIndex
 from linvit.data.sources.read import BadImageError, BadImages, ImageReader, name_of
-from linvit.data.transforms.decode import BandsError
+from linvit.data.transforms.decode import BandsError, header
 from linvit.data.transforms.on_device import BatchDeviceOps
 from linvit.errors import UserError
 
@@ -92,6 +93,22 @@ class Images(Dataset[Sample]):
         except BadImageError as error:
             if isinstance(error.__cause__, BandsError):
                 raise UserError(f"image {error.name}: {error.reason}") from error
+
+    def sizes(self) -> list[tuple[int, int]]:
+        """The size (H, W) of each image as its file's header has it; of one that cannot be read that of another."""
+        stored = self.rows.select_columns([self.reader.image])
+
+        def size(number: int) -> tuple[int, int] | None:
+            try:
+                kind = header(self.reader.images.load(stored[number][self.reader.image][0].as_py()))
+            except (OSError, ValueError, BadImageError):
+                return None
+            return kind.height, kind.width
+
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(size, self.chosen.tolist()))
+        last = next(filter(None, found), (1, 1))
+        return [last := last if one is None else one for one in found]
 
     def __getitem__(self, at: SeededIndex | int) -> Sample:
         """Makes the sample of one image, or of another one in its place; a bare index has the seed 0."""

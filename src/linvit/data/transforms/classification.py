@@ -66,11 +66,44 @@ class Augmentation:
             rand_augment.RandAugment.parse(self.auto_augment)
 
 
-class TrainTransform:
-    """Crops an image to `size` (H, W), flips and changes it by its seed alone; RandAugment moves the mean colour in."""
+@dataclass(frozen=True)
+class NativeSize:
+    """Sizes of images that keep their own: sides rounded to whole patches, and shrunk to at most `max_tokens`."""
 
-    def __init__(self, size: tuple[int, int], augmentation: Augmentation, mean: Sequence[float]) -> None:
+    patch: int
+    max_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        check_number("patch_size", self.patch, at_least=1, at_most=4096, whole=True)
+        if self.max_tokens is not None:
+            check_number("max_tokens", self.max_tokens, at_least=1, at_most=2**24, whole=True)
+
+    def __call__(self, height: int, width: int) -> tuple[int, int]:
+        """Returns the size (H, W) that an image gets; one with exchanged sides gets it exchanged."""
+        rows, columns = (max(1, round(side / self.patch)) for side in (height, width))
+        if self.max_tokens is not None and rows * columns > self.max_tokens:
+            scale = math.sqrt(self.max_tokens / (height * width))
+            rows, columns = (max(1, math.floor(side * scale)) for side in (height, width))
+            most = self.max_tokens // min(rows, columns)  # for a strip of one row or column
+            rows, columns = min(rows, most), min(columns, most)
+        return rows * self.patch, columns * self.patch
+
+    def tokens(self, height: int, width: int) -> int:
+        """Returns the number of patches of an image."""
+        return math.prod(self(height, width)) // self.patch**2
+
+
+class TrainTransform:
+    """Crops an image to `size` (H, W), flips and changes it by its seed alone; RandAugment moves the mean colour in.
+
+    With a `native` size images keep their own, and a crop keeps the aspect up to `crop_ratio`.
+    """
+
+    def __init__(
+        self, size: tuple[int, int], augmentation: Augmentation, mean: Sequence[float], native: NativeSize | None = None
+    ) -> None:
         self.size = size
+        self.native = native
         self.augmentation = augmentation
         self.fill: Fill = tuple(min(255, round(255 * value)) for value in mean)  # in 8 bits
         policy = augmentation.auto_augment
@@ -80,15 +113,18 @@ class TrainTransform:
         """Turns the `image` of a sample, 8-bit (3, h, w), into one of (3, H, W), and adds the `device_ops`."""
         given, rng, image = self.augmentation, generator(seed), sample["image"]
         _, height, width = image.shape
+        size, ratio = self.size, given.crop_ratio
+        if self.native is not None:
+            size, ratio = self.native(height, width), (ratio[0] * width / height, ratio[1] * width / height)
         if given.crop_scale is None:
-            image = prepare(image, self.size, "center", 1.0)
+            image = prepare(image, size, "center", 1.0) if self.native is None else resize(image, size)
         else:
-            image = crop(image, random_box(rng, height, width, given.crop_scale, given.crop_ratio))
-            image = resize(image, self.size, rand_augment.choose(given.interpolation, rng))
+            image = crop(image, random_box(rng, height, width, given.crop_scale, ratio))
+            image = resize(image, size, rand_augment.choose(given.interpolation, rng))
         if rng.random() < given.hflip:
             image = v2.horizontal_flip(image)
-        now, later = self._warp(rng), self._policy(rng)
-        erase = erased_box(rng, given.random_erasing, self.size) if given.random_erasing else None
+        now, later = self._warp(rng, size), self._policy(rng, size)
+        erase = erased_box(rng, given.random_erasing, size) if given.random_erasing else None
         if given.augment_on == "worker":
             now, later = [*now, *later], []
         for op in now:
@@ -96,20 +132,20 @@ class TrainTransform:
         ops = DeviceOps(seed, tuple(later), erase, given.erase_after_mixing)
         return sample | {"image": image.contiguous(), "device_ops": ops}
 
-    def _warp(self, rng: np.random.Generator) -> list[ImageOp]:
+    def _warp(self, rng: np.random.Generator, size: tuple[int, int]) -> list[ImageOp]:
         """Draws rotation, zoom and shift as one map; pixels from outside the image are black."""
         given = self.augmentation
         if not (given.rotate or given.translate or given.zoom):
             return []
         angle, zoom = rng.uniform(-given.rotate, given.rotate), rng.uniform(1 - given.zoom, 1 + given.zoom)
-        down, right = (round(side * rng.uniform(-given.translate, given.translate)) for side in self.size)
-        return [Warp(affine_matrix(angle, zoom, (right, down), self.size), False, BLACK)]
+        down, right = (round(side * rng.uniform(-given.translate, given.translate)) for side in size)
+        return [Warp(affine_matrix(angle, zoom, (right, down), size), False, BLACK)]
 
-    def _policy(self, rng: np.random.Generator) -> list[ImageOp]:
+    def _policy(self, rng: np.random.Generator, size: tuple[int, int]) -> list[ImageOp]:
         """Draws what auto_augment and color_jitter do to this image."""
         given, drawn = self.augmentation, []
         if self.rand_augment is not None:
-            drawn = self.rand_augment.ops(rng, self.size, given.interpolation, self.fill)
+            drawn = self.rand_augment.ops(rng, size, given.interpolation, self.fill)
         return drawn + (rand_augment.color_jitter(rng, given.color_jitter) if given.color_jitter else [])
 
 
@@ -130,6 +166,23 @@ class EvalTransform:
         """Turns the `image` of a sample, 8-bit (3, h, w), into one of (3, H, W); the seed does not matter."""
         image = prepare(sample["image"], self.size, self.crop_mode, self.crop_pct)
         return sample | {"image": image.contiguous()}
+
+
+@dataclass
+class NativeTransform:
+    """Brings an image to its native size, without cropping; see `NativeSize`."""
+
+    native: NativeSize
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The transform's options, as plain values."""
+        return {"patch_size": self.native.patch, "max_tokens": self.native.max_tokens}
+
+    def __call__(self, sample: dict[str, Any], seed: int) -> dict[str, Any]:
+        """Resizes the `image` of a sample, 8-bit (3, h, w), bicubically; the seed does not matter."""
+        image = sample["image"]
+        return sample | {"image": resize(image, self.native(*image.shape[1:])).contiguous()}
 
 
 def prepare(image: Tensor, size: tuple[int, int], crop_mode: CropMode, crop_pct: float) -> Tensor:

@@ -92,8 +92,9 @@ class Normalisation:
         `after_mixing` in the batch, and calls it with the images (B, C, H, W) that it has mixed, which returns them.
         """
         image, ops = batch["image"], batch.pop("device_ops", None)
-        if isinstance(image, list):  # of evaluation, of several sizes
-            batch["image"] = [self(one) for one in image]
+        if isinstance(image, list):  # of several sizes
+            alone = [None] * len(image) if ops is None else [BatchDeviceOps([op]) for op in ops.samples]
+            batch["image"] = [self.finished(one[None], op)[0] for one, op in zip(image, alone, strict=True)]
         elif ops is None:
             batch["image"] = self(image)
         else:
@@ -101,6 +102,10 @@ class Normalisation:
             if ops.erase_after_mixing:
                 batch["after_mixing"] = ops.erase
             batch["image"] = image if ops.erase_after_mixing else ops.erase(image)
+
+    def finished(self, images: Tensor, ops: BatchDeviceOps | None) -> Tensor:
+        """Runs all operations on images (B, C, H, W) that are not mixed."""
+        return self(images) if ops is None else ops.erase(ops.clear_padding(self(ops.apply(images))))
 
 
 def apply_ops(images: Tensor, ops: Sequence[Sequence[ImageOp]]) -> Tensor:
