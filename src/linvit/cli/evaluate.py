@@ -136,7 +136,13 @@ def read_corrupted(name: str, model: EvaluatedModel, folder: Path) -> list[Image
 
 def read_folder(name: str, model: EvaluatedModel, paths: Sequence[Path]) -> ImageSet:
     """Returns the images of a folder or table, prepared as for the network, and a file that maps its classes."""
-    names = {each.name for each in fields(model.preprocessing)} - {"size", "resize_limits", "multiple"}
+    if model.preprocessing.patch_size is not None:
+        raise UserError(
+            "linvit evaluate compares images of one size, and this network takes them at their own; score it by "
+            "linvit test"
+        )
+    not_data = {"size", "resize_limits", "multiple", "patch_size", "max_tokens"}
+    names = {each.name for each in fields(model.preprocessing)} - not_data
     options: Any = {name: getattr(model.preprocessing, name) for name in names}
     data = ClassificationData(str(paths[0]), img_size=model.preprocessing.size or 0, **options)
     return read_set(name, data, model.classes, paths[1] if paths[1:] else None)

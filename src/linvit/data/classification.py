@@ -128,6 +128,8 @@ class ClassificationData(ImageData):
         super().setup(stage)
         if self.native is None or self.trainer is None:
             return
+        if getattr(self.trainer.lightning_module, "teacher", None) is not None:
+            raise UserError("a teacher is compared on images of one size; leave --data.token_budget out")
         network: Any = getattr(self.trainer.lightning_module, "network", None)
         parts = (network, *(getattr(network, name, None) for name in ("patch_embed", "embeds")))
         found = [getattr(part, "patch_size", self.native.patch) for part in parts]

@@ -1,0 +1,89 @@
+"""Images of several sizes: packed against padded and against one after the other, on a CPU.
+
+    python benchmarks/packed.py            # 192 channels, two blocks, 16 images of 128 to 448 pixels a side
+
+timm's NaFlexVit with linear attention computes the same logits in three ways: padded to the longest image with a mask
+of the keys (timm's own form), packed (`linvit.forward_images`), and image by image. The ways take turns; seconds are
+those of the processor in one thread, and ratios are of medians.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import timm
+import torch
+from torch import Tensor
+
+import linvit
+
+PATCH = 16
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Prints seconds and ratios."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dim", type=int, default=192, help="channels (%(default)s)")
+    parser.add_argument("--images", type=int, default=16, help="images of a batch (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=7, help="rounds; ways take turns (%(default)s)")
+    parser.add_argument("--attention", default="linear", help="one that can mask keys (%(default)s)")
+    args = parser.parse_args(argv)
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    sizes = torch.randint(8, 29, (args.images, 2)).tolist()  # patches per side, uniform
+    images = [torch.randn(3, PATCH * height, PATCH * width) for height, width in sizes]
+    network, batch = model(args.dim, args.attention), padded(images)
+    projected = model(args.dim, args.attention, embed_proj_type="linear")  # which takes patches that are cut already
+    state = network.state_dict()
+    state["embeds.proj.weight"] = state["embeds.proj.weight"].permute(0, 2, 3, 1).flatten(1)
+    projected.load_state_dict(state)
+    ways: dict[str, Callable[[], Tensor]] = {
+        "padded": lambda: projected(batch),
+        "packed": lambda: linvit.forward_images(network, images),
+        "one by one": lambda: torch.cat([network(image[None]) for image in images]),
+    }
+    tokens, longest = [height * width for height, width in sizes], batch["patches"].shape[1]
+    print(f"{args.images} images of {min(tokens)} to {longest} tokens, {sum(tokens)} in all; padded they are")
+    print(f"{args.images * longest}, {args.images * longest / sum(tokens):.2f} times as many")
+    for training in (True, False):
+        seconds: dict[str, list[float]] = {name: [] for name in ways}
+        for _ in range(args.rounds + 1):
+            for name, way in ways.items():
+                start = time.process_time()
+                with torch.set_grad_enabled(training):
+                    out = way()
+                    if training:
+                        out.sum().backward()
+                seconds[name].append(time.process_time() - start)
+        medians = {name: statistics.median(own[1:]) for name, own in seconds.items()}  # the first round warms up
+        for name, median in medians.items():
+            rate, ratio = args.images / median, median / medians["packed"]
+            print(f"{'training' if training else 'inference'}  {name:<10}  {rate:7.2f} images/s  {ratio:.2f} x packed")
+
+
+def model(dim: int, attention: str, embed_proj_type: str = "conv") -> Any:
+    """Builds two blocks of a NaFlexVit with another attention."""
+    options: dict[str, Any] = {"embed_dim": dim, "depth": 2, "num_heads": dim // 64, "num_classes": 100}
+    network = timm.create_model("naflexvit_base_patch16_gap", embed_proj_type=embed_proj_type, **options)
+    return linvit.replace_attention(network, attention, 224)
+
+
+def padded(images: list[Tensor]) -> dict[str, Tensor]:
+    """Cuts images into patches and pads these to the longest image, as timm's NaFlex loaders do."""
+    cut = [image.unflatten(2, (-1, PATCH)).unflatten(1, (-1, PATCH)) for image in images]  # (3, H, P, W, P)
+    grids = [(one.shape[1], one.shape[3]) for one in cut]
+    longest = max(height * width for height, width in grids)
+    patches = torch.zeros(len(images), longest, 3 * PATCH**2)
+    places, valid = torch.zeros(len(images), longest, 2, dtype=torch.long), torch.zeros(len(images), longest).bool()
+    for i, (one, (height, width)) in enumerate(zip(cut, grids, strict=True)):
+        count = height * width
+        patches[i, :count] = one.permute(1, 3, 2, 4, 0).reshape(count, -1)
+        places[i, :count] = torch.cartesian_prod(torch.arange(height), torch.arange(width))
+        valid[i, :count] = True
+    return {"patches": patches, "patch_coord": places, "patch_valid": valid}
+
+
+if __name__ == "__main__":
+    main()
