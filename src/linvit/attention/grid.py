@@ -1,4 +1,4 @@
-"""Where tokens lie: of images of one size (`Grid`), or of several sizes in one row (`Packed`)."""
+"""Positions of tokens: of images of one size (`Grid`), or of several sizes in one row (`Packed`)."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -62,9 +62,9 @@ class Grid(NamedTuple):
 
 
 class Packed:
-    """Where the tokens of images of several sizes lie in one row, (1, T, C), without padding.
+    """Positions of the tokens of images of several sizes in one row, (1, T, C), without padding.
 
-    Images of equal size lie side by side, in the order in which they are given, and are one group: its part of the
+    Images of equal size are side by side, in the order in which they are given, and are one group: its part of the
     row is a view (n, N, C) of n images of one `Grid`. What works token by token is called with the whole row; what
     mixes tokens is called with each group.
 
@@ -105,7 +105,7 @@ class Packed:
 
     @property
     def offsets(self) -> tuple[int, ...]:
-        """Where each image begins in the row, and T."""
+        """Places where the images begin in the row, and T."""
         return tuple(sum(self.lengths[:i]) for i in range(len(self.lengths) + 1))
 
     def split(self, x: Tensor) -> list[Tensor]:
