@@ -152,8 +152,9 @@ def delta_rule(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log: Tensor) -> Te
     last = since[..., -1:, :]
     keys = (last - since).exp() * k
     state, out = k.new_zeros(*k.shape[:2], k.shape[-1], width), []
-    for n in range(q.shape[2]):
-        written = own[:, :, n] - correction[:, :, n] @ state
-        out.append(read[:, :, n] @ state + weights[:, :, n] @ written)
-        state = last[:, :, n].exp() * state + keys[:, :, n].mT @ written
+    chunks = (own, correction, weights, read, last.exp(), keys)  # unbind: the gradient of an index is as large as all
+    for value, corrected, weight, query, factor, key in zip(*(x.unbind(2) for x in chunks), strict=True):
+        written = value - corrected @ state
+        out.append(query @ state + weight @ written)
+        state = factor * state + key.mT @ written
     return torch.cat(out, 2)[:, :, :tokens]

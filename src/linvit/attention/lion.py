@@ -127,8 +127,8 @@ def decayed_sums(q: Tensor, k: Tensor, v: Tensor, log: Tensor) -> Tensor:
     if q.shape[2] > 1:
         written = (k * (whole - until).exp()).mT @ v  # (B, h, n, dk, d)
         state, before = torch.zeros_like(written[:, :, 0]), []
-        for chunk in range(q.shape[2]):
+        for factor, sums in zip(whole.exp().unbind(2), written.unbind(2), strict=True):
             before.append(state)
-            state = whole[:, :, chunk].exp() * state + written[:, :, chunk]
+            state = factor * state + sums
         out = out + (q * until.exp()) @ torch.stack(before, 2)
     return out.flatten(2, 3)[:, :, :tokens]
