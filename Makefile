@@ -12,7 +12,7 @@ VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 # Tests run on all cores, each process with one torch thread (tests/conftest.py); more than 8 wait for the disk.
 PARALLEL := --numprocesses=auto --maxprocesses=8 --dist=worksteal
 
-.PHONY: quickstart gallery diagnostics docs test test-all test-dependencies lint release tensorboard clean help
+.PHONY: quickstart gallery diagnostics docs test test-all test-transformers test-dependencies lint release tensorboard clean help
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -50,6 +50,10 @@ test: .venv/installed-dev ## all fast tests
 test-all: .venv/installed-dev ## all tests; those that need a GPU skip without one
 	$(BIN)/python -m pytest $(PARALLEL) -m "not gpu"
 	$(BIN)/python -m pytest -m gpu
+	$(MAKE) test-transformers
+
+test-transformers: .venv/installed-transformers ## tests of models of Hugging Face's transformers, slow ones too
+	.venv/transformers/bin/python -m pytest $(PARALLEL) -m "not gpu" tests/backbones/transformers tests/weights/test_transformers.py
 
 test-dependencies: .venv/installed-release ## a few tests with the lowest-direct or highest versions that are allowed (RESOLUTION=...)
 	$(BIN)/python .ci/release.py --dependencies $(RESOLUTION)
@@ -94,6 +98,15 @@ INSTALL = { test -x $(BIN)/pip || $(PYTHON) -m venv .venv; } && \
 .venv/installed-dev: $(INPUTS)
 	$(INSTALL) '.[dev]'
 	@touch .venv/installed $@
+
+# Beside .venv, whose packages it has, too: torchmetrics imports transformers where it is installed, at each start.
+.venv/installed-transformers: .venv/installed-dev
+	$(BIN)/python -m venv .venv/transformers
+	$(BIN)/python -c 'import glob, sysconfig; \
+	path, = glob.glob(".venv/transformers/lib/python*/site-packages"); \
+	print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"), file=open(path + "/linvit.pth", "w"))'
+	.venv/transformers/bin/pip install --disable-pip-version-check -c constraints.txt 'linvit[transformers]'
+	@touch $@
 
 .venv/installed-docs: $(INPUTS)
 	$(INSTALL) '.[dev,docs]'

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from linvit.cli.probe import of_timm
+from linvit.backbones.trained import trained_backbone
 from tests.cli.runs import linvit
 from tests.data.images import picture, save
 
@@ -65,9 +65,12 @@ def test_what_is_refused(arguments, message, tmp_path):
 
 
 def test_a_model_of_timm_has_images_as_it_takes_them():
-    config = of_timm("vit_tiny_patch16_224")
-    backbone = {"name": "timm", "model": "vit_tiny_patch16_224", "pretrained": True}
-    assert config["model"]["init_args"] == {"backbone": backbone}
+    known = trained_backbone("timm:vit_tiny_patch16_224")
+    assert known is not None
+    assert known.spec == {"name": "timm", "model": "vit_tiny_patch16_224", "pretrained": True}
     images = {"mean": [0.5, 0.5, 0.5], "img_size": [224, 224], "crop_pct": 0.9, "crop_mode": "center"}
-    assert images.items() <= config["data"]["init_args"].items()
-    assert of_timm("eva02_base_patch14_448")["data"]["init_args"]["crop_mode"] == "squash"
+    assert images.items() <= known.images.items()
+    squashed = trained_backbone("timm:eva02_base_patch14_448")
+    assert squashed is not None
+    assert squashed.images["crop_mode"] == "squash"
+    assert trained_backbone("checkpoints/mine/version_0") is None

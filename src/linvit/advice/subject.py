@@ -14,6 +14,7 @@ from linvit.advice.ceiling import Values
 from linvit.backbones.create import create_backbone
 from linvit.backbones.replace_attention import replace_attention
 from linvit.backbones.timm.model import timm_backbone
+from linvit.backbones.trained import trained_backbone
 from linvit.errors import UserError
 from linvit.registry import Spec, backbones
 from linvit.weights.read import HUB
@@ -67,7 +68,7 @@ def backbone_of(network: nn.Module) -> Any:
 
 
 def find_subject(model: str | Path | nn.Module) -> Subject:
-    """Returns the network of a name of timm or linvit, a run or file that `linvit.load` takes, or a module.
+    """Returns the network of a name of timm or linvit, `hf:FOLDER`, a run or file of `linvit.load`, or a module.
 
     Raises:
         UserError: If the name does not exist, or the file is of another kind.
@@ -76,6 +77,11 @@ def find_subject(model: str | Path | nn.Module) -> Subject:
         subject = _of_module(model, type(model).__name__, "model  # yours")
     elif Path(model).suffix in EXPORTED:
         raise UserError(f"'{model}' is an exported program, whose attention cannot be replaced; give the run instead")
+    elif str(model).startswith("hf:") and (known := trained_backbone(str(model))) is not None:
+        code = f"transformers.AutoModel.from_pretrained({known.spec['model']!r})"
+        subject = _of_module(known.build(), str(model), code)
+        subject.images = {name: value for name, value in known.images.items() if name != "img_size"}
+        subject.own = tuple(known.images.get("img_size", subject.own))
     elif Path(model).exists() or str(model).startswith(HUB):
         from linvit.inference.model import load  # imports what reads data
 

@@ -33,7 +33,9 @@ def main(argv: list[str]) -> int:
     """Runs `linvit advise`; prints the verdict and the table, returns 0, or 130 after Ctrl-C."""
     begun = time.monotonic()
     parser = argument_parser("linvit advise", __doc__, EPILOG)
-    parser.add_argument("model", metavar="MODEL", help="a name of timm or linvit, a run, or a file of linvit.load")
+    parser.add_argument(
+        "model", metavar="MODEL", help="a name of timm or linvit, a run, a file of linvit.load, or hf:FOLDER"
+    )
     parser.add_argument("--img_size", help="sides or HxW, with commas (its own, then steps of sqrt(2))")
     parser.add_argument("--mode", choices=["inference", "train"], default="inference", help="(%(default)s)")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, ... (%(default)s)")

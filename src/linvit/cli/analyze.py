@@ -12,6 +12,7 @@ import torch
 from linvit.analysis.attention_statistics import STATISTICS
 from linvit.analysis.maps import Query
 from linvit.backbones.create import create_backbone
+from linvit.backbones.trained import trained_backbone
 from linvit.callbacks.common import class_names
 from linvit.callbacks.dense import palette
 from linvit.cli.spec import read_spec, read_value
@@ -37,6 +38,8 @@ EPILOG = """examples:
                               several side by side, on the same images
   linvit analyze --backbone deit_tiny --attention focused --images FOLDER
                               a model without a run, trained or not
+  linvit analyze --backbone hf:FOLDER --attention softmax --images FOLDER
+                              one of transformers, and its own attention
 
 It writes index.html, which needs no other file and no network; statistics.csv,
 with each head of each layer; predictions.csv; and the pictures.
@@ -65,7 +68,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--config", metavar="CONFIG", help="configuration of data and task (default: the first run's)")
     parser.add_argument("--images", metavar="DIR", help="folder of images (default: the validation set)")
     parser.add_argument("--count", type=int, default=4, metavar="N", help="number of images (default: %(default)s)")
-    parser.add_argument("--backbone", metavar="NAME", help="a backbone without a run: NAME or {name: ...}")
+    parser.add_argument("--backbone", metavar="NAME", help="NAME or {name: ...}, timm:MODEL or hf:FOLDER")
     parser.add_argument("--attention", metavar="SPEC", help="attention of the backbone: NAME, {name: ...}, or a list")
     parser.add_argument("--pretrained", metavar="FILE", help="weights of the backbone, as --model.pretrained")
     parser.add_argument("--img_size", metavar="SIZE", help="image size of the backbone (default: 224)")
@@ -88,15 +91,24 @@ def _backbone(args: argparse.Namespace) -> tuple[ImageData, list[AnalysedModel]]
     """Returns a backbone without a run, and images as ImageNet's recipes prepare them."""
     if args.config is not None:
         raise UserError("--config is for a checkpoint; a backbone needs none")
-    size = 224 if args.img_size is None else read_value("--img_size", args.img_size)
+    known = trained_backbone(args.backbone)
+    images = {"img_size": 224} if known is None else {"img_size": 224, **known.images}
+    if args.img_size is not None:
+        images["img_size"] = read_value("--img_size", args.img_size)
+    size = images["img_size"]
     attention = None if args.attention is None else read_value("--attention", args.attention)
-    spec = read_spec(backbones, args.backbone)
+    spec = read_spec(backbones, args.backbone) if known is None else known.spec
     network = create_backbone(spec, attention, img_size=size)
     if args.pretrained is not None:
         load_pretrained(network, args.pretrained)
     name = spec if isinstance(spec, str) else str(spec["name"])
-    about = {"backbone": name, "attention": str(attention or "its own"), "weights": args.pretrained or "not trained"}
-    data = ClassificationData(predict_path=args.images, img_size=size, num_workers=0)
+    weights = args.pretrained or "not trained"
+    if known is not None:
+        name, weights = args.backbone, args.pretrained or "its own"
+        if known.about:
+            print(reflow(known.about))
+    about = {"backbone": name, "attention": str(attention or "its own"), "weights": weights}
+    data = ClassificationData(predict_path=args.images, num_workers=0, **images)
     return data, [AnalysedModel(name, network.eval(), lambda _: Description(), (), about)]
 
 

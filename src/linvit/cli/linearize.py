@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from linvit.cli.options import RESUME_AND_CHECKPOINT
-from linvit.cli.spec import read_value, timm_images
+from linvit.cli.spec import read_value
 from linvit.errors import UserError
-from linvit.io.files import LAST
+from linvit.io.files import CHECKPOINTS, LAST
 from linvit.io.signals import STOP
-from linvit.io.terminal import argument_parser
+from linvit.io.terminal import argument_parser, reflow
 
 if TYPE_CHECKING:
+    from linvit.backbones.trained import TrainedBackbone
     from linvit.runs.parser import Config
+    from linvit.runs.run import Run
     from linvit.tasks import Teacher
 
 EPILOG = """examples:
@@ -46,11 +48,13 @@ options, such as
   {trainer.max_epochs: 4, model.teacher.attention_inputs: teacher,
    model.teacher.task_weight: 0}
 and --resume=auto resumes the stage that was interrupted. A model of timm
-without --config is trained on images alone, from any folder; without internet,
-its weights come from a file, of DINOv2-S or of another --model.backbone:
+or transformers (hf:FOLDER, hf:OWNER/MODEL) without --config is trained on
+images alone, from any folder; without internet, timm's weights come from a
+file, of DINOv2-S or of another --model.backbone:
   linvit linearize --teacher FILE --model.attention=linear --data.source=IMAGES
 The run's folder gets a page, linearize.html.
 """
+STUDENT = "student"  # folder of a student of transformers, in the folder of its run
 OF_A_RUN = "base/linearize"
 ALONE = "linearize/features"  # for a teacher that is not a run, without data: its features, on images without labels
 
@@ -59,7 +63,7 @@ def main(argv: list[str]) -> int:
     """Runs `linvit linearize`; returns 0."""
     parser = argument_parser("linvit linearize", __doc__, EPILOG)
     parser.allow_abbrev = False  # the other options are those of fit
-    teacher = "a run's folder, one of its checkpoints, a file of weights, hf-hub:OWNER/NAME, or timm:MODEL"
+    teacher = "a run's folder, one of its checkpoints, a file of weights, hf-hub:OWNER/NAME, timm:MODEL, or hf:FOLDER"
     parser.add_argument("--teacher", metavar="WHAT", help=teacher)
     parser.add_argument("--copy", metavar="WHAT", help="weights to copy: all, attention, mlp (all others), nothing")
     parser.add_argument("--no_page", action="store_true", help="only train; do not measure and write the page")
@@ -142,7 +146,21 @@ def main(argv: list[str]) -> int:
                 if args.resume is None or not page.exists():  # else everything was finished
                     write_page(run, command, folders, search)
                 print(f"results: {page}")
+            save_student(run, folders[-1])
     return 0
+
+
+def save_student(run: "Run", folder: Path) -> None:
+    """Writes a student of transformers for `linvit.load_transformers`: the run's best, or its last without scores."""
+    from linvit.inference.model import load
+    from linvit.runs.folder import best_checkpoints
+
+    if hasattr(getattr(run.task.network, "backbone", run.task.network), "save_pretrained"):
+        names = best_checkpoints(run.task.hparams["predict_with"])
+        scored = any((folder / CHECKPOINTS / name).exists() for name in names)
+        network: Any = load(folder if scored else folder / CHECKPOINTS / LAST).network
+        getattr(network, "backbone", network).save_pretrained(folder / STUDENT)
+        print(f"for linvit.load_transformers: {folder / STUDENT}")
 
 
 def with_teacher(teacher: str | None, options: Sequence[str]) -> "Config":
@@ -150,6 +168,7 @@ def with_teacher(teacher: str | None, options: Sequence[str]) -> "Config":
 
     The teacher is a run, or the backbone itself. Options of the command line replace those of stages.
     """
+    from linvit.backbones.trained import trained_backbone
     from linvit.cli.options import arguments, configs, read_options
     from linvit.runs.folder import RunFolder, run_config, run_of_checkpoint
     from linvit.runs.options import Source, read_config, without_stage_options
@@ -162,11 +181,10 @@ def with_teacher(teacher: str | None, options: Sequence[str]) -> "Config":
     own = dict[str, Any]()
     if teacher is None and not sources:
         raise UserError("give the trained network to linearize, --teacher RUN, or a --config")
-    if teacher is not None and teacher.startswith("timm:"):
-        name = teacher.removeprefix("timm:")
-        own = {"model.backbone": {"name": "timm", "model": name, "pretrained": True}, "model.teacher.source": None}
+    if teacher is not None and (model := trained_backbone(teacher)) is not None:
+        own = {"model.backbone": model.spec, "model.teacher.source": None}
         if not sources:
-            parts, own = [ALONE], own | prepared(name)
+            parts, own = [ALONE], own | prepared(model)
     elif teacher is not None:
         folder = run_of_checkpoint(teacher) if Path(teacher).exists() else None
         own = {"model.teacher.source": teacher}
@@ -179,18 +197,20 @@ def with_teacher(teacher: str | None, options: Sequence[str]) -> "Config":
             trusted = config in [Path(option).resolve() for option in sources]
             parts = [str(config) if trusted else saved_config(run_config(folder)), OF_A_RUN, *sources]
         elif not sources:
-            model = timm_model(others)
-            if model is None and not Path(teacher).is_file():
+            name = timm_model(others)
+            if name is None and not Path(teacher).is_file():
                 raise UserError(
                     f"'{teacher}' is neither the folder of a run, nor a checkpoint in one, nor a file of weights. For "
                     f"other weights add a --config, or name their model of timm, which learns from images "
                     f"without labels: --model.backbone='{{name: timm, model: MODEL}}' --model.attention=linear "
                     f"--data.source=IMAGES"
                 )
-            if model is None:
-                model = read_config(ALONE)["model"]["init_args"]["backbone"]["model"]
-                own["model.backbone"] = {"name": "timm", "model": model}
-            parts, own = [ALONE], own | prepared(model)
+            if name is None:
+                name = read_config(ALONE)["model"]["init_args"]["backbone"]["model"]
+                own["model.backbone"] = {"name": "timm", "model": name}
+            known = trained_backbone(f"timm:{name}")
+            assert known is not None
+            parts, own = [ALONE], own | prepared(known)
     return without_stage_options(read_options("fit", others, read_config(parts, own)), named)
 
 
@@ -205,6 +225,9 @@ def timm_model(options: Sequence[str]) -> str | None:
     return model
 
 
-def prepared(model: str) -> dict[str, Any]:
-    """Returns the options that normalise images for a model of timm."""
-    return {f"data.{part}": value for part, value in timm_images(model).items() if part in ("mean", "std")}
+def prepared(model: "TrainedBackbone") -> dict[str, Any]:
+    """Returns the options that prepare images as a model takes them; those of timm keep the size of the recipe."""
+    if model.about:
+        print(reflow(model.about))
+    parts = ("mean", "std", *(("img_size",) if model.spec["name"] == "transformers" else ()))
+    return {f"data.{part}": model.images[part] for part in parts if part in model.images}

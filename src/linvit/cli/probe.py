@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from linvit.analysis.probes import STRENGTHS, linear_probe, nearest_neighbours, pooled_features
+from linvit.backbones.trained import NAMES, TrainedBackbone, trained_backbone
 from linvit.callbacks.report import write_table
 from linvit.cli.options import read_options
-from linvit.cli.spec import timm_images
 from linvit.data import ClassificationData
 from linvit.data.base import ImageData
 from linvit.errors import UserError
@@ -33,6 +33,7 @@ EPILOG = """examples:
   linvit probe TEACHER STUDENT --random
                               several side by side, and one not trained
   linvit probe timm:vit_small_patch16_dinov3 --data.source=path/to/folder
+  linvit probe hf:FOLDER --data.source=path/to/folder
   linvit probe --config mine.yaml --model.pretrained=FILE
                               a backbone with weights of a file
 
@@ -71,7 +72,7 @@ def main(argv: list[str]) -> int:
     """Runs `linvit probe`; prints a table and the path of the page, and returns 0."""
     parser = argument_parser("linvit probe", __doc__, EPILOG)
     parser.allow_abbrev = False  # the other options are those of validate
-    parser.add_argument("networks", nargs="*", metavar="NETWORK", help="a run, one of its checkpoints, or timm:MODEL")
+    parser.add_argument("networks", nargs="*", metavar="NETWORK", help=f"a run, one of its checkpoints, {NAMES}")
     parser.add_argument("--random", action="store_true", help="also probe the first network with random weights")
     parser.add_argument("--layers", nargs="+", type=int, metavar="N", help="blocks or stages: 0, 1, ... or -1, -2, ...")
     neighbours = "numbers of neighbours of kNN (default: 10 20)"
@@ -122,16 +123,16 @@ def main(argv: list[str]) -> int:
 def read_subject(name: str | None, config: str | None, options: Sequence[str], trained: bool) -> ProbedModel:
     """Returns a network and its images.
 
-    The name is that of a run, a checkpoint, or timm:MODEL; None is the network of the configuration and options, as in
-    `linvit validate`. If not `trained`, it has random weights.
+    The name is that of a run, a checkpoint, or one of `trained_backbone`; None is the network of the configuration and
+    options, as in `linvit validate`. If not `trained`, it has random weights.
     """
     folder, own = None, list[Source]()
-    if name is not None and name.startswith("timm:"):
-        own = [of_timm(name.removeprefix("timm:"))]
+    if name is not None and (model := trained_backbone(name)) is not None:
+        own = [of_model(model)]
     elif name is not None:
         folder = run_of_checkpoint(name) if Path(name).exists() else None
         if folder is None:
-            raise UserError(f"'{name}' is neither a run, NAME/version_N, nor a checkpoint in one, nor timm:MODEL")
+            raise UserError(f"'{name}' is neither a run, NAME/version_N, nor a checkpoint in one, nor {NAMES}")
         own = [folder]
     own += [config] if config else []
     run = _run(read_config(own) if own else None, options, name if folder else None)
@@ -152,9 +153,11 @@ def _run(base: Config | None, options: Sequence[str], checkpoint: str | None = N
     return Run(config if checkpoint is None else {**config, "ckpt_path": checkpoint}, "predict", quiet=True)
 
 
-def of_timm(model: str) -> Config:
-    """Returns the configuration of a trained model of timm and its images."""
-    return classification({"backbone": {"name": "timm", "model": model, "pretrained": True}}, **timm_images(model))
+def of_model(model: TrainedBackbone) -> Config:
+    """Returns the configuration of a trained model of another library and its images."""
+    if model.about:
+        print(reflow(model.about))
+    return classification({"backbone": model.spec}, **model.images)
 
 
 def classification(model: dict[str, Any], **data: Any) -> Config:

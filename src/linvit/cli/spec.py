@@ -25,17 +25,6 @@ def parse_sizes(option: str, text: str) -> list[tuple[int, int]]:
     return list(dict.fromkeys(found))
 
 
-def timm_images(model: str) -> dict[str, Any]:
-    """Returns the images of a trained timm model, as options of data modules; empty if timm does not know it."""
-    import timm
-
-    known: Any = timm.get_pretrained_cfg(model)
-    if known is None:
-        return {}
-    own = {"img_size": list(known.input_size[1:]), "crop_pct": known.crop_pct, "crop_mode": known.crop_mode}
-    return own | {"mean": list(known.mean), "std": list(known.std)}
-
-
 def usable_device(name: str) -> str:
     """Returns the name of a device if this machine has it; otherwise raises a `UserError` with the available ones."""
     import torch

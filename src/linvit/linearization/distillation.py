@@ -176,6 +176,7 @@ class Distillation:
             scales = {
                 (part, name): self._error(part, name, torch.zeros_like(target), target).item()
                 for (part, name), target in self._of_teacher.items()
+                if part != "output"  # what `_force` gives, of a layer of transformers in a tuple
             }
             return {
                 part: {

@@ -25,13 +25,14 @@ MODELS = {
     "DINOv3 ViT": ("DINOv3ViTModel", "DINOv3ViTConfig", {"num_register_tokens": 3}),
     "SigLIP": ("SiglipVisionModel", "SiglipVisionConfig", {}),
     "CLIP": ("CLIPVisionModel", "CLIPVisionConfig", {}),
+    "MetaCLIP 2": ("MetaClip2VisionModel", "MetaClip2VisionConfig", {}),
+    "BEiT": ("BeitModel", "BeitConfig", {"use_relative_position_bias": True}),
     "I-JEPA": ("IJepaModel", "IJepaConfig", {}),
     "ViTMAE": ("ViTMAEModel", "ViTMAEConfig", {"mask_ratio": 0.5}),
     "VideoMAE": ("VideoMAEModel", "VideoMAEConfig", {"num_frames": 4}),
 }
 """Class of the model, class of its config and options of that, by the name of the family."""
-ANY_SIZE = ("DINOv2", "DINOv2 with registers", "DINOv3 ViT")
-RESIZED = ("ViT", "DeiT", "ViT-MSN", "SigLIP", "CLIP", "I-JEPA", "ViTMAE")
+RESIZED = ("ViT", "DeiT", "ViT-MSN", "SigLIP", "CLIP", "MetaCLIP 2", "BEiT", "I-JEPA", "ViTMAE")
 """Families that interpolate their positions if they are asked to."""
 
 

@@ -32,7 +32,7 @@ def register_with_timm() -> None:
     A name that timm already uses gets a prefix, "linvit_pvt_v2_b0".
     """
     for name in backbones.names():
-        if name != "timm" and not timm.is_model(name_in_timm(name)):
+        if name not in ("timm", "transformers") and not timm.is_model(name_in_timm(name)):
             register_model(entrypoint(name_in_timm(name), lambda name=name, **options: build(name, **options)))
     if not timm.is_model(REPLACED):
         register_model(entrypoint(REPLACED, build_replaced))

@@ -21,12 +21,16 @@ class Family(NamedTuple):
         name: Name of the family.
         prefix: Class and distillation tokens before the patches; register tokens of the configuration follow.
         any_size: True if a model takes images of any size without `interpolate_pos_encoding`.
+        normed: True if the last tokens that the model returns have its final norm.
+        pooled_by: Module that pools the tokens, where it is more than to take the class token or the mean.
         placeless: Reason why its tokens form no plane, so that mechanisms must not depend on positions.
     """
 
     name: str
     prefix: int
     any_size: bool = False
+    normed: bool = True
+    pooled_by: str = ""
     placeless: str = ""
 
 
@@ -40,30 +44,24 @@ FAMILIES = {
     "Dinov2Attention": Family("DINOv2", 1, any_size=True),
     "Dinov2WithRegistersAttention": Family("DINOv2 with registers", 1, any_size=True),
     "DINOv3ViTAttention": Family("DINOv3 ViT", 1, any_size=True),
-    "SiglipAttention": Family("SigLIP", 0),
-    "CLIPAttention": Family("CLIP", 1),
+    "SiglipAttention": Family("SigLIP", 0, pooled_by="head"),
+    "CLIPAttention": Family("CLIP", 1, normed=False),
     "IJepaAttention": Family("I-JEPA", 0),
+    "MetaClip2Attention": Family("MetaCLIP 2", 1, normed=False),
+    "BeitAttention": Family("BEiT", 1, pooled_by="pooler"),
     "ViTMAEAttention": Family("ViTMAE", 1, placeless=RANDOM_PATCHES),
     "VideoMAEAttention": Family("VideoMAE", 0, placeless="its tokens are of several frames"),
 }
 """Families by the class of their attention in transformers 5."""
 
 REFUSED = {
-    "Data2VecVision": "it adds positions and drops weights within its own attention",
-    "Beit": "its relative positions arrive as a mask of all pairs of tokens",
-    "Swinv2": "it computes attention in windows by its own code",
-    "Swin": "its relative positions and window shifts arrive as one mask",
-    "Hiera": "it computes attention in windows by its own code and pools queries",
-    "Sam": "it adds positions within its own attention",
-    "Pvt": "its keys are reduced, and its attention does not get the size of the map",
-    "Segformer": "its keys are reduced, and its attention does not get the size of the map",
-    "Siglip2": "its images have several sizes, and its attention gets a padding mask but no sizes",
-    "Qwen": "it packs images into one row, and its attention does not get their sizes",
-    "Pixtral": "it packs images into one row by a mask of all pairs of tokens",
-    "Yolos": "its detection tokens follow the patches",
-    "VJEPA2": "it rotates q and k by places of several frames within its own attention",
+    "its positions are added or turned within its own attention": ("Data2VecVision", "Sam", "VJEPA2"),
+    "it attends in windows": ("Swin", "Hiera"),
+    "its keys are reduced, and its attention does not get the size of the map": ("Pvt", "Segformer"),
+    "its images have several sizes, and its attention gets a mask in their place": ("Siglip2", "Qwen", "Pixtral"),
+    "its detection tokens follow the patches": ("Yolos",),
 }
-"""Reasons by how names of classes begin; of several that fit, the first."""
+"""How names of classes begin, by the reason to refuse them."""
 
 
 def family_of(module: nn.Module) -> Family | None:
@@ -82,7 +80,7 @@ def is_transformers(network: nn.Module) -> bool:
 def why_refused(network: nn.Module) -> str:
     """Returns the reason why no attention of a network of transformers can be replaced."""
     classes = {type(module).__name__ for module in network.modules()}
-    reasons = (why for start, why in REFUSED.items() if any(name.startswith(start) for name in classes))
+    reasons = (why for why, starts in REFUSED.items() if any(name.startswith(starts) for name in classes))
     names = ", ".join(dict.fromkeys(family.name for family in FAMILIES.values()))
     return (
         f"linvit cannot replace the attention of {type(network).__name__} of transformers: "
@@ -138,6 +136,9 @@ class ReplacedTransformersAttention(ReplacedAttention):
                 f"{what}: {family.placeless}, and {type(self.mechanism).__name__} looks at their places (equivariant "
                 f"is False). Take one that does not, such as linear"
             )
+        self.biased = type(source).__name__ == "BeitAttention"
+        if self.biased and not self.mechanism.host.accepts_bias:
+            model.parent(name).relative_position_bias = None  # of N x N entries, for nothing
         if type(source).__name__ == "DINOv3ViTAttention":
             self.refuse_second_rotation(what)
 
@@ -161,13 +162,15 @@ class ReplacedTransformersAttention(ReplacedAttention):
     ) -> Any:
         """(B, N, C) -> (B, N, C), in a pair with None in place of weights where the model expects a pair.
 
-        `position_embeddings` are cosines and sines (H W, d) of the patches. Masks are refused.
+        `position_embeddings` are cosines and sines (H W, d) of the patches. A mask is BEiT's bias (1, h, N, N), which
+        mechanisms that take one get; others are refused.
         """
-        if attention_mask is not None or options.get("is_causal"):
-            raise UserError(
-                f"{type(self.mechanism).__name__} in a model of transformers takes no attention_mask; pass images of "
-                f"one size without padding"
-            )
+        if self.biased and attention_mask is not None and attention_mask.is_floating_point():
+            bias, attention_mask = attention_mask, None
+        else:
+            bias = None
+        if any(given is not None for given in (attention_mask, options.get("head_mask"))) or options.get("is_causal"):
+            raise UserError(NO_MASK)
         if options.get("output_attentions"):
             raise UserError(NO_WEIGHTS)
         if isinstance(self.patches, Grid):
@@ -176,25 +179,31 @@ class ReplacedTransformersAttention(ReplacedAttention):
         else:
             grid = self.patches.grid
         rope = None if position_embeddings is None else torch.cat(position_embeddings[::-1], -1)
-        out = self.mix(hidden_states, grid, rope=rope)
+        out = self.mix(hidden_states, grid, rope=rope, bias=bias)
         return (out, None) if self.returns_weights else out
 
 
 def note_replacement(network: Any, replaced: Mapping[str, Any]) -> None:
-    """Notes in a model's config how its attention was replaced, for `linvit.load_transformers`; refuses weights."""
+    """Notes in a model's config how its attention was replaced, for `linvit.load_transformers`; has it refuse masks."""
     if not hasattr(network.config, REPLACED):
-        network.register_forward_pre_hook(refuse_weights, with_kwargs=True)
+        network.register_forward_pre_hook(refuse_options, with_kwargs=True)
     setattr(network.config, REPLACED, [*getattr(network.config, REPLACED, []), dict(replaced)])
 
 
+NO_MASK = (
+    "a model whose attention linvit has replaced takes no attention_mask and no head_mask; pass images of one size "
+    "without padding"
+)
 NO_WEIGHTS = (
     "output_attentions needs softmax's weights, which this model's attention no longer forms. Leave it out; "
     "linvit.analysis.Recorder finds the matrix of any mechanism"
 )
 
 
-def refuse_weights(network: Any, args: Any, options: dict[str, Any]) -> None:
-    """Raises a `UserError` if weights of attention are asked for, as a forward pre-hook of a model."""
+def refuse_options(network: Any, args: Any, options: dict[str, Any]) -> None:
+    """Raises a `UserError` if weights of attention are asked for or a mask is given, as a model's forward pre-hook."""
+    if any(options.get(mask) is not None for mask in ("attention_mask", "head_mask")) and "input_ids" not in options:
+        raise UserError(NO_MASK)
     asked = options.get("output_attentions")
     if network.config.output_attentions if asked is None else asked:
         raise UserError(NO_WEIGHTS)
