@@ -1,6 +1,7 @@
 """The site's pages that are made of the package name all that is in it, and what is typed names what is there."""
 
 import ast
+import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -81,6 +82,20 @@ def test_formulas_of_docstrings_become_formulas(pages):
         text = with_formulas(" ".join(pages.described(name)))
         assert not re.search(r"(?<!})`o(_\w+)? = ", text), name
         assert all(one.count("{") == one.count("}") for one in re.findall("{math}`(.*?)`", text)), name
+
+
+def test_the_first_minute_is_a_notebook(monkeypatch):
+    pytest.importorskip("nbformat")
+    monkeypatch.syspath_prepend(DOCS / "_extensions")
+    from linvit_wheel import PAGE, notebook
+
+    page = PAGE.read_text(encoding="utf-8")
+    cells = json.loads(notebook(page))["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    assert len(code) == page.count("{code-cell}") - page.count("remove-cell")
+    assert code[0] == "%pip install --quiet linvit-*.whl"
+    assert not any(":tags:" in one or "first_minute" in one for one in code)
+    assert all(ast.parse(one) for one in code[1:])
 
 
 def test_each_verb_has_its_help(pages, monkeypatch):
