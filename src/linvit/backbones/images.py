@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from linvit.attention.base import Grid
 from linvit.backbones.base import Backbone
-from linvit.backbones.packing import as_batch, pack
+from linvit.backbones.packing import as_batch, by_size, pack
 from linvit.backbones.timm.vit import ReplacedViTAttention
 from linvit.errors import UserError
 
@@ -53,11 +53,9 @@ def _packed_by_timm(network: Any, images: Sequence[Tensor]) -> Tensor:
         raise UserError("this VisionTransformer takes images of one size; create it with dynamic_img_size: true")
     layers = [block.attn for block in network.blocks]
     if not all(isinstance(layer, ReplacedViTAttention) for layer in layers) or _by_batch(network):
-        alike: dict[torch.Size, list[int]] = {}
-        for i, image in enumerate(images):
-            alike.setdefault(image.shape, []).append(i)
-        logits = torch.cat([network(torch.stack([images[i] for i in own])) for own in alike.values()])
-        places = [i for own in alike.values() for i in own]
+        alike = by_size(images)
+        logits = torch.cat([network(torch.stack([images[i] for i in own])) for own in alike])
+        places = [i for own in alike for i in own]
         return logits[sorted(range(len(places)), key=places.__getitem__)]
     patches: Any = layers[0].patches
     x, patches.grid = pack(partial(_embedded, network, patches), images)

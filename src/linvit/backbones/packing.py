@@ -17,16 +17,21 @@ def as_batch(images: Sequence[Tensor]) -> Tensor | None:
     return torch.stack(list(images)) if len({image.shape for image in images}) == 1 else None
 
 
+def by_size(images: Sequence[Tensor]) -> list[list[int]]:
+    """Returns the numbers of the images (C, H, W) of each size."""
+    alike: dict[torch.Size, list[int]] = {}
+    for i, image in enumerate(images):
+        alike.setdefault(image.shape, []).append(i)
+    return list(alike.values())
+
+
 def pack(embed: Callable[[Tensor], tuple[Tensor, Grid]], images: Sequence[Tensor]) -> tuple[Tensor, Packed]:
     """Embeds images (C, H, W), those of one size together, as one row of tokens (1, T, C).
 
     `embed` turns images (n, C, H, W) of one size into tokens (n, N, C) and their grid.
     """
-    alike: dict[torch.Size, list[int]] = {}
-    for i, image in enumerate(images):
-        alike.setdefault(image.shape, []).append(i)
     found: dict[int, tuple[Tensor, Grid]] = {}
-    for numbers in alike.values():
+    for numbers in by_size(images):
         tokens, grid = embed(torch.stack([images[i] for i in numbers]))
         found |= {i: (own, grid) for i, own in zip(numbers, tokens.unbind(), strict=True)}
     packed = Packed([found[i][1].size for i in range(len(images))], found[0][1].num_prefix)
@@ -38,9 +43,3 @@ def prefix_and_mean(x: Tensor, packed: Packed) -> Tensor:
     start = packed.num_prefix
     parts = [torch.cat([part[:, :start], part[:, start:].mean(1, keepdim=True)], 1) for part in packed.split(x)]
     return packed.restore(torch.cat(parts))
-
-
-def tokens_of_images(x: Tensor, packed: Packed) -> list[Tensor]:
-    """Returns the tokens (N, C) of each image of a row (1, T, C), in the order in which the images were given."""
-    found = x[0].split(list(packed.lengths))
-    return [found[packed.order.index(i)] for i in range(len(found))]

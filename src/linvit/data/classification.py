@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from linvit.data.base import ImageData, TargetReport
 from linvit.data.loading.loader import make_loader
-from linvit.data.loading.packs import CollatePack, EvalPackSampler, Packs, PackSampler, check_lengths
+from linvit.data.loading.packs import EvalPackSampler, Packs, PackSampler, check_lengths, collate_pack
 from linvit.data.sources.data_source import Splits
 from linvit.data.sources.folder import in_folders, naming_tables
 from linvit.data.sources.images import Images, Target
@@ -145,14 +145,14 @@ class ClassificationData(ImageData):
         lengths, budget = self._lengths(self.train_set)
         sampler = PackSampler(lengths, budget, self._seed, *self._rank_and_world)
         return make_loader(
-            Packs(self.train_set), 1, self.num_workers, CollatePack(self.collate), sampler, training=True
+            Packs(self.train_set), 1, self.num_workers, partial(collate_pack, self.collate), sampler, training=True
         )
 
     def _in_order(self, samples: Images | Stream) -> DataLoader[Any]:
         if self.native is None or not isinstance(samples, Images):
             return super()._in_order(samples)
         sampler = EvalPackSampler(*self._lengths(samples), *self._rank_and_world)
-        return make_loader(Packs(samples), 1, self.num_workers, CollatePack(self.collate), sampler)
+        return make_loader(Packs(samples), 1, self.num_workers, partial(collate_pack, self.collate), sampler)
 
     def _lengths(self, samples: Images) -> tuple[np.ndarray, int]:
         """Tokens of each image, by the headers of the files, and of a batch."""

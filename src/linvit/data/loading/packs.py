@@ -124,20 +124,14 @@ class Packs(Dataset[Any]):
 
     def __getitem__(self, pack: Pack | int) -> tuple[list[Any], float]:
         """Makes the samples of a pack, and its weight."""
-        uses: Sequence[Any] = pack.uses if isinstance(pack, Pack) else [pack]
-        return [self.images[use] for use in uses], pack.weight if isinstance(pack, Pack) else 1.0
+        uses, weight = pack if isinstance(pack, Pack) else ((pack,), 1.0)
+        return [self.images[use] for use in uses], weight
 
 
-class CollatePack:
-    """Makes a batch of a pack, with its weight as `loss_weight`."""
-
-    def __init__(self, collate: Callable[[Sequence[Any]], dict[str, Any]]) -> None:
-        self.collate = collate
-
-    def __call__(self, packs: Sequence[tuple[list[Any], float]]) -> dict[str, Any]:
-        """Collates the one pack of a batch."""
-        ((samples, weight),) = packs
-        return self.collate(samples) | {"loss_weight": weight}
+def collate_pack(collate: Callable[[Sequence[Any]], Any], packs: Sequence[tuple[list[Any], float]]) -> dict[str, Any]:
+    """Makes a batch of the one pack of a batch, with its weight as `loss_weight`."""
+    ((samples, weight),) = packs
+    return {**collate(samples), "loss_weight": weight}
 
 
 def check_lengths(lengths: np.ndarray, budget: int) -> None:
