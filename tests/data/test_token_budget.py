@@ -3,6 +3,7 @@
 import gc
 import resource
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import linvit
 from linvit import UserError
 from linvit.data import ClassificationData
 from linvit.data.transforms.classification import Augmentation, NativeSize
+from linvit.inference.model import TrainedModel
 from linvit.inference.preprocessing import Preprocessing
 from linvit.tasks import ClassificationTask
 from tests.resuming import differences, run
@@ -108,6 +110,15 @@ def test_a_run_trains_tests_and_predicts_a_list_of_images(folder: Path, tmp_path
     prepared = Preprocessing.of(module.preprocessing)
     image = Image.new("RGB", (37, 22))
     assert tuple(prepared.sample(image, "one")["image"].shape) == (3, 24, 36)
+
+
+def test_a_loaded_network_predicts_images_of_any_size_in_one_call() -> None:
+    prepared = Preprocessing.of({"patch_size": 4, "max_tokens": 60, "mean": [0.5] * 3, "std": [0.2] * 3})
+    about: Any = SimpleNamespace(class_names=[*"0123456789"], category_ids=None)
+    model = TrainedModel(task(attention="linear").eval(), about, prepared)
+    images = [Image.effect_noise(size, 60).convert("RGB") for size in [(37, 22), (9, 50), (200, 100), (37, 22)]]
+    for together, alone in zip(model(images), map(model, images), strict=True):
+        assert together.scores == pytest.approx(alone.scores, abs=1e-6)
 
 
 @pytest.mark.parametrize(

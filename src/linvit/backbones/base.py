@@ -117,10 +117,9 @@ class Backbone(nn.Module):
             )
 
     def forward_levels(
-        self, x: Tensor | Sequence[Tensor], take: Collection[int] = (), stop: int | None = None
+        self, x: Tensor, take: Collection[int] = (), stop: int | None = None
     ) -> tuple[Tensor, Grid | Packed, list[tuple[Tensor, Grid]]]:
         """Runs images through the first `stop` levels; returns tokens and grid of the last, and of those in `take`."""
-        assert isinstance(x, Tensor)
         self.check_channels(x)
         found = []
         for i, stage in enumerate(getattr(self, self.levels)[:stop]):
@@ -170,9 +169,9 @@ class Backbone(nn.Module):
                 f"{name} takes images of one size, and got a list of several: its stages or windows need a batch of "
                 f"one plane. Resize them to one size, or take a plain transformer, such as deit_small"
             )
-        x, grid, _ = self.forward_levels(images)
-        assert isinstance(grid, Packed)
-        return self.norm(x), grid
+        levels: Any = self.forward_levels  # which takes lists, too, where `packs` says so
+        x, packed, _ = levels(images)
+        return self.norm(x), packed
 
     def normalise(self, tokens: Tensor, level: int) -> Tensor:
         """Applies the norm of a level's feature, if any; for the last level this is the final norm."""
