@@ -9,9 +9,9 @@ their mean query and key, in the place of windows.
 
 Paper: Zhang et al. 2025, "SLA: Beyond Sparsity in Diffusion Transformers via Fine-Tunable Sparse-Linear Attention",
 and its successor SLA2 (Zhang et al. 2026). Class and register tokens are keys of every query and see all keys.
-Cost: `(P w^2 + (N + P) p) (h dk + C) + 2 P C dk + 2 P h dk` MACs with p prefix tokens, where w divides both sides of
-the grid and `linear: rest`; with `topk: t` the softmax part is over t P keys in the place of w^2. Rank: up to N; that
-of o_l at most the number of features, in each window with `rest`.
+Cost: `(P w^2 + (N + P) p) (h dk + C) + 2 P C dk + 2 P h dk + 2 P` MACs with p prefix tokens, if w divides both sides
+of the grid and `linear: rest`; with `topk: t` the softmax part has t P keys instead of w^2. Rank: up to N; that of o_l
+at most the number of features, in each window with `rest`.
 """
 
 from collections.abc import Sequence
