@@ -12,6 +12,7 @@ import linvit
 from linvit import UserError
 from linvit.analysis import macs
 from linvit.data import ClassificationData
+from linvit.data.transforms.classification import Augmentation
 from linvit.experiments import hybrid_search
 from linvit.experiments.hybrid_search import Budget, Costs, beam_search
 from linvit.io.signals import SIGNALS, STOP, Stopped
@@ -177,7 +178,9 @@ def test_what_cannot_be_searched_is_refused(teacher):
 
 def digits():
     """Images and labels of the training and validation splits, normalised."""
-    data = ClassificationData("digits", batch_size=32, img_size=32, crop_pct=1.0, mean=[0.306] * 3, std=[0.376] * 3)
+    look = {"img_size": 32, "crop_pct": 1.0, "mean": [0.306] * 3, "std": [0.376] * 3}
+    augmentation = Augmentation(crop_scale=None, hflip=0)
+    data = ClassificationData("digits", batch_size=16, augmentation=augmentation, **look)
     data.setup("fit")
     found = []
     for loader in data.train_dataloader(), data.val_dataloader():
@@ -200,50 +203,53 @@ def trained(network, steps, loss, train, lr=2e-3):
     return network.eval()
 
 
+def on_the_digits(seed, folder, monkeypatch):
+    """Rank of what is found among all hybrids of its cost, and its distance after training over the best of 20 others.
+
+    Three choices in four blocks: 81 hybrids. Time is planted: another one for each choice and block.
+    """
+    train, held_out = digits()
+    held_out, choices, budget = held_out[:6], [WINDOW, "hedgehog"], 0.75
+    planted = Costs([[0.2, 0.13 + 0.005 * block, 0.1 + 0.005 * block] for block in range(4)], 0.2)
+    monkeypatch.setattr(hybrid_search._Blocks, "costs", lambda self, budget: planted)
+    torch.manual_seed(seed)
+    network = linvit.create_backbone("deit_nano", num_classes=10, img_size=32)
+    teacher = trained(network, 400, lambda x, y: F.cross_entropy(network(x), y), train)
+    images, scored = [x for x, _ in train], [x for x, _ in held_out]
+    options = {"held_out": scored, "budget": f"latency={budget}", "steps": 60, "seed": seed, "folder": folder}
+    found = linvit.search_hybrid(teacher, choices, images, **options)
+    blocks = hybrid_search._Blocks(teacher, choices, images, scored, 60, 1e-3, seed, folder, print)
+    blocks.train()
+    everything = {kinds: blocks.distance(kinds) for kinds in itertools.product(range(3), repeat=4)}
+    allowed = sorted((one for one in everything if planted.of(one) <= found.cost + 1e-9), key=everything.get)
+    equal = [one for one in allowed if planted.of(one) >= found.cost - 0.06 and one != found.found]
+    others = random.Random(seed).sample(equal, min(20, len(equal)))
+
+    def after(kinds):
+        """Distance of the logits to the teacher's after a short training of the whole hybrid."""
+        student = blocks.network(kinds)
+        both = linvit.Distillation(teacher, student, linvit.Matching(feature_weight=1.0))
+
+        def loss(x, y):
+            student(x)
+            return both.loss()
+
+        trained(student, 20, loss, train, 1e-3)
+        both.close()
+        with torch.no_grad():
+            pairs = [(student(x), teacher(x)) for x, _ in held_out]
+        return float(sum((a - b).square().sum() for a, b in pairs) / sum(b.square().sum() for _, b in pairs))
+
+    result, best = after(found.found), min(map(after, others))
+    with torch.no_grad():
+        right = torch.cat([teacher(x).argmax(1) == y for x, y in held_out]).float().mean()
+    print(f"{seed}: {found.found}, rank {allowed.index(found.found)} of {len(allowed)}; after training {result:.4f},")
+    print(f"best of {len(others)} others {best:.4f}; top-1 of the teacher {right:.3f}", flush=True)
+    return allowed.index(found.found), result / best
+
+
 @pytest.mark.slow
 def test_what_is_found_on_the_digits_is_among_the_best_of_all_and_stays_so_after_training(tmp_path, monkeypatch):
-    """Three choices in four blocks: 81 hybrids. Time is planted: another one for each choice and block."""
-    train, held_out = digits()
-    choices, budget = [WINDOW, "hedgehog"], 0.75
-    won = []
-    for seed in range(3):
-        torch.manual_seed(seed)
-        network = linvit.create_backbone("deit_nano", num_classes=10, img_size=32)
-        teacher = trained(network, 300, lambda x, y: F.cross_entropy(network(x), y), train)  # noqa: B023
-        planted = Costs([[0.2, 0.13 + 0.005 * block, 0.1 + 0.005 * block] for block in range(4)], 0.2)
-        monkeypatch.setattr(hybrid_search._Blocks, "costs", lambda self, budget: planted)  # noqa: B023
-        folder = tmp_path / str(seed)
-        images, scored = [x for x, _ in train], [x for x, _ in held_out]
-        blocks = hybrid_search._Blocks(teacher, choices, images, scored, 40, 1e-3, seed, folder, print)
-        found = linvit.search_hybrid(
-            teacher, choices, images, held_out=scored, budget=f"latency={budget}", steps=40, seed=seed, folder=folder
-        )
-        blocks.train()
-        everything = {kinds: blocks.distance(kinds) for kinds in itertools.product(range(3), repeat=4)}
-        allowed = sorted(
-            (one for one in everything if planted.of(one) <= found.cost + 1e-9), key=everything.__getitem__
-        )
-        assert found.found in allowed[:4]
-        equal = [one for one in allowed if planted.of(one) >= found.cost - 0.05 and one != found.found]
-        others = random.Random(seed).sample(equal, min(20, len(equal)))
-
-        def after(kinds):
-            """The distance after a short training of the whole hybrid, and its top-1 accuracy."""
-            student = blocks.network(kinds)  # noqa: B023
-            both = linvit.Distillation(teacher, student, linvit.Matching(feature_weight=1.0))  # noqa: B023
-
-            def loss(x, y):
-                student(x)
-                return both.loss()
-
-            trained(student, 25, loss, train, 1e-3)
-            both.close()
-            with torch.no_grad():
-                pairs = [(student(x), teacher(x), y) for x, y in held_out]  # noqa: B023
-                error = sum((a - b).square().sum() for a, b, _ in pairs) / sum(b.square().sum() for _, b, _ in pairs)
-            return float(error), sum((a.argmax(1) == y).sum().item() for a, _, y in pairs)
-
-        result, best = after(found.found), min(after(kinds) for kinds in others)
-        print(seed, found.found, allowed.index(found.found), len(others), result, best)
-        won.append(result[0] / best[0])
-    assert sum(won) / len(won) <= 1
+    ranks, ratios = zip(*(on_the_digits(seed, tmp_path / str(seed), monkeypatch) for seed in range(3)), strict=True)
+    assert max(ranks) < 4
+    assert sum(ratios) / 3 <= 1
