@@ -23,7 +23,7 @@ def forward_images(network: Any, images: Tensor | Sequence[Tensor]) -> Tensor:
 
     Each image of a list gets what it gets alone. Those of several sizes are packed without padding in linvit's plain
     transformers (DeiT and its presets), and in timm's `VisionTransformer` and `NaFlexVit` where all attention is
-    replaced. timm's models with an attention of their own, rotary positions, or stochastic depth in training run the
+    replaced. timm's models with a custom attention class, rotary positions, or stochastic depth in training run the
     images of each size as a batch.
 
     Raises:

@@ -100,7 +100,7 @@ class Budget(NamedTuple):
 
 
 class Costs(NamedTuple):
-    """What blocks cost.
+    """Costs of blocks.
 
     Attributes:
         blocks: The cost of each choice, by block; the first is that of the teacher's attention.
@@ -117,7 +117,7 @@ class Costs(NamedTuple):
 
 @dataclass
 class HybridSearch:
-    """What a search has found; `search_hybrid` makes it.
+    """Result of a search, made by `search_hybrid`.
 
     Attributes:
         choices: Specs that a block may have in place of the teacher's attention.
@@ -165,7 +165,7 @@ class HybridSearch:
         return rows
 
     def __str__(self) -> str:
-        """What was found, and the option that trains it."""
+        """Returns the result as text, with the option that trains it."""
         unit = UNITS[self.budget.kind]
         return (
             f"found: cost {self.cost:.3g} {unit}, distance {self.distance:.3g}, {len(self.measured)} hybrids measured\n"
@@ -213,7 +213,7 @@ def search_hybrid(
 
     Args:
         teacher: The trained network, as `linvit.linearize` takes it, on its device.
-        choices: Specs that a block may have in place of its own attention.
+        choices: Specs that a block may have instead of its original attention.
         images: Batches (B, C, H, W) of one size to learn from; iterated again and again, each time in the same order.
         budget: `latency=0.6`: 60 % of the teacher's time for one image, here; `macs=0.6`; `softmax=2`: two blocks keep
             their attention. `@518` adds the side of the images for time or MACs, which is else that of `images`.
