@@ -14,6 +14,7 @@ from torch import Tensor
 
 import linvit
 from linvit import UserError
+from linvit.cli.evaluate import read_sets
 from linvit.data import ClassificationData
 from linvit.data.transforms.classification import Augmentation, NativeSize
 from linvit.inference.model import TrainedModel
@@ -132,6 +133,12 @@ def test_a_loaded_network_predicts_images_of_any_size_in_one_call() -> None:
 def test_what_does_not_go_together_is_refused(folder: Path, options: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
         data(folder, **options)
+
+
+def test_evaluate_refuses_a_network_of_native_sizes_also_on_the_runs_own_images() -> None:
+    model: Any = SimpleNamespace(preprocessing=Preprocessing.of({"patch_size": 4, "mean": [0.5] * 3, "std": [0.2] * 3}))
+    with pytest.raises(UserError, match="score it with linvit test"):
+        read_sets(model, {}, "timm:any")
 
 
 def test_another_patch_than_the_networks_is_refused_before_training(folder: Path, tmp_path: Path) -> None:

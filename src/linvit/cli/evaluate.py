@@ -98,6 +98,11 @@ def read_spec(text: str) -> tuple[str, list[Path]]:
 
 def read_sets(model: EvaluatedModel, given: dict[str, list[Path]], name: str) -> tuple[list[ImageSet], list[ImageSet]]:
     """Reads the clean set, also with ReaL's labels, and the other sets, without their images."""
+    if model.preprocessing.patch_size is not None:
+        raise UserError(
+            "linvit evaluate compares images of one size, and this network takes them at their own; score it "
+            "with linvit test"
+        )
     run = None if name.startswith(TIMM) else run_of_checkpoint(name)
     plain = {each: paths for each, paths in given.items() if each != "real" and each not in CORRUPTIONS}
     sets = {each: read_folder(each, model, paths) for each, paths in plain.items()}
@@ -136,11 +141,6 @@ def read_corrupted(name: str, model: EvaluatedModel, folder: Path) -> list[Image
 
 def read_folder(name: str, model: EvaluatedModel, paths: Sequence[Path]) -> ImageSet:
     """Returns the images of a folder or table, prepared as for the network, and a file that maps its classes."""
-    if model.preprocessing.patch_size is not None:
-        raise UserError(
-            "linvit evaluate compares images of one size, and this network takes them at their own; score it by "
-            "linvit test"
-        )
     not_data = {"size", "resize_limits", "multiple", "patch_size", "max_tokens"}
     names = {each.name for each in fields(model.preprocessing)} - not_data
     options: Any = {name: getattr(model.preprocessing, name) for name in names}
