@@ -73,6 +73,18 @@ def test_costs_of_blocks_add_up_to_those_of_the_network(teacher):
     )
 
 
+def test_a_search_without_steps_compares_untrained_blocks(teacher, tmp_path):
+    for _ in range(2):  # the second reads what the first kept
+        found = linvit.search_hybrid(teacher, ["linear"], images(), budget="softmax=1", steps=0, folder=tmp_path)
+    assert sum(spec is None for spec in found.attention) == 1
+    torch.manual_seed(0)
+    student = linvit.linearize(teacher, found.attention, 32).eval()
+    with torch.no_grad():
+        own, target = (torch.cat([net.forward_features(x) for x in images()]) for net in (student, teacher.eval()))
+    distance = (own - target).square().sum() / target.square().sum()
+    assert found.distance == pytest.approx(distance.item(), rel=1e-4)
+
+
 SMALL = {"img_size": 64, "num_classes": 3}
 NETWORKS = {
     "partly linear": lambda: linvit.create_backbone("deit_nano", ["softmax", "linear", "softmax", "softmax"], **SMALL),

@@ -218,7 +218,8 @@ def search_hybrid(
         budget: `latency=0.6`: 60 % of the teacher's time for one image, here; `macs=0.6`; `softmax=2`: two blocks keep
             their attention. `@518` adds the side of the images for time or MACs, which is else that of `images`.
         held_out: Batches to measure distances on; () takes the first four of `images`.
-        steps: Of training, for each choice.
+        steps: Of training, for each choice. 0 compares untrained blocks: for `monarch` and other attentions that are
+            near softmax before any step, which a short training can make worse.
         lr: Learning rate of AdamW, with warm-up and cosine decay.
         beam: Hybrids that are kept at each block.
         seed: Of new parameters.
@@ -233,8 +234,8 @@ def search_hybrid(
         >>> found = linvit.search_hybrid(teacher, ["window", "hedgehog"], loader, budget="latency=0.6")
         >>> student = linvit.linearize(teacher, found.attention)
     """
-    for name, value in (("steps", steps), ("beam", beam)):
-        check_number(name, value, at_least=1, whole=True)
+    check_number("steps", steps, at_least=0, whole=True)
+    check_number("beam", beam, at_least=1, whole=True)
     told, limit = say or (lambda text: None), Budget.read(budget)
     choices = [choices] if isinstance(choices, str | Mapping) else list(choices)
     if not choices:
@@ -414,7 +415,7 @@ class _Blocks:
         for number, spec in enumerate(self.choices):
             path = self.folder and self.folder / f"blocks-{_digest(spec)}.pt"
             state: dict[str, Any] = torch_file.load(path) if path and path.exists() else {"step": 0}
-            if state["step"] < self.steps:
+            if state["step"] < self.steps or "weights" not in state:
                 state = self._transfer(spec, state, path)
             self.trained.append(state["weights"])
             said = f"{number + 1} of {len(self.choices)} choices"
