@@ -71,7 +71,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--budget", help=budget)
     listed = "attentions that a block may have in a search, a list (windows and --model.attention)"
     parser.add_argument("--choices", metavar="LIST", help=listed)
-    parser.add_argument("--search_steps", type=int, default=100, help="of each choice in a search (%(default)s); 0: none")
+    parser.add_argument("--search_steps", type=int, default=100, help="of each choice in a search (%(default)s)")
     parser.add_argument("--resume", choices=["auto"], help="auto resumes the newest run of this command")
     args, options = parser.parse_known_args(argv)
 
