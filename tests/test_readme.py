@@ -177,6 +177,7 @@ def test_a_command_is_understood(line, place, monkeypatch):
         if "from_the_gpu_machine" in arguments:
             (place / "from_the_gpu_machine").symlink_to(place / "checkpoints")
         if verb == "linearize":
+            (place / "vits14.safetensors").touch()
             arguments.append("--print_config")
         if verb == "compare" and "--report" not in arguments:
             arguments.append("--dry_run")  # its cells are processes that train for minutes

@@ -279,7 +279,7 @@ def check_rates(name):
         limit_train_batches=1.0,
         accumulate_grad_batches=1,
         fast_dev_run=False,
-        train_dataloader=SimpleNamespace(batch_size=batch),
+        train_dataloader=SimpleNamespace(batch_size=batch, sampler=None),
         world_size=DEVICES,
         callbacks=[],
     )

@@ -189,7 +189,7 @@ def test_a_teacher_is_a_run_a_model_of_timm_or_a_file(tmp_path):
         with_teacher("gone", ["--model.attention=focused"])
     run = tmp_path / "version_0"
     (run / "checkpoints").mkdir(parents=True)
-    with pytest.raises(UserError, match=r"which attention .*--model\.attention=focused"):
+    with pytest.raises(UserError, match=r"give the attention .*--model\.attention=focused"):
         with_teacher(str(run), ["--trainer.max_epochs=3"])
 
 

@@ -89,7 +89,7 @@ def test_no_file_of_a_run_or_of_data_is_waited_for(tmp_path, kind):
         "options.yaml": lambda path: yaml_text.mapping(path),
     }
     for name, call in refused.items():
-        with pytest.raises(UserError, match=r"regular|there is no|is not a"):
+        with pytest.raises(UserError, match=r"regular|there is no|is not a|does not exist"):
             call(special(f"run/version_0/{name}"))
     with pytest.raises(OSError, match="not a regular file"):
         lock(special(f"locked/{LOCK}").parent)

@@ -214,7 +214,7 @@ class TestScore:
     def test_a_runs_folder_stands_for_its_best_checkpoint(self, run, short):
         done = linvit("test", f"--config={run.config}", f"--ckpt_path={run.folder}", *self.SHORT, cwd=run.root)
         assert self.score(done, "test/score") == short
-        assert f"--ckpt_path={run.folder} is a run: its checkpoints/best.ckpt" in done.log
+        assert f"--ckpt_path={run.folder} is a run folder: using its checkpoints/best.ckpt" in done.log
         assert "is ignored" not in done.log
 
     def test_a_folder_of_the_users_images_is_predicted_by_path(self, run, tmp_path):

@@ -139,7 +139,7 @@ def test_a_test_of_another_checkpoint_or_size_is_not_that_of_the_run(run, tmp_pa
     folder = tmp_path / "copy" / run.folder.relative_to(run.root)
     before = result.read(folder / "result.json")
     for option, said in (
-        (f"--ckpt_path={folder / 'checkpoints' / 'last.ckpt'}", "which is of best.ckpt"),
+        (f"--ckpt_path={folder / 'checkpoints' / 'last.ckpt'}", "which belongs to best.ckpt"),
         ("--model.label_smoothing=0.3", "whose run has another model.label_smoothing"),
     ):
         done = moved.then("test", "--trainer.limit_test_batches=1", option)

@@ -47,7 +47,7 @@ def test_a_folder_that_is_here_is_no_repository(calls, tmp_path):
 
 @pytest.mark.parametrize("source", ["owner/name.pth", "deit_tiny", "/abs/name"])
 def test_a_path_is_no_repository(calls, source):
-    with pytest.raises(linvit.UserError, match="no file of weights"):
+    with pytest.raises(linvit.UserError, match="is not a file of weights"):
         read(source)
     assert calls[0] == []
 

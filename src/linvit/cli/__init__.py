@@ -55,7 +55,7 @@ usage: linvit VERB [options]
   advise     is another attention faster in a network here, and which?
   analyze    ranks and maps of a trained model's attention, as a page
   probe      kNN and linear classifiers on frozen features, layer by layer
-  evaluate   score a classifier on ImageNet-V2, A, R, C, ReaL ..., with calibration
+  evaluate   score a classifier on ImageNet-V2, A, R, C, ReaL ..., and calibrate
   export     write a trained network as ONNX or by torch.export, and check it
   push       upload a trained network to the hub, or write it to a folder
 

@@ -14,7 +14,7 @@ EPILOG = """examples:
   linvit advise vit_small_patch16_224 --img_size 224,512,1024
   linvit advise vit_small_patch14_dinov2 --mode train --device cuda
   linvit advise checkpoints/mine/version_3 --data photos --hours 0.5
-  linvit advise vit_tiny_patch16_224 --attention focused \
+  linvit advise vit_tiny_patch16_224 --attention focused \\
     --attention '{layout: jetvit, linear: hedgehog}'
 
 The answer is No, Room from a size, Yes from a size, or Undecided. It is No

@@ -24,7 +24,7 @@ EPILOG = """examples:
   linvit linearize --config linearize/quickstart
   linvit linearize --teacher RUN --model.attention='[focused, null, focused]'
   linvit linearize --teacher RUN --model.attention=linear --budget softmax=2
-  linvit linearize --teacher RUN --budget latency=0.6 \
+  linvit linearize --teacher RUN --budget latency=0.6 \\
     --choices '[{name: window, window_size: 7}, hedgehog]'
   linvit linearize --config mine.yaml --model.attention=efficient \\
     --teacher timm:vit_small_patch14_dinov2
@@ -43,8 +43,8 @@ the image; softmax=2 keeps two blocks. Each choice learns the attention of all
 blocks for --search_steps; then hybrids are compared by the distance of their
 last features to the teacher's. An interrupted search is resumed.
 Stages (stages: in a configuration) are runs that each start from the previous
-run's last weights, all but the last in folders stage_1, stage_2, ...; each is a mapping of
-options, such as
+run's last weights, all but the last in folders stage_1, stage_2, ...; each is
+a mapping of options, such as
   {trainer.max_epochs: 4, model.teacher.attention_inputs: teacher,
    model.teacher.task_weight: 0}
 and --resume=auto resumes the stage that was interrupted. A model of timm

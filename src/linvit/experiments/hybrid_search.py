@@ -33,6 +33,7 @@ from linvit.experiments.plots import Axis, Series, line_plot
 from linvit.image_size import image_size
 from linvit.io.files import rewriting, write_text
 from linvit.io.plain_text import read_csv
+from linvit.io.reading import read_text
 from linvit.io.signals import STOP, Stopped
 from linvit.linearization.distillation import (
     HOSTS,
@@ -342,7 +343,7 @@ def find_hybrid(
     while not path.exists() and rank_zero_only.rank:  # type: ignore[attr-defined]
         time.sleep(1)
     if rank_zero_only.rank:  # type: ignore[attr-defined]
-        return list(json.loads(path.read_text(encoding="utf-8"))), None
+        return list(json.loads(read_text(path))), None
     run.data.setup("fit")
     images = _Images(run.data, run.data.train_dataloader)
     held_out = list(islice(_Images(run.data, run.data.val_dataloader), BATCHES))
@@ -520,7 +521,7 @@ class _Blocks:
         key = [self.choices, size, str(self.device)]
         path = self.folder and self.folder / f"costs-{budget.kind}-{_digest(key)}.json"
         if path and path.exists():
-            return Costs(**json.loads(path.read_text(encoding="utf-8")))
+            return Costs(**json.loads(read_text(path)))
         image = torch.zeros(1, self.channels, *size, device=self.device)
         call: Any = [count_operations] if budget.kind == "macs" else []
         works, names = dict[Any, Callable[[], Any]](), list[list[Any]]()

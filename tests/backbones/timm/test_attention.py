@@ -208,7 +208,7 @@ def test_compiled_whole(dynamic: bool) -> None:
 
 
 def test_keys_of_another_width_than_the_models_are_refused() -> None:
-    with pytest.raises(UserError, match=r"timm model have 32 channels in each of 2 heads.*EfficientAttention wants 16"):
+    with pytest.raises(UserError, match=r"timm model have 32 channels in each of 2 heads.*EfficientAttention needs 16"):
         replace_attention(vit(), {"name": "efficient", "key_ratio": 0.5})
 
 

@@ -107,7 +107,7 @@ def test_turns_shifts_and_zooms_stay_in_their_ranges_and_reach_the_ends(options,
     transform = TrainTransform((100, 100), Augmentation(None, **options), MEAN)
     largest = np.zeros(3)
     for seed in range(300):
-        (warp,) = transform._warp(np.random.default_rng(seed))
+        (warp,) = transform._warp(np.random.default_rng(seed), (100, 100))
         a, b, c, d, e, f = warp.matrix
         zoom = 1 / np.hypot(a, b)
         angle = np.degrees(np.arctan2(-b, a))

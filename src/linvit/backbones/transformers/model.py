@@ -15,6 +15,7 @@ from linvit.backbones.timm.attention import replace_timm_attention
 from linvit.backbones.transformers.hosts import REPLACED, family_of, why_refused
 from linvit.errors import UserError
 from linvit.image_size import image_size
+from linvit.io.reading import read_text
 from linvit.registry import Spec
 
 MISSING = "models of transformers need transformers: pip install 'linvit[transformers]'"
@@ -46,7 +47,7 @@ def read_images(model: str) -> dict[str, Any]:
     found: Any = {}
     for name in ("preprocessor_config.json", "processor_config.json"):
         file = cached_file(model, name, **quiet)
-        content = {} if file is None else json.loads(Path(file).read_text(encoding="utf-8"))
+        content = {} if file is None else json.loads(read_text(file))
         found = found or content.get("image_processor", content)
     images = {to: found[name] for name, to in (("image_mean", "mean"), ("image_std", "std")) if name in found}
     sizes = [found.get(name) for name in ("size", "crop_size")]

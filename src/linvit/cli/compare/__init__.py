@@ -54,9 +54,9 @@ runs; a run that was interrupted resumes from its checkpoint. Tables
 The score of a run is that of its last epoch, not of its best. A run that
 is not finished has no score, and the exit code is 1. A star
 marks a difference that is significant at 5 % by Holm's correction. A teacher
-(linvit linearize) that does not exist yet is trained first. The machines of a Ray
-cluster (pip install 'linvit[ray]') or of SLURM ('linvit[slurm]') must share the
-folder of the runs.
+(linvit linearize) that does not exist yet is trained first. The machines of a
+Ray cluster (pip install 'linvit[ray]') or of SLURM ('linvit[slurm]') must share
+the folder of the runs.
 """
 
 TIMES, FLAG = {"action": "append", "default": []}, {"action": "store_true"}
