@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 DOCS = Path(__file__).parents[1]
 PAGE = DOCS / "tutorials" / "first_minute.md"
 FOLDER = DOCS / "_build" / "first_minute"
-CELL = re.compile(r"^```{code-cell} python\n((?::tags: [^\n]*\n)?)(.*?)^```\n", re.MULTILINE | re.DOTALL)
+CELL = re.compile(r"^```{code-cell} python\n((?::tags: [^\n]*\n|---\n.*?^---\n)?)(.*?)^```\n", re.MULTILINE | re.DOTALL)
 
 
 def setup(app: "Sphinx") -> dict[str, Any]:

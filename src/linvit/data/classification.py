@@ -79,7 +79,7 @@ class ClassificationData(ImageData):
     how_to_restrict: ClassVar[str] = ". If these are some of them, by name, score them alone: --data.classes=subset"
     advanced_options: ClassVar[frozenset[str]] = ImageData.advanced_options | {
         *("classes", "label_column", "labels", "crop_ratio", "interpolation", "augment_on", "rotate", "translate"),
-        "zoom",
+        *("zoom", "token_budget", "max_tokens", "patch_size"),
     }
 
     def __init__(
