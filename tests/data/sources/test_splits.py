@@ -32,6 +32,22 @@ def test_a_class_may_be_named_like_a_split(tmp_path, name):
         assert sorted(files) == sorted(map(str, (folder / split).rglob("*.png")))
 
 
+def test_a_folder_named_like_the_embedded_set_is_a_path(tmp_path, monkeypatch):
+    """A folder of masks would be taken for segmentation, and its images be compared with rows that have no path."""
+    monkeypatch.chdir(tmp_path)
+    for kind in ("images", "masks"):
+        save(picture(0), tmp_path / "digits" / kind / "0.png")
+    (tmp_path / "digit_scenes").mkdir()
+    with pytest.warns(UserWarning, match=r"not the folder of this name: for that, write '\./digits'"):
+        data = linvit.data.ClassificationData("digits")
+    data.setup("fit")
+    assert (data.num_classes, len(data.train_set)) == (10, 1257)
+    with pytest.warns(UserWarning, match=r"write '\./digit_scenes'"):
+        linvit.data.SegmentationData()
+    with pytest.raises(linvit.UserError, match="it has folders of images and masks"):
+        linvit.data.ClassificationData("./digits").setup("fit")
+
+
 def test_a_file_may_be_named_like_a_split(tmp_path):
     for name in ("ant", "bee"):
         save(picture(0), tmp_path / "data" / name / "test_0.png")

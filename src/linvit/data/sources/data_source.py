@@ -3,16 +3,17 @@
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import datasets
 import numpy as np
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from linvit.data.sources.images import SampleReader, Target, Transform
 from linvit.data.sources.labels import as_images, features_of, find_column
 from linvit.data.sources.read import ImageReader
-from linvit.data.sources.splits import HUB, hold_out, load_splits
+from linvit.data.sources.splits import DIGITS, HUB, SCENES, hold_out, load_splits
 from linvit.data.sources.stream import Shards, load_streams
 from linvit.errors import UserError
 
@@ -34,6 +35,11 @@ class DataSource:
 
     def __post_init__(self) -> None:
         self.images = replace(self.images, on_hub=self.name.startswith(HUB))
+        if self.name == (DIGITS if self.options is None else SCENES) and Path(self.name).is_dir():
+            rank_zero_warn(
+                f"data source '{self.name}' is the dataset of linvit, not the folder of this name: for that, write "
+                f"'./{self.name}'"
+            )
 
     @cached_property
     def tables(self) -> Splits:

@@ -215,6 +215,7 @@ class GeneratedSource(DataSource):
     image_column = "scene"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.images.bands != RGB:
             what = f"the images of {self.name} have three bands of 8 bits"
             raise UserError(f"{what}; leave --data.bands and value_range out")

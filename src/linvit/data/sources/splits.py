@@ -155,7 +155,7 @@ def _is_split(folder: Path) -> bool:
 def local_folder(source: str) -> Path | None:
     """Returns the path of a data source that is a folder of this machine; None for others."""
     path = Path(source).expanduser()
-    return path if not source.startswith(HUB) and path.is_dir() else None
+    return path if source != DIGITS and not source.startswith(HUB) and path.is_dir() else None
 
 
 def folder_of_images(source: str) -> Path | None:
