@@ -24,6 +24,7 @@ from torch.nn import functional as F
 from linvit.attention.base import Attention, Grid
 from linvit.attention.declarations import Facts
 from linvit.attention.ops.functional import is_exporting
+from linvit.attention.ops.local import masked_softmax
 from linvit.errors import check_number
 
 FAR = -1e30
@@ -76,9 +77,8 @@ class MonarchAttention(Attention):
 
         prefix = grid.num_prefix if self.exact_prefix else 0
         if prefix:
-            logits = q[:, :, :prefix] @ k.mT * k.shape[-1] ** -0.5  # (B, h, p, N)
-            logits = logits if mask is None else logits.masked_fill(mask[:, None, None] == 0, FAR)
-            first = logits.softmax(-1) @ v
+            of_keys = None if mask is None else mask[:, None, None]  # (B, 1, 1, N)
+            first = masked_softmax(q[:, :, :prefix], k, v, of_keys, k.shape[-1] ** -0.5)
         kept = None  # (1 or B, 1, B, b, 1), all
         if mask is not None or not whole:
             kept = blocks(q.new_ones(1, 1, tokens, 1) if mask is None else mask[:, None, :, None].to(q.dtype))
