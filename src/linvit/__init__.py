@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from linvit.backbones.create import create_backbone as create_backbone
     from linvit.backbones.images import forward_images as forward_images
     from linvit.backbones.replace_attention import replace_attention as replace_attention
-    from linvit.experiments.hybrid_search import search_hybrid as search_hybrid
+    from linvit.experiments.hybrids.search import search_hybrid as search_hybrid
     from linvit.heads.create import create_head as create_head
     from linvit.heads.detection.base import DetectionHead as DetectionHead
     from linvit.heads.detection.detector import create_detector as create_detector

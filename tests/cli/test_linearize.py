@@ -11,8 +11,9 @@ import yaml
 
 from linvit import UserError
 from linvit.cli.linearize import with_teacher
-from linvit.experiments import hybrid_search, linearize
+from linvit.experiments import linearize
 from linvit.experiments.bench.costs import crossover
+from linvit.experiments.hybrids.blocks import Blocks
 from linvit.runs.folder import RunFolder
 from linvit.runs.resolve import find_teacher
 from linvit.runs.run import Run
@@ -88,7 +89,7 @@ def test_a_hybrid_is_searched_once(folder, monkeypatch):
     assert "focused: trained for 2 steps" in done.out
     monkeypatch.setattr(linearize, "SECONDS", 0.2)
     trained = []
-    monkeypatch.setattr(hybrid_search._Blocks, "_transfer", lambda *given: trained.append(given))
+    monkeypatch.setattr(Blocks, "_transfer", lambda *given: trained.append(given))
     done = linvit("linearize", *given, "--budget=softmax=3", "--trainer.max_epochs=1", cwd=root)
     assert done.code == 0, done.err
     assert not trained

@@ -77,7 +77,8 @@ def main(argv: list[str]) -> int:
 
     from torch.distributed import destroy_process_group, is_initialized
 
-    from linvit.experiments.hybrid_search import Budget, find_hybrid
+    from linvit.experiments.hybrids.costs import Budget
+    from linvit.experiments.hybrids.run import find_hybrid
     from linvit.experiments.linearize import PAGE, write_page
     from linvit.runs.library_messages import hide_library_messages
     from linvit.runs.options import replace_options, stage_config

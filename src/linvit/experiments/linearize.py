@@ -18,7 +18,7 @@ from linvit.callbacks.common import DARK, LIGHT
 from linvit.errors import UserError
 from linvit.experiments.analyze import Photo, read_photos
 from linvit.experiments.bench.costs import TIMES, Cost, Crossover, costs_by_size, crossover, times_of
-from linvit.experiments.hybrid_search import HybridSearch
+from linvit.experiments.hybrids.search import HybridSearch
 from linvit.experiments.page import Page
 from linvit.experiments.plots import Axis, Series, heat_map, line_plot, svg
 from linvit.runs.conditions import conditions

@@ -13,8 +13,10 @@ from linvit import UserError
 from linvit.analysis import macs
 from linvit.data import ClassificationData
 from linvit.data.transforms.classification import Augmentation
-from linvit.experiments import hybrid_search
-from linvit.experiments.hybrid_search import Budget, Costs, beam_search
+from linvit.experiments.hybrids import blocks, costs
+from linvit.experiments.hybrids.blocks import Blocks
+from linvit.experiments.hybrids.costs import Budget, Costs
+from linvit.experiments.hybrids.search import beam_search
 from linvit.io.signals import SIGNALS, STOP, Stopped
 
 WINDOW = {"name": "window", "window_size": 4}
@@ -113,10 +115,10 @@ def test_each_family_has_its_hybrids(name):
 
 
 def test_time_is_measured_for_each_choice(teacher, monkeypatch):
-    monkeypatch.setattr(hybrid_search, "TIMING", 0.05)
+    monkeypatch.setattr(costs, "TIMING", 0.05)
     ticks = itertools.count()
-    monkeypatch.setattr(hybrid_search.time, "process_time", lambda: float(next(ticks)))
-    monkeypatch.setattr(hybrid_search.time, "perf_counter", lambda: float(next(ticks)))
+    monkeypatch.setattr(costs.time, "process_time", lambda: float(next(ticks)))
+    monkeypatch.setattr(costs.time, "perf_counter", lambda: float(next(ticks)))
     found = linvit.search_hybrid(teacher, ["linear"], images(), budget="latency=2", steps=1)
     assert found.costs.of((0,) * 4) == pytest.approx(1)
     assert all(len(own) == 2 for own in found.costs.blocks)
@@ -158,7 +160,7 @@ def test_an_interrupted_search_loses_nothing(teacher, tmp_path, monkeypatch):
     assert len(steps) == 8  # of two choices
     assert found.measured == whole.measured
     measured = []
-    monkeypatch.setattr(hybrid_search, "features", lambda *given: measured.append(given))
+    monkeypatch.setattr(blocks, "features", lambda *given: measured.append(given))
     again = linvit.search_hybrid(teacher, ["linear", WINDOW], images(), **options, folder=tmp_path)  # another order
     assert (again.attention, measured, len(steps)) == (found.attention, [], 8)
 
@@ -223,14 +225,14 @@ def on_the_digits(seed, folder, monkeypatch):
     train, held_out = digits()
     held_out, choices, budget = held_out[:6], [WINDOW, "hedgehog"], 0.75
     planted = Costs([[0.2, 0.13 + 0.005 * block, 0.1 + 0.005 * block] for block in range(4)], 0.2)
-    monkeypatch.setattr(hybrid_search._Blocks, "costs", lambda self, budget: planted)
+    monkeypatch.setattr(Blocks, "costs", lambda self, budget: planted)
     torch.manual_seed(seed)
     network = linvit.create_backbone("deit_nano", num_classes=10, img_size=32)
     teacher = trained(network, 400, lambda x, y: F.cross_entropy(network(x), y), train)
     images, scored = [x for x, _ in train], [x for x, _ in held_out]
     options = {"held_out": scored, "budget": f"latency={budget}", "steps": 60, "seed": seed, "folder": folder}
     found = linvit.search_hybrid(teacher, choices, images, **options)
-    blocks = hybrid_search._Blocks(teacher, choices, images, scored, 60, 1e-3, seed, folder, print)
+    blocks = Blocks(teacher, choices, images, scored, 60, 1e-3, seed, folder, print)
     blocks.train()
     everything = {kinds: blocks.distance(kinds) for kinds in itertools.product(range(3), repeat=4)}
     allowed = sorted((one for one in everything if planted.of(one) <= found.cost + 1e-9), key=everything.get)

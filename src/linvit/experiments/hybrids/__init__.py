@@ -1,0 +1,1 @@
+"""Hybrids: a search of the attention of each block of a trained network."""
