@@ -103,9 +103,12 @@ def test_a_hybrid_is_searched_once(folder, monkeypatch):
         "--budget=macs=0.1": "no hybrid of window {window_size: 4}, focused is within macs=0.1: the cheapest costs",
         "--budget=memory=1": "the budget's kind must be one of latency, macs, softmax; got 'memory'",
         "--choices=[linear]": "got --choices=[linear] without --budget",
+        "--budget=macs=1 --choices=[focsed,linear]": "Did you mean 'focused'?",
+        "--budget=macs=1 --model.attention=[linear,null]": "--budget searches among attentions; got --model.attention",
+        "--budget=macs=1 --search_steps=-1": "--search_steps must be",
         "--keep=2": "linearize --keep was removed. Use --budget softmax=N",
     }.items():
-        refused = linvit("linearize", *given, options, cwd=root)
+        refused = linvit("linearize", *given, *options.split(), cwd=root)
         assert message in " ".join(refused.err.split()), refused.err
     refused = linvit("linearize", *given[:2], "--model.backbone={name: deit_nano, depth: 5, embed_dim: 24}", cwd=root)
     assert "Set --model.backbone to that of the teacher" in refused.err

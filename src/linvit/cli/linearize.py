@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from linvit.cli.options import RESUME_AND_CHECKPOINT
 from linvit.cli.spec import read_value
-from linvit.errors import UserError
+from linvit.errors import UserError, check_number
 from linvit.io.files import CHECKPOINTS, LAST
 from linvit.io.signals import STOP
 from linvit.io.terminal import argument_parser, reflow
@@ -78,8 +78,9 @@ def main(argv: list[str]) -> int:
     from torch.distributed import destroy_process_group, is_initialized
 
     from linvit.experiments.hybrids.costs import Budget
-    from linvit.experiments.hybrids.run import find_hybrid
+    from linvit.experiments.hybrids.run import check_attention, find_hybrid
     from linvit.experiments.linearize import PAGE, write_page
+    from linvit.registry import attentions
     from linvit.runs.library_messages import hide_library_messages
     from linvit.runs.options import replace_options, stage_config
     from linvit.runs.run import Run
@@ -95,8 +96,11 @@ def main(argv: list[str]) -> int:
                 f"--choices is a list of attentions for a search, such as --budget latency=0.6 --choices '[window, "
                 f"hedgehog]'; got --choices={args.choices}" + " without --budget" * (args.budget is None)
             )
-        if args.budget is not None:
-            Budget.read(args.budget)  # one that is wrong ends it before a teacher is trained
+        if args.budget is not None:  # reject wrong options before a teacher is trained
+            Budget.read(args.budget)
+            check_number("--search_steps", args.search_steps, at_least=0, whole=True)
+            for spec in choices or []:
+                attentions.get(attentions.parse(spec)[0])
         options += [] if choices is None else [f"--model.attention={json.dumps(choices[-1])}"]
         config = with_teacher(args.teacher, options)
         if args.resume is not None and any(option.partition("=")[0] == "--ckpt_path" for option in options):
@@ -115,6 +119,8 @@ def main(argv: list[str]) -> int:
             if run.task.teacher is None:
                 raise UserError("give the trained network to linearize: --teacher RUN, or model.teacher.source")
             teachers.append(run.task.teacher)
+        if args.budget is not None:
+            check_attention(run.task.hparams["attention"])
         trained = [train_teacher(teacher) for teacher in teachers]
         for stage in stages if config["stages"] or any(trained) else []:
             run = Run.from_config(stage_config(config, stage))

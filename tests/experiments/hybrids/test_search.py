@@ -186,8 +186,9 @@ def test_what_cannot_be_searched_is_refused(teacher):
         linvit.search_hybrid(teacher, "linear", images(), budget="macs=0.5")
     with pytest.raises(UserError, match="there are no choices"):
         linvit.search_hybrid(teacher, [], images())
-    with pytest.raises(UserError, match="no images to learn from"):
-        linvit.search_hybrid(teacher, ["linear"], [])
+    for message, given in {"no batch": [], "an iterator": iter(images()), "batches of list": [[*images(), 1]]}.items():
+        with pytest.raises(UserError, match=f"or a DataLoader of images without labels; got {message}"):
+            linvit.search_hybrid(teacher, ["linear"], given)
 
 
 def digits():

@@ -58,9 +58,14 @@ class Blocks:
         self.teacher, self.choices, self.images = teacher, choices, images
         self.steps, self.lr, self.seed, self.folder, self.say = steps, lr, seed, folder, say
         self.device = next(teacher.parameters()).device
-        first = next(iter(images), None)
-        if first is None:
-            raise UserError("there are no images to learn from: `images` is empty")
+        once = isinstance(images, Iterator)
+        first = None if once else next(iter(images), None)
+        if not isinstance(first, Tensor) or first.ndim != 4:
+            given = "an iterator" if once else "no batch" if first is None else f"batches of {type(first).__name__}"
+            raise UserError(
+                f"`images` must give batches of images (B, C, H, W), the same whenever it is iterated, such as a list "
+                f"or a DataLoader of images without labels; got {given}"
+            )
         self.channels, self.size = first.shape[1], (first.shape[2], first.shape[3])
         self.held_out = list(held_out) or list(islice(images, BATCHES))
         students = [self._student(spec) for spec in choices]

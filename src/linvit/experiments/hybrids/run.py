@@ -30,6 +30,15 @@ from linvit.runs.run import Run
 from linvit.tasks.teacher import fingerprint, given_options, teacher_network
 
 
+def check_attention(attention: Any) -> None:
+    """Raises a `UserError` unless an option `--model.attention` is one attention, which a search can give to blocks."""
+    if attention is None or isinstance(attention, list) or is_layout(attention):
+        raise UserError(
+            f"--budget searches among attentions; got --model.attention={json.dumps(attention)}. Write --choices "
+            f"'[{{name: window, window_size: 7}}, hedgehog]', or one name as --model.attention"
+        )
+
+
 def find_hybrid(
     run: Run, budget: str, choices: Sequence[Spec] | None, steps: int
 ) -> tuple[list[Spec | None], HybridSearch | None]:
@@ -38,11 +47,7 @@ def find_hybrid(
     Other ranks wait for the list.
     """
     task, attention = run.task, run.task.hparams["attention"]
-    if task.teacher is None or attention is None or isinstance(attention, list) or is_layout(attention):
-        raise UserError(
-            f"--budget searches among attentions; got --model.attention={json.dumps(attention)}. Write --choices "
-            f"'[{{name: window, window_size: 7}}, hedgehog]', or one name as --model.attention"
-        )
+    assert task.teacher is not None
     cuda = torch.cuda.is_available() and run.config["trainer"]["accelerator"] != "cpu"
     teacher = teacher_network(task, task.teacher).to("cuda" if cuda else "cpu")
     img_size, seed = image_size(task.hparams["img_size"]), run.config["seed_everything"]
