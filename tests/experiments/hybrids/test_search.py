@@ -168,8 +168,12 @@ def test_an_interrupted_search_loses_nothing(teacher, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("latency", "budget 'latency' has no number. Write latency=0.6"),
-        ("macs=half", "budget 'macs=half' has no number"),
+        ("latency", "budget 'latency' is not latency=NUMBER. Write latency=0.6, or latency=0.6@518 for a size"),
+        ("macs=half", "budget 'macs=half' is not macs=NUMBER"),
+        ("softmax=two", "Write softmax=2$"),
+        ("softmax=2@518", "Write softmax=2$"),
+        ("macs=0.6@", "Write macs=0.6"),
+        ("latency=nan", "budget latency must be"),
         ("size=1", "the budget's kind must be one of latency, macs, softmax"),
         ("softmax=1.5", "budget softmax must be a whole number"),
         ("latency=-1", "budget latency must be"),
@@ -184,6 +188,8 @@ def test_what_is_no_budget_is_refused(text, message):
 def test_what_cannot_be_searched_is_refused(teacher):
     with pytest.raises(UserError, match="no hybrid of linear is within macs"):
         linvit.search_hybrid(teacher, "linear", images(), budget="macs=0.5")
+    with pytest.raises(UserError, match=r"Write macs=0\.\d+@64, or name another choice"):
+        linvit.search_hybrid(teacher, "linear", images(), budget="macs=0.5@64")
     with pytest.raises(UserError, match="there are no choices"):
         linvit.search_hybrid(teacher, [], images())
     for message, given in {"no batch": [], "an iterator": iter(images()), "batches of list": [[*images(), 1]]}.items():

@@ -38,12 +38,15 @@ class Budget(NamedTuple):
         kind, _, given = text.partition("=")
         number, at, side = given.partition("@")
         check_choice("the budget's kind", kind, UNITS)
+        whole = kind == "softmax"
         try:
+            if whole and at:
+                raise ValueError("a number of blocks has no size")
             most = float(number)
             sides = [int(one) for one in side.split("x")] if at else []
         except ValueError as error:
-            raise UserError(f"budget '{text}' has no number. Write {kind}=0.6, or {kind}=0.6@518 for a size") from error
-        whole = kind == "softmax"
+            way = f"{kind}=2" if whole else f"{kind}=0.6, or {kind}=0.6@518 for a size"
+            raise UserError(f"budget '{text}' is not {kind}=NUMBER. Write {way}") from error
         check_number(f"budget {kind}", int(most) if whole and most % 1 == 0 else most, at_least=0, whole=whole)
         return cls(kind, most, image_size(sides[0] if len(sides) == 1 else sides) if sides else None)
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from linvit.backbones.replace_attention import softmax_blocks
-from linvit.callbacks.report import write_table
 from linvit.errors import UserError, check_number
 from linvit.experiments.bench.builders import spec_label
 from linvit.experiments.hybrids.blocks import Blocks, Kinds, specs_of
@@ -105,13 +104,6 @@ class HybridSearch:
         page.table(titles, self.rows(), ABOUT.format(unit=UNITS[self.budget.kind]))
         page.pictures([(self.plot(), "Distance over cost; the grey line joins the hybrids that no other beats.")], 720)
 
-    def write(self, path: Path) -> None:
-        """Writes all measured hybrids as a CSV file."""
-        rows = [
-            [json.dumps(specs_of(self.choices, one)), self.costs.of(one), far] for one, far in self.measured.items()
-        ]
-        write_table(path, [["attention", "cost", "distance"], *rows])
-
 
 def search_hybrid(
     teacher: nn.Module,
@@ -163,9 +155,11 @@ def search_hybrid(
     least = [min(kinds, key=own.__getitem__) for own, kinds in zip(costs.blocks, blocks.kinds, strict=True)]
     cheapest = costs.of(least)
     if cheapest > limit.most * (1 + ROUNDING):
+        _, *size = budget.partition("@")
         raise UserError(
             f"no hybrid of {', '.join(map(spec_label, choices))} is within {budget}: the cheapest costs {cheapest:.3g} "
-            f"{UNITS[limit.kind]}. Write {limit.kind}={math.ceil(100 * cheapest) / 100:g}, or name another choice"
+            f"{UNITS[limit.kind]}. Write {limit.kind}={math.ceil(100 * cheapest) / 100:g}{''.join(size)}, or name "
+            f"another choice"
         )
     blocks.train()
     keep = (0,) * len(blocks.kinds)
