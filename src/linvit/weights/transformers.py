@@ -8,6 +8,7 @@ from torch import nn
 
 from linvit.backbones.replace_attention import replace_attention
 from linvit.backbones.transformers.hosts import REPLACED
+from linvit.backbones.transformers.model import import_transformers
 from linvit.errors import UserError
 from linvit.io.reading import read_text
 from linvit.registry.entries import restrict_imports_to
@@ -34,11 +35,9 @@ def load_transformers(folder: str | Path) -> nn.Module:
         >>> student.save_pretrained("student")
         >>> student = linvit.load_transformers("student")
     """
-    try:
-        import transformers
-        from transformers.core_model_loading import revert_weight_conversion
-    except ImportError as error:
-        raise UserError("models of transformers need transformers: pip install 'linvit[transformers]'") from error
+    transformers = import_transformers()
+    from transformers.core_model_loading import revert_weight_conversion
+
     path = Path(folder)
     files = sorted(path.glob("model*.safetensors"))
     if not files or not (path / "config.json").is_file():
@@ -57,7 +56,6 @@ def load_transformers(folder: str | Path) -> nn.Module:
     with restrict_imports_to(()):
         for one in replaced:
             replace_attention(network, one["attention"], one["img_size"])
-    state: dict[str, Any]
     saved: dict[str, Any] = {}
     for file in files:
         saved |= content_of(file)[0]

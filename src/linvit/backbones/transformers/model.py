@@ -18,20 +18,25 @@ from linvit.image_size import image_size
 from linvit.io.reading import read_text
 from linvit.registry import Spec
 
-MISSING = "models of transformers need transformers: pip install 'linvit[transformers]'"
 NORMS = ("layernorm", "norm", "post_layernorm")
 UNUSED = ("architectures", "dtype", "id2label", "label2id", "transformers_version")
 """Entries of a config that the backbone does not depend on."""
 
 
+def import_transformers() -> Any:
+    """Returns the package transformers; raises a `UserError` if it is not installed."""
+    try:
+        import transformers
+    except ImportError as error:
+        raise UserError("models of transformers need transformers: pip install 'linvit[transformers]'") from error
+    return transformers
+
+
 def read_config(model: str) -> dict[str, Any]:
     """Returns config.json of a folder or of a model of the hub: entries of its vision tower, defaults left out."""
+    transformers = import_transformers()
     try:
-        from transformers import AutoConfig
-    except ImportError as error:
-        raise UserError(MISSING) from error
-    try:
-        config = AutoConfig.from_pretrained(model)
+        config = transformers.AutoConfig.from_pretrained(model)
     except Exception as error:  # of several libraries
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"'{model}' has no config of transformers: {reason}. Name a folder or a model of it") from error
@@ -134,23 +139,23 @@ class TransformersBackbone(Backbone):
 
     @property
     def config(self) -> Any:
-        """The config of the model of transformers."""
+        """Config of the model of transformers."""
         return self.hosted.config
 
     @property
     def blocks(self) -> nn.ModuleList:
-        """The blocks of the model."""
+        """Blocks of the model."""
         return next(module for module in self.hosted.modules() if isinstance(module, nn.ModuleList))
 
     @property
     def norm(self) -> nn.Module:  # type: ignore[override]
-        """The final norm."""
+        """Final norm."""
         norm: nn.Module = next(getattr(self.hosted, name) for name in NORMS if hasattr(self.hosted, name))
         return norm
 
     @property
     def cls_token(self) -> Tensor | None:
-        """The class token, where the model has one."""
+        """Class token; None if the model has none."""
         own = dict(self.hosted.named_parameters())
         return next((own[name] for name in own if name.endswith(("cls_token", "class_embedding"))), None)
 
@@ -216,18 +221,14 @@ class TransformersBackbone(Backbone):
 
 
 def _build(model: str, options: Mapping[str, Any], pretrained: bool) -> Any:
-    """The model that a config describes, with the weights of a folder or the hub, in float32."""
+    """Returns the model of a config, with the weights of a folder or the hub if `pretrained`, in float32."""
+    transformers = import_transformers()
+    transformers.utils.logging.disable_progress_bar()
     try:
-        from transformers import AutoConfig, AutoModel
-        from transformers.utils import logging
-    except ImportError as error:
-        raise UserError(MISSING) from error
-    logging.disable_progress_bar()
-    try:
-        config = type(AutoConfig.for_model(options["model_type"])).from_dict(dict(options))
+        config = transformers.AutoConfig.for_model(**options)
         if not pretrained:
-            return AutoModel.from_config(config, dtype=torch.float32)
-        return AutoModel.from_pretrained(model, config=config, dtype=torch.float32).train()
+            return transformers.AutoModel.from_config(config, dtype=torch.float32)
+        return transformers.AutoModel.from_pretrained(model, config=config, dtype=torch.float32).train()
     except Exception as error:  # of several libraries
         reason = " ".join(str(error).split())[:300]
         raise UserError(f"transformers cannot build '{model}': {type(error).__name__}: {reason}") from error
