@@ -84,9 +84,9 @@ def test_checkpointing_and_compilation_change_nothing() -> None:
     for way in ("plain", "checkpointed", "compiled"):
         model.zero_grad()
         if way == "checkpointed":
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            model.activation_checkpointing_enable()
         elif way == "compiled":
-            model.gradient_checkpointing_disable()
+            model.activation_checkpointing_disable()
         run = torch.compile(model, backend="eager") if way == "compiled" else model
         run(images).last_hidden_state.square().mean().backward()
         found.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})

@@ -66,6 +66,7 @@ def test_features_are_those_of_the_model(family: str, tmp_path: Path) -> None:
     backbone.forward_intermediates(images, indices=[0], intermediates_only=True)
 
 
+@pytest.mark.filterwarnings("error::FutureWarning")  # of what the next transformers will not have
 @pytest.mark.parametrize("family", IMAGES)
 def test_all_that_is_trained_gets_gradients(family: str, tmp_path: Path) -> None:
     saved(family, tmp_path)

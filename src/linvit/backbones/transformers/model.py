@@ -211,7 +211,7 @@ class TransformersBackbone(Backbone):
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Switches gradient checkpointing, which saves memory and computes activations of blocks twice."""
         self.grad_checkpointing = enable
-        (self.hosted.gradient_checkpointing_enable if enable else self.hosted.gradient_checkpointing_disable)()
+        (self.hosted.activation_checkpointing_enable if enable else self.hosted.activation_checkpointing_disable)()
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Returns timm's layer groups for layer-wise learning rates: one per block."""
