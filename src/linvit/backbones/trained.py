@@ -1,4 +1,4 @@
-"""Trained models of timm and of Hugging Face's transformers by a name, with how they take images."""
+"""Trained models of timm and of Hugging Face's transformers by name, with the preparation of their images."""
 
 from typing import Any, NamedTuple
 
@@ -7,6 +7,7 @@ from torch import nn
 
 from linvit.backbones.create import create_backbone
 from linvit.backbones.transformers.model import read_config, read_images
+from linvit.io.terminal import reflow
 
 NAMES = "timm:MODEL, or hf:FOLDER or hf:OWNER/MODEL of transformers"
 IMAGES = ("img_size", "mean", "std", "crop_pct", "crop_mode")
@@ -17,23 +18,29 @@ class TrainedBackbone(NamedTuple):
 
     Attributes:
         spec: The spec of the backbone, which loads its weights.
-        images: How it takes images, as options of data modules; empty if that is not known.
-        about: Where `images` come from, as a sentence.
+        images: Preparation of its images, as options of data modules; empty if unknown.
     """
 
     spec: dict[str, Any]
     images: dict[str, Any]
-    about: str
 
     def build(self, **options: Any) -> nn.Module:
         """Returns the backbone without its classifier."""
         return create_backbone(self.spec, num_classes=0, **options).eval()
 
+    def print_images(self) -> None:
+        """Prints `images` of a model of transformers, or that they are unknown; nothing for timm's."""
+        name, images = self.spec["model"], ", ".join(f"{option} {value}" for option, value in self.images.items())
+        unknown = f"'{name}' has no preprocessor_config.json: images are normalised by the mean and std of ImageNet. "
+        unknown += "If the model was trained with others, add that file"
+        if self.spec["name"] == "transformers":
+            print(reflow(f"image preparation of '{name}': {images}" if images else unknown))
+
 
 def trained_backbone(name: str) -> TrainedBackbone | None:
     """Returns the model of `timm:MODEL`, `hf:FOLDER` or `hf:OWNER/MODEL`; None of any other name.
 
-    Of transformers, config and image processor are read at once, and the spec holds the config.
+    For a model of transformers, config and image processor are read now, and the spec has the config.
 
     Raises:
         UserError: If transformers is not installed, or has no config of this name.
@@ -44,19 +51,8 @@ def trained_backbone(name: str) -> TrainedBackbone | None:
         images = {} if known is None else {**known.to_dict(), "img_size": list(known.input_size[1:])}
         images = {key: list(value) if isinstance(value, tuple) else value for key, value in images.items()}
         spec = {"name": "timm", "model": model, "pretrained": True}
-        return TrainedBackbone(spec, {key: images[key] for key in IMAGES if key in images}, "")
+        return TrainedBackbone(spec, {key: images[key] for key in IMAGES if key in images})
     if library != "hf":
         return None
-    config = read_config(model)
-    images = read_images(model)
-    said = ", ".join(f"{key} {images[key]}" for key in IMAGES if key in images)
-    about = (
-        f"'{model}' says how it takes images: {said}"
-        if images
-        else (
-            f"'{model}' has no preprocessor_config.json: images are normalised by the mean and std of ImageNet. If the "
-            f"model was trained otherwise, set --data.mean and --data.std"
-        )
-    )
-    spec = {"name": "transformers", "model": model, "config": config, "pretrained": True}
-    return TrainedBackbone(spec, images, about)
+    spec = {"name": "transformers", "model": model, "config": read_config(model), "pretrained": True}
+    return TrainedBackbone(spec, read_images(model))

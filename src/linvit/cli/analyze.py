@@ -71,7 +71,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--backbone", metavar="NAME", help="NAME or {name: ...}, timm:MODEL or hf:FOLDER")
     parser.add_argument("--attention", metavar="SPEC", help="attention of the backbone: NAME, {name: ...}, or a list")
     parser.add_argument("--pretrained", metavar="FILE", help="weights of the backbone, as --model.pretrained")
-    parser.add_argument("--img_size", metavar="SIZE", help="image size of the backbone (default: 224)")
+    parser.add_argument("--img_size", metavar="SIZE", help="image size of the backbone (default: its own, or 224)")
     looks = "query token, as fractions of the image (default: class token, or centre)"
     parser.add_argument("--query", nargs=2, type=float, metavar=("ROW", "COLUMN"), help=looks)
     parser.add_argument("--output", type=Path, metavar="DIR", help="output folder (default: RUN/analysis, or analysis)")
@@ -105,8 +105,7 @@ def _backbone(args: argparse.Namespace) -> tuple[ImageData, list[AnalysedModel]]
     weights = args.pretrained or "not trained"
     if known is not None:
         name, weights = args.backbone, args.pretrained or "its own"
-        if known.about:
-            print(reflow(known.about))
+        known.print_images()
     about = {"backbone": name, "attention": str(attention or "its own"), "weights": weights}
     data = ClassificationData(predict_path=args.images, num_workers=0, **images)
     return data, [AnalysedModel(name, network.eval(), lambda _: Description(), (), about)]

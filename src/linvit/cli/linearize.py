@@ -12,7 +12,7 @@ from linvit.cli.spec import read_value
 from linvit.errors import UserError, check_number
 from linvit.io.files import CHECKPOINTS, LAST
 from linvit.io.signals import STOP
-from linvit.io.terminal import argument_parser, reflow
+from linvit.io.terminal import argument_parser
 
 if TYPE_CHECKING:
     from linvit.backbones.trained import TrainedBackbone
@@ -234,7 +234,6 @@ def timm_model(options: Sequence[str]) -> str | None:
 
 def prepared(model: "TrainedBackbone") -> dict[str, Any]:
     """Returns the options that prepare images as a model takes them; those of timm keep the size of the recipe."""
-    if model.about:
-        print(reflow(model.about))
+    model.print_images()
     parts = ("mean", "std", *(("img_size",) if model.spec["name"] == "transformers" else ()))
     return {f"data.{part}": model.images[part] for part in parts if part in model.images}

@@ -38,10 +38,10 @@ EPILOG = """examples:
                               a backbone with weights of a file
 
 Options of linvit validate set the images (--data.source=FOLDER) and their
-preparation; defaults are those of the run's configuration, or timm's for
-its models. The run's folder, or ./probe, gets index.html, with the scores over
-depth, probe.md and probe.csv. All features are kept in memory; --layers=-1 are
-only the last layer.
+preparation; defaults are those of the run's configuration, or of the model of
+timm or transformers. The run's folder, or ./probe, gets index.html, with the
+scores over depth, probe.md and probe.csv. All features are kept in memory;
+--layers=-1 keeps only those of the last layer.
 """
 ABOUT = (
     "Features are those of the training split, frozen and without augmentation: the mean of the patches, and the class "
@@ -155,8 +155,7 @@ def _run(base: Config | None, options: Sequence[str], checkpoint: str | None = N
 
 def of_model(model: TrainedBackbone) -> Config:
     """Returns the configuration of a trained model of another library and its images."""
-    if model.about:
-        print(reflow(model.about))
+    model.print_images()
     return classification({"backbone": model.spec}, **model.images)
 
 

@@ -123,7 +123,7 @@ def test_verbs_take_a_folder(tmp_path: Path) -> None:
     given += ["--trainer.max_epochs=1", "--no_page"]
     done = command("linearize", "--teacher=hf:model", *given, cwd=tmp_path)
     assert done.code == 0, done.err
-    assert "says how it takes images: img_size [32, 32], mean [0.4" in " ".join(done.out.split())
+    assert "image preparation of 'model': mean [0.4" in " ".join(done.out.split())
     run = tmp_path / "checkpoints/features/version_0"
     (tmp_path / "model").rename(tmp_path / "gone")
     trained = linvit.load(run)
