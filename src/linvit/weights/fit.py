@@ -18,7 +18,8 @@ def fit_projections(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, 
 
     Files have `qkv`, or `q` and `kv`, or `q`, `k`, `v` (or some of them), and the gate's rows in `gate`, `qg` or
     `qkvg`. A layer has `qkv`, with the projections that its mechanism uses, or `q` and `kv`, and perhaps `gate`.
-    Projections that a layer lacks (the keys, where they are the queries) are left out; those of a file stay missing.
+    Projections that a layer lacks (the keys, where they are the queries) are left out; those that a file lacks stay
+    missing.
     timm's EVA has `q_proj`, `k_proj` and `v_proj`, its BEiT `q_bias` and `v_bias`; keys without a bias get zeros.
     """
     fitted = dict(state)
