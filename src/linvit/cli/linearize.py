@@ -233,7 +233,7 @@ def timm_model(options: Sequence[str]) -> str | None:
 
 
 def prepared(model: "TrainedBackbone") -> dict[str, Any]:
-    """Returns the options that prepare images as a model takes them; those of timm keep the size of the recipe."""
+    """Returns the options for the image preparation of a model; for timm, only mean and std."""
     model.print_images()
-    parts = ("mean", "std", *(("img_size",) if model.spec["name"] == "transformers" else ()))
+    parts = ("mean", "std") if model.spec["name"] == "timm" else tuple(model.images)
     return {f"data.{part}": model.images[part] for part in parts if part in model.images}

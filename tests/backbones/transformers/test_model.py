@@ -127,7 +127,7 @@ def test_verbs_take_a_folder(tmp_path: Path) -> None:
     run = tmp_path / "checkpoints/features/version_0"
     (tmp_path / "model").rename(tmp_path / "gone")
     trained = linvit.load(run)
-    assert trained.preprocessing.mean == [0.4, 0.5, 0.6]
+    assert (trained.preprocessing.mean, trained.preprocessing.crop_pct) == ([0.4, 0.5, 0.6], 0.8)
     images = torch.randn(2, 3, 32, 48)
     assert torch.equal(linvit.load_transformers(run / "student")(images).pooler_output, trained.network(images))
     (tmp_path / "gone").rename(tmp_path / "model")
