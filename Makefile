@@ -24,7 +24,7 @@ quickstart: $(RUNS)/result.txt ## install, train focused attention on real digit
 # A file names the run while it trains, so that after an interruption it, and no other, continues.
 $(RUNS)/result.txt: | .venv/installed
 	@mkdir -p $(RUNS); \
-	trap 'echo "interrupted; continue with: make quickstart"' INT TERM; \
+	trap 'echo "interrupted; resume with: make quickstart"' INT TERM; \
 	run=$$(cat $(RUNS)/unfinished 2>/dev/null); \
 	if [ -f "$$run/config.yaml" ]; then \
 	  set -- --config $$run/config.yaml --resume=auto; \

@@ -56,14 +56,14 @@ def load_transformers(folder: str | Path) -> nn.Module:
     with restrict_imports_to(()):
         for one in replaced:
             replace_attention(network, one["attention"], one["img_size"])
-    saved: dict[str, Any] = {}
+    state, saved = dict[str, Any](), dict[str, Any]()
     for file in files:
         saved |= content_of(file)[0]
     own = network.state_dict()
     current = {id(tensor): name for name, tensor in own.items()}
     # Files have names of earlier versions of transformers.
     before = {current[id(tensor)]: name for name, tensor in revert_weight_conversion(network, dict(own)).items()}
-    state = saved if saved.keys() == own.keys() else {name: saved.get(old) for name, old in before.items()}
+    state |= saved if saved.keys() == own.keys() else {name: saved.get(old) for name, old in before.items()}
     lacking = [name for name, value in own.items() if getattr(state.get(name), "shape", None) != value.shape]
     if lacking:
         raise UserError(f"{len(lacking)} tensors of the model are not in '{path}', or have other shapes: {lacking[0]}")
