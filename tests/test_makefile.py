@@ -71,7 +71,7 @@ def test_it_goes_on_with_the_run_that_was_interrupted(folder, way):
     (folder / way).touch()
     done, _ = make(folder)
     assert done.returncode != 0
-    assert ("continue with: make quickstart" in done.stdout) == (way == "interrupted")
+    assert ("resume with: make quickstart" in done.stdout) == (way == "interrupted")
     (folder / "failing").unlink(missing_ok=True)
     (folder / RUNS / "version_4").mkdir(parents=True)
     (folder / RUNS / "version_4/config.yaml").touch()
