@@ -10,13 +10,17 @@ may share RESULTS. What the teacher makes of the images is computed once, and ke
 """
 
 import argparse
+import ctypes
+import gc
 import hashlib
 import io
 import json
 import time
 import zipfile
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +61,14 @@ class Experiment:
         steps: Steps of the first stage: each block's attention alone, on the teacher's inputs.
         lr: Learning rate of the first stage; one cycle.
         new_lr_scale: Times that, for parameters that the teacher lacks.
-        own_steps: Steps of the last stage: the whole network on its own inputs, the last features.
+        behind: Whether outputs are compared behind the output projection, which is trained too.
+        chain: Whether blocks are trained one after another, each on the outputs of the student's blocks before it.
+        ema: Decay of a moving average of the weights that takes their place after the first stage; 0 is none.
+        distinct: Augmented images that training uses; 0 is all of them.
+        own_steps: Steps of the last stage: the whole network on its own inputs.
         own_lr: Its learning rate.
+        own_features: Weight of the error of the last features in it; 0 trains the attention alone.
+        own_attention: Weight of the mean error of attention in it, before the output projection.
         batch: Images of a step; 0 is that of `BATCH`.
         alone: Whether the errors of attention on the teacher's inputs are measured alone, not the whole network.
         seed: Of new parameters and of the order of images.
@@ -72,8 +82,14 @@ class Experiment:
     steps: int = 0
     lr: float = 1e-3
     new_lr_scale: float = 1.0
+    behind: bool = False
+    chain: bool = False
+    ema: float = 0.0
+    distinct: int = 0
     own_steps: int = 0
     own_lr: float = 1e-4
+    own_features: float = 1.0
+    own_attention: float = 0.0
     batch: int = 0
     alone: bool = False
     seed: int = 0
@@ -114,6 +130,7 @@ def main() -> None:
     parser.add_argument("--sides", nargs="*", default=[224, 518, 1036], type=int)
     parser.add_argument("--hybrids", type=json.loads, help="an experiment at 224 px, as a mapping")
     parser.add_argument("--photos", type=Path, help="images for --sizes")
+    parser.add_argument("--memory", nargs="*", default=[], type=json.loads, help="untrained experiments, as mappings")
     parser.add_argument("--draw", type=Path, metavar="FOLDER", help="draw the study of all attentions and the curves")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -124,6 +141,10 @@ def main() -> None:
         draw_curves(args.results / "results.jsonl", args.draw / "real_teacher_time.svg")
     if args.sizes:
         sizes(args.sizes, args.sides, args.results, args.weights, args.photos)
+    for one in args.memory:
+        for side in args.sides:  # each in a fresh process
+            with ProcessPoolExecutor(1, get_context("spawn")) as process:
+                print(json.dumps(process.submit(memory, one, side, args.weights).result()), flush=True)
     if args.hybrids is not None:
         hybrids(Experiment(**args.hybrids), args.results, args.weights, args.images)
     for experiment in chosen:
@@ -156,14 +177,20 @@ def run(one: Experiment, results: Path, weights: Path, folder: Path) -> dict[str
         found["layers_before"] = layer_errors(student, held, changed)
     seconds: dict[str, Any] = {}
     if one.steps or one.scaled:
-        passed = [transfer(student.blocks[i], model.blocks[i], i, train, one, new, results) for i in changed]
+        passed, stream = [], train.stream[0]
+        for i, block in enumerate(student.blocks):
+            inputs = stream if one.chain else train.stream[i]
+            if i in changed:
+                passed.append(transfer(block, model.blocks[i], i, inputs, train, one, new, results))
+            if one.chain:
+                stream = behind(block, inputs, torch.cat([*batches(one, one.steps)]).unique())
         seconds["transfer"] = sum(states[1.0][1] for states in passed)
-        if not one.alone:
+        if one.size == SIDE and not (one.alone or one.chain):
             found["curve"] = curve(student, changed, passed, held)
     found["layers"] = layer_errors(student, held, changed)
     begin = time.process_time()
     if one.own_steps:
-        own_inputs(student, train, one, new)
+        own_inputs(student, changed, train, one, new)
         seconds["own"] = time.process_time() - begin
     found["cpu_seconds"] = {name: round(each, 1) for name, each in seconds.items()}
     if one.alone:
@@ -260,7 +287,7 @@ def batches(one: Experiment, steps: int) -> Iterator[Tensor]:
     order, count = torch.empty(0, dtype=torch.long), one.batch or BATCH[one.size]
     for _ in range(steps):
         if len(order) < count:
-            order = torch.randperm(SEEN[one.size], generator=rng)
+            order = torch.randperm(one.distinct or SEEN[one.size], generator=rng)
         batch, order = order[:count], order[count:]
         yield batch.sort().values
 
@@ -293,9 +320,16 @@ def relative(own: Tensor, target: Tensor) -> Tensor:
 
 
 def transfer(
-    block: Any, of_teacher: Any, number: int, train: Seen, one: Experiment, new: set[Any], results: Path
+    block: Any,
+    of_teacher: Any,
+    number: int,
+    inputs: Tensor,
+    train: Seen,
+    one: Experiment,
+    new: set[Any],
+    results: Path,
 ) -> dict[float, tuple[dict[str, Tensor], float]]:
-    """Trains the attention of one block to give what the teacher's gives for the same input.
+    """Trains the attention of one block, on inputs (n, N, C), to give what the teacher's gives for its own.
 
     Returns the states and CPU seconds of the layer at the parts of its steps that a curve has points at. They are kept
     in files, since blocks learn alone: a hybrid takes them from the network in which all blocks were converted.
@@ -303,23 +337,30 @@ def transfer(
     layer = block.attn.train()
     own = ("size", "scaled", "steps", "lr", "new_lr_scale", "batch", "seed")
     fields = [number, spec_of(one, number), *(getattr(one, name) for name in own)]
+    others = {name: one.given[name] for name in ("behind", "chain", "ema", "distinct") if name in one.given}
+    fields += [{**others, "kept": one.kept}] if one.chain else [others] if others else []
     path = results / f"block-{name_of(fields)}.pt"
     if not path.exists():
         begin, states = time.process_time(), {}
         if one.scaled:
             scale(block, number, train)
-        projected = layer.proj.in_features != train.mixed.shape[-1]
+        projected = one.behind or layer.proj.in_features != train.mixed.shape[-1]
         trained = [p for name, p in layer.named_parameters() if projected or not name.startswith("proj.")]
         step = Steps(trained, new, one.lr, one.new_lr_scale, one.steps) if one.steps else None
+        average = copied(layer)
         for count, batch in enumerate(batches(one, one.steps)):
             if count in {round(part * one.steps) for part in CURVE}:
                 states[count / one.steps] = (copied(layer), time.process_time() - begin)
             with torch.no_grad():
-                tokens, target = block.norm1(train.stream[number, batch].float()), train.mixed[number, batch].float()
+                tokens, target = block.norm1(inputs[batch].float()), train.mixed[number, batch].float()
             own = mixed(layer, tokens)
             if projected:
                 own, target = layer.proj(own), of_teacher.attn.proj(target).detach()
             step(relative(own, target))
+            for name, value in layer.state_dict().items() if one.ema else ():
+                average[name].lerp_(value, 1 - one.ema)
+        if one.ema:
+            layer.load_state_dict(average)
         torch.save({**states, 1.0: (copied(layer), time.process_time() - begin)}, path)
     states = torch.load(path)
     layer.load_state_dict(states[1.0][0])
@@ -377,12 +418,34 @@ def mixed(layer: Any, tokens: Tensor) -> Tensor:
     return given[0]
 
 
-def own_inputs(student: nn.Module, train: Seen, one: Experiment, new: set[Any]) -> None:
-    """Trains the whole network on its own inputs to give the last features."""
-    step = Steps([*student.parameters()], new, one.own_lr, one.new_lr_scale, one.own_steps)
+@torch.no_grad()
+def behind(block: nn.Module, stream: Tensor, chosen: Tensor) -> Tensor:
+    """The tokens (n, N, C) behind a block, of the chosen images alone."""
+    found = torch.zeros_like(stream)
+    for batch in chosen.split(16):
+        found[batch] = block(stream[batch].float()).to(found.dtype)
+    return found
+
+
+def own_inputs(student: Any, changed: Sequence[int], train: Seen, one: Experiment, new: set[Any]) -> None:
+    """Trains the network on its own inputs to give the teacher's last features, outputs of attention, or both."""
+    layers = {i: student.blocks[i].attn for i in changed}
+    attention = [p for layer in layers.values() for name, p in layer.named_parameters() if not name.startswith("proj.")]
+    trained = [*student.parameters()] if one.own_features else attention
+    step = Steps(trained, new, one.own_lr, one.new_lr_scale, one.own_steps)
+    given: dict[int, Tensor] = {}
+    hooks = [
+        layer.proj.register_forward_pre_hook(lambda _, x, i=i: given.update({i: x[0]})) for i, layer in layers.items()
+    ]
     for batch in batches(one, one.own_steps):
         last = student.forward_features(train.images[batch].float())
-        step(relative(last, train.last[batch].float()))
+        loss = one.own_features * relative(last, train.last[batch].float())
+        if one.own_attention:
+            errors = [relative(own, train.mixed[i, batch].float()) for i, own in given.items()]
+            loss = loss + one.own_attention * torch.stack(errors).mean()
+        step(loss)
+    for hook in hooks:
+        hook.remove()
 
 
 # ---- Measuring ----
@@ -483,6 +546,26 @@ def sizes(networks: Sequence[Any], sides: Sequence[int], results: Path, weights:
             with (results / "sizes.jsonl").open("a") as file:
                 file.write(json.dumps(row) + "\n")
             print(json.dumps(row), flush=True)
+
+
+def memory(fields: dict[str, Any], side: int, weights: Path) -> dict[str, Any]:
+    """The most memory of this process in a forward pass of one image, and that in use before it, in MB (Linux)."""
+    torch.set_num_threads(1)
+    one = Experiment(**fields, size=side)
+    network = converted(teacher(weights, side), one)[0]
+
+    def status(name: str) -> float:
+        (line,) = (line for line in lines(Path("/proc/self/status")) if line.startswith(f"{name}:"))
+        return int(line.split()[1]) / 1024
+
+    image = torch.zeros(1, 3, side, side)
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # returns what was freed, so that the pass does not take its memory from there
+    Path("/proc/self/clear_refs").write_text("5")  # forgets the peak so far
+    before = status("VmRSS")
+    with torch.no_grad():
+        network.forward_features(image)
+    return {**fields, "side": side, "before": round(before), "peak": round(status("VmHWM"))}
 
 
 @torch.no_grad()
@@ -666,8 +749,38 @@ SHOWN_IN_TABLE = [  # and left out of the picture of the curves
     ),
 ]
 REST = (0, 2, 3, 4, 6, 7, 8, 10, 11)  # blocks 1, 5 and 9 stand for all
+RECIPE = (  # attention, learning rate of transfer, factor for new parameters
+    ("efficient", 1e-3, 1.0),
+    ("hedgehog", 1e-3, 10.0),
+    ({"name": "monarch", "exact_prefix": True}, 1e-4, 1.0),
+)
+OWN = {"own_features": 0.0, "own_attention": 1.0}
+
+
+def recipes(attention: Any, lr: float, new_lr_scale: float) -> list[Experiment]:
+    """Experiments with the recipe of one attention, 240 images in the first stage."""
+
+    def one(steps: int = 120, **others: Any) -> Experiment:
+        return Experiment(attention, steps=steps, lr=lr, new_lr_scale=new_lr_scale, batch=2, **others)
+
+    return [
+        one(),
+        one(chain=True),
+        one(0, own_steps=120, own_lr=lr, **OWN),
+        one(own_steps=60, own_lr=3e-5),
+        one(own_steps=60, own_lr=1e-4),
+        one(60, own_steps=60, own_lr=lr, **OWN),
+        one(own_steps=60, own_lr=1e-4, own_attention=1.0),
+        one(behind=True),
+        one(ema=0.95),
+        one(distinct=32),
+        one(240),
+    ]
+
+
 STUDY = {
     "all": [Experiment(name, kept=REST, steps=30, alone=True) for name in NAMES],
+    "recipe": [one for same in zip(*(recipes(*each) for each in RECIPE), strict=True) for one in same],
 }
 
 if __name__ == "__main__":
