@@ -104,7 +104,9 @@ def test_a_hybrid_is_searched_once(folder, monkeypatch):
         "--budget=memory=1": "the budget's kind must be one of latency, macs, softmax; got 'memory'",
         "--choices=[linear]": "got --choices=[linear] without --budget",
         "--budget=macs=1 --choices=[focsed,linear]": "Did you mean 'focused'?",
-        "--budget=macs=1 --model.attention=[linear,linear,linear,null]": "--budget searches among attentions; got --model.attention",
+        "--budget=macs=1 --model.attention=[linear,linear,linear,null]": (
+            "--budget searches among attentions; got --model.attention"
+        ),
         "--budget=macs=1 --search_steps=-1": "--search_steps must be",
         "--keep=2": "linearize --keep was removed. Use --budget softmax=N",
     }.items():
