@@ -9,7 +9,9 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend
 
 import linvit
-from linvit.advice import measure as measuring
+from linvit.advice import advise as advising
+from linvit.advice import comparison, softmax
+from linvit.advice.bench import TURNS, Bench, Way
 from linvit.advice.subject import find_subject
 from linvit.cli import main
 from linvit.experiments.bench.runner import Settings
@@ -51,7 +53,8 @@ def test_softmax_that_costs_half_of_the_time_pays(monkeypatch, nano):
 
 def test_layouts_are_measured_and_jetvit_is_shown(monkeypatch):
     """A depth that JetViT lists full blocks for, on a grid of more than one window."""
-    monkeypatch.setattr(measuring, "MOST_TURNS", measuring.TURNS)
+    for module in (comparison, softmax):
+        monkeypatch.setattr(module, "MOST_TURNS", TURNS)
     deit = linvit.create_backbone({"name": "deit_nano", "depth": 12, "patch_size": 2}, img_size=32)
     options = {"clock": Clock(monkeypatch, 1.0), "threads": 1, "all_sizes": True}
     given = ["linear", {"layout": "first_half", "linear": "hydra"}]
@@ -69,13 +72,20 @@ def test_layouts_are_measured_and_jetvit_is_shown(monkeypatch):
 def test_sizes_have_equal_time_and_slow_ways_are_measured_once(monkeypatch, nano):
     clock, given = Clock(monkeypatch, 1.0), []
 
-    def compare(bench, size, specs, way, ways, intercepted, seconds, small):
-        given.append(seconds / bench.left)
-        assert way.backend is None
-        assert [len(row.seconds) for row in ways[1:]] == [1] * (size.img_size == (32, 32))  # math
+    class Comparison(comparison.Comparison):
+        def __init__(self, bench, size, way, seconds):
+            super().__init__(bench, size, way, seconds)
+            given.append(seconds / bench.left)
+            assert way.backend is None
 
-    monkeypatch.setattr(measuring.Bench, "compare", compare)
-    monkeypatch.setattr(measuring.Bench, "ways", lambda self, size, compiled: [measuring.Way(SDPBackend.MATH)])
+        def add_rivals(self, ways, intercepted):
+            assert [len(row.seconds) for row in ways[1:]] == [1] * (self.size.img_size == (32, 32))  # math
+
+        def take_turns(self):
+            """Takes none."""
+
+    monkeypatch.setattr(advising, "Comparison", Comparison)
+    monkeypatch.setattr(softmax, "find_ways", lambda bench, size, compiled: [Way(SDPBackend.MATH)])
     advice = linvit.advise(nano, (32, 40, 48), attention="linear", clock=clock, threads=1, minutes=100)
     assert given == pytest.approx([1 / 3, 1 / 2, 1], rel=0.05)
     assert (
@@ -86,8 +96,8 @@ def test_sizes_have_equal_time_and_slow_ways_are_measured_once(monkeypatch, nano
 def test_a_size_keeps_to_its_time(monkeypatch, nano):
     """Of three mechanisms one is measured in all blocks, and the others are named."""
     clock = Clock(monkeypatch, 1.0)
-    monkeypatch.setattr(measuring.Bench, "pace", property(lambda self: 100.0, lambda self, value: None), raising=False)
-    monkeypatch.setattr(measuring.Bench, "least", lambda self, size: 0.0)
+    monkeypatch.setattr(Bench, "pace", property(lambda self: 100.0, lambda self, value: None), raising=False)
+    monkeypatch.setattr(Bench, "least", lambda self, size: 0.0)
     specs = ["linear", "hydra", "efficient"]
     advice = linvit.advise(nano, 32, attention=specs, clock=clock, threads=1, minutes=20)
     rows = [row.name for row in advice.sizes[0].rows if row.kind == "mechanism"]
@@ -153,7 +163,8 @@ def test_what_cannot_be_timed_is_refused(nano):
 
 
 def test_blocks_of_a_network_without_softmax_are_not_called_softmax(monkeypatch):
-    monkeypatch.setattr(measuring, "MOST_TURNS", measuring.TURNS)
+    for module in (comparison, softmax):
+        monkeypatch.setattr(module, "MOST_TURNS", TURNS)
     focused = linvit.create_backbone({"name": "deit_nano", "depth": 5}, "focused", img_size=32)
     options = {"clock": Clock(monkeypatch, 1.0), "threads": 1, "all_sizes": True}
     advice = linvit.advise(focused, 32, attention="linear", **options)
@@ -166,14 +177,14 @@ def test_blocks_of_a_network_without_softmax_are_not_called_softmax(monkeypatch)
 def test_a_detector_is_counted_on_the_cpu():
     """It reads which boxes it has found, which tensors without values cannot tell."""
     detector = linvit.create_detector(small("pvt_v2_b0"), narrow("faster_rcnn"), 3, img_size=64)
-    bench = measuring.Bench(find_subject(detector), Settings(), limit=60, clock=lambda: 0.0)
+    bench = Bench(find_subject(detector), Settings(), limit=60, clock=lambda: 0.0)
     assert bench.count((64, 64)).cores > 0
 
 
 @pytest.mark.parametrize("at", [0, 9])
 def test_ctrl_c_keeps_what_is_known(monkeypatch, nano, at):
     """Before anything is timed, and in the first turn of the comparison."""
-    rounds, original = [], measuring.Bench.round
+    rounds, original = [], Bench.round
 
     def interrupted(bench, turns, rows, what):
         if len(rounds) == at:
@@ -181,7 +192,7 @@ def test_ctrl_c_keeps_what_is_known(monkeypatch, nano, at):
         rounds.append(what)
         original(bench, turns, rows, what)
 
-    monkeypatch.setattr(measuring.Bench, "round", interrupted)
+    monkeypatch.setattr(Bench, "round", interrupted)
     advice = linvit.advise(nano, 32, attention="linear", clock=Clock(monkeypatch, 1.0), threads=1)
     assert (advice.stopped, advice.verdict.answer) == ("interrupted", "room" if at else "undecided")
     assert ("Counted: at most" in advice.verdict.sentence) == (not at)

@@ -94,7 +94,7 @@ def test_other_classes_are_not_used(monkeypatch):
 
 
 def test_what_cannot_be_scored_is_said_before_anything_is_timed(monkeypatch):
-    monkeypatch.setattr("linvit.advice.measure.Bench.measure_ceiling", None)
+    monkeypatch.setattr("linvit.advice.advise.measure_ceiling", None)
     with pytest.raises(linvit.UserError, match="'deit_nano' is a name alone"):
         linvit.advise("deit_nano", 32, data="digits")
     nano = linvit.create_backbone("deit_nano", img_size=32)

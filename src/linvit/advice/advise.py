@@ -10,10 +10,13 @@ import torch
 from torch import nn
 from tqdm.auto import tqdm
 
+from linvit.advice.bench import Bench, TimeIsUpError, Way
+from linvit.advice.comparison import Comparison
 from linvit.advice.count import square_root_steps
-from linvit.advice.measure import MECHANISMS, Bench, TimeIsUpError, Way, other_attention
+from linvit.advice.mechanisms import other_attention, quickest, usual
 from linvit.advice.report import Advice
 from linvit.advice.rivals import smaller
+from linvit.advice.softmax import best_way, measure_ceiling
 from linvit.advice.subject import Subject, cores_of, find_subject, without_cores
 from linvit.advice.verdict import BUSY, UNCHANGED, Measured, Row, decide, decide_by_score, room_of
 from linvit.errors import UserError, check_choice, check_number
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
 
 LARGEST, TIMES = 1024, 4  # side of the default sizes, at most, and over the network's own
 CEILINGS = 0.3  # of the time limit, at most, to resolve ceilings
+MECHANISMS = 6  # that are measured if none are named
 MEASURING = 0.95  # of the time limit; imports and the page take the rest
 
 
@@ -230,7 +234,7 @@ def _measure(
                 size.notes.append(f"{size.size} and above: left out, since a ceiling takes up to {expected:.0f} s")
                 break
         last, done = size, (i + 1) / len(advice.sizes)
-        bench.measure_ceiling(size, advice.intercepted, budget * (1 - CEILINGS * done))
+        measure_ceiling(bench, size, advice.intercepted, budget * (1 - CEILINGS * done))
         if shares:
             shares.append(processor_share())
         if size.room.samples:
@@ -244,8 +248,8 @@ def _measure(
     named = attention is not None and attention != "*"
     largest = max(chosen, key=lambda size: size.tokens)
     mechanisms = [spec for spec in given if spec not in layouts]
-    pool = mechanisms if named else attentions.names() if attention == "*" else bench.usual(largest)
-    specs = bench.quickest(pool, largest)
+    pool = mechanisms if named else attentions.names() if attention == "*" else usual(bench, largest)
+    specs = quickest(bench, pool, largest)
     specs = [*layouts, *(specs if attention is not None else specs[:MECHANISMS])]
     told(f"quickest alone at {largest.size}: {', '.join(map(spec_label, specs)) or 'none'}")
     for i, size in enumerate(chosen):  # from the smallest: equal shares of the time; unused time is passed on
@@ -253,10 +257,14 @@ def _measure(
             size.notes.append(f"{size.size}: rivals and mechanisms left out, since they take more than the time left")
             continue
         end = bench.left * (1 - 1 / (len(chosen) - i))
-        way, ways = bench.best_way(size, compile)
+        way, ways = best_way(bench, size, compile)
         others = [row for row in ways if row.name not in (UNCHANGED, way.label if way != Way() else "")]
         advice.ways += [(size.img_size, row) for row in others]
-        bench.compare(size, specs, way, ways, advice.intercepted, bench.left - end, smaller_model)
+        comparison = Comparison(bench, size, way, bench.left - end)
+        comparison.add_rivals(ways, advice.intercepted)
+        comparison.add_mechanisms(specs)
+        comparison.add_cheaper(smaller_model)
+        comparison.take_turns()
         if shares:
             shares.append(processor_share())
         told(_best_line(size))

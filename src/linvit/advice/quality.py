@@ -11,7 +11,7 @@ from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from linvit.advice.measure import Bench
+from linvit.advice.bench import Bench
 from linvit.advice.subject import Subject, backbone_of, find_subject
 from linvit.advice.verdict import UNCHANGED, Measured, Row, Score
 from linvit.data import ClassificationData
