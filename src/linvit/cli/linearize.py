@@ -1,6 +1,6 @@
 """`linvit linearize`: trains a copy of a trained network with another attention, and reports costs and gains."""
 
-import gc
+import argparse
 import json
 import shlex
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from linvit.backbones.trained import TrainedBackbone
     from linvit.runs.parser import Config
     from linvit.runs.run import Run
-    from linvit.tasks import Teacher
 
 EPILOG = """examples:
   linvit linearize --config linearize/quickstart
@@ -77,84 +76,60 @@ def main(argv: list[str]) -> int:
 
     from torch.distributed import destroy_process_group, is_initialized
 
-    from linvit.experiments.hybrids.costs import Budget
     from linvit.experiments.hybrids.run import check_attention, find_hybrid
     from linvit.experiments.linearize import PAGE, write_page
-    from linvit.registry import attentions
     from linvit.runs.library_messages import hide_library_messages
-    from linvit.runs.options import replace_options, stage_config
-    from linvit.runs.run import Run
-    from linvit.runs.train_teacher import train_teacher
+    from linvit.runs.options import replace_options
+    from linvit.runs.stages import check_stages, fit_stages
 
     hide_library_messages()
     with STOP.caught():
-        command = shlex.join(["linvit", "linearize", *argv])
-        again = command + " --resume=auto" * (args.resume is None)
-        choices = None if args.choices is None else read_value("--choices", args.choices)
-        if choices is not None and (args.budget is None or not choices or not isinstance(choices, list)):
-            raise UserError(
-                f"--choices is a list of attentions for a search, such as --budget latency=0.6 --choices '[window, "
-                f"hedgehog]'; got --choices={args.choices}" + " without --budget" * (args.budget is None)
-            )
-        if args.budget is not None:  # reject wrong options before a teacher is trained
-            Budget.read(args.budget)
-            check_number("--search_steps", args.search_steps, at_least=0, whole=True)
-            for spec in choices or []:
-                attentions.get(attentions.parse(spec)[0])
-        options += [] if choices is None else [f"--model.attention={json.dumps(choices[-1])}"]
-        config = with_teacher(args.teacher, options)
         if args.resume is not None and any(option.partition("=")[0] == "--ckpt_path" for option in options):
             raise UserError(RESUME_AND_CHECKPOINT)
+        choices = read_choices(args)
+        options += [] if choices is None else [f"--model.attention={json.dumps(choices[-1])}"]
+        config = with_teacher(args.teacher, options)
         if args.copy is not None:
             config = replace_options(config, {"model.teacher.copied": args.copy})
-        run = Run.from_config(config)
-        stages = config["stages"] or [{}]
-        root = Path(config["trainer"]["default_root_dir"] or "checkpoints")
-        places = [*(root / f"stage_{number}" for number in range(1, len(stages))), root]
-        if config["ckpt_path"] and config["stages"]:
-            raise UserError("--ckpt_path is for one run, but stages are several runs: resume them by --resume=auto")
-        teachers: list[Teacher] = []
-        for stage in stages:  # reject wrong options before anything is trained
-            run = Run.from_config(stage_config(config, stage)) if config["stages"] else run
-            if run.task.teacher is None:
-                raise UserError("give the trained network to linearize: --teacher RUN, or model.teacher.source")
-            teachers.append(run.task.teacher)
         if args.budget is not None:
-            check_attention(run.task.hparams["attention"])
-        trained = [train_teacher(teacher) for teacher in teachers]
-        for stage in stages if config["stages"] or any(trained) else []:
-            run = Run.from_config(stage_config(config, stage))
-            run.task.distillation.load(run.task)  # rejects a teacher that does not fit a later stage
-            run.task.distillation.teardown()
-        search = None
+            check_attention(config["model"]["init_args"].get("attention"))
+        run, search = check_stages(config), None
         if args.budget is not None:
             specs, search = find_hybrid(run, args.budget, choices, args.search_steps)
             config = replace_options(config, {"model.attention": specs})
-        folders: list[Path] = []
-        for stage, place in zip(config["stages"] or [{}], places, strict=True):
-            here: dict[str, Any] = {"trainer.default_root_dir": str(place), "resume": args.resume}
-            if folders and not run.trainer.fast_dev_run:  # type: ignore[attr-defined]
-                averaged = run.task.hparams["predict_with"] == "ema"
-                before = {"source": f"{folders[-1]}/checkpoints/{LAST}", "ema": averaged}
-                here |= {"model.pretrained": before, "model.teacher.copied": "nothing"}
-            run = Run.from_config(replace_options(stage_config(config, stage), here))
-            run.command, run.resume_with = command, again
-            gc.collect()  # trainer and network of the previous stage refer to one another
-            run.fit()
-            folders.append(Path(str(run.trainer.log_dir)))  # all ranks take part in log_dir
-            if not run.finished:
-                args.resume = None  # stages after one with new weights are new runs
+        command = shlex.join(["linvit", "linearize", *argv])
+        again = command + " --resume=auto" * (args.resume is None)
+        run, folders = fit_stages(config, args.resume, command, again)
         if is_initialized():
             destroy_process_group()  # one rank measures
         saved = run.trainer.loggers and not run.trainer.fast_dev_run  # type: ignore[attr-defined]
         if run.trainer.is_global_zero and saved:
             page = folders[-1] / PAGE
             if not args.no_page:
-                if args.resume is None or not page.exists():  # else everything was finished
+                if not run.finished or not page.exists():  # of an earlier command
                     write_page(run, command, folders, search)
                 print(f"results: {page}")
             save_student(run, folders[-1])
     return 0
+
+
+def read_choices(args: argparse.Namespace) -> list[Any] | None:
+    """Returns the list of --choices; rejects wrong options of a search, before a teacher is trained."""
+    from linvit.experiments.hybrids.costs import Budget
+    from linvit.registry import attentions
+
+    choices = None if args.choices is None else read_value("--choices", args.choices)
+    if choices is not None and (args.budget is None or not choices or not isinstance(choices, list)):
+        raise UserError(
+            f"--choices is a list of attentions for a search, such as --budget latency=0.6 --choices '[window, "
+            f"hedgehog]'; got --choices={args.choices}" + " without --budget" * (args.budget is None)
+        )
+    if args.budget is not None:
+        Budget.read(args.budget)
+        check_number("--search_steps", args.search_steps, at_least=0, whole=True)
+        for spec in choices or []:
+            attentions.get(attentions.parse(spec)[0])
+    return choices
 
 
 def save_student(run: "Run", folder: Path) -> None:
