@@ -49,6 +49,10 @@ def test_softmax_that_costs_half_of_the_time_pays(monkeypatch, nano):
     assert {"linear in all 6 blocks", "linear, last 2 of 6 softmax", "hydra, last 3 of 6 softmax"} <= {*names}
     assert [row.softmax_blocks for row in advice.sizes[0].rows if row.name.startswith("hydra")] == [0, 2, 3]
     assert "linvit.replace_attention(model, 'linear', img_size=32)" in advice.commands()
+    assert advice.commands().endswith("# train it: docs/guides/linearize.md")
+    advice.subject.teacher, advice.subject.own = "timm:vit", (24, 24)
+    train = "--teacher timm:vit --data.source=IMAGES --model.attention=linear --data.img_size=32"
+    assert advice.commands().endswith(f"# train it: linvit linearize {train}")
 
 
 def test_layouts_are_measured_and_jetvit_is_shown(monkeypatch):

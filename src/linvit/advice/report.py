@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -103,7 +104,7 @@ class Advice:
         return found
 
     def commands(self) -> str:
-        """Returns Python code that builds the winner."""
+        """Returns Python code that builds the winner, and the command that trains it."""
         winner, size = self.verdict.winner, self.verdict.from_size
         if winner is None or size is None:
             return ""
@@ -111,10 +112,16 @@ class Advice:
         code = self.subject.code.replace("{size}", str(side))
         attention: Any = winner.attention or []
         attention = attention[0] if all(spec == attention[0] for spec in attention) else attention
+        train = ["linvit", "linearize", "--teacher", self.subject.teacher]
+        train += (
+            ["--data.source=IMAGES"] if self.subject.teacher.startswith(("timm:", "hf:")) else []
+        )  # a run has its own
+        train += [f"--model.attention={attention if isinstance(attention, str) else json.dumps(attention)}"]
+        train += [] if size == self.subject.own else [f"--data.img_size={json.dumps(side)}"]
         return (
             f"import linvit, timm\n\nmodel = {code}\n"
             f"linvit.replace_attention(model, {attention!r}, img_size={side})\n"
-            f"# train it: linvit linearize, docs/linearize.md"
+            f"# train it: {shlex.join(train) if self.subject.teacher else 'docs/guides/linearize.md'}"
         )
 
     def to_dict(self) -> dict[str, Any]:

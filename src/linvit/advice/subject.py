@@ -33,6 +33,7 @@ class Subject:
         build: Builds it for a size (H, W).
         code: Python that builds it for the side `{size}`.
         timm: Its name in timm, or "".
+        teacher: Its name for `linvit linearize --teacher`, or "".
         multiple: Sides of images are multiples of this: the stride of its last features.
         images: Preparation of its images, as options of data modules.
         class_names: Of its classes; None if they are not known.
@@ -44,6 +45,7 @@ class Subject:
     build: Callable[[tuple[int, int]], nn.Module]
     code: str
     timm: str = ""
+    teacher: str = ""
     in_chans: int = 3
     multiple: int = 32
     images: dict[str, Any] = field(default_factory=dict)
@@ -82,6 +84,7 @@ def find_subject(model: str | Path | nn.Module) -> Subject:
         subject = _of_module(known.build(), str(model), code)
         subject.images = {name: value for name, value in known.images.items() if name != "img_size"}
         subject.own = tuple(known.images.get("img_size", subject.own))
+        subject.teacher = str(model)
     elif Path(model).exists() or str(model).startswith(HUB):
         from linvit.inference.model import load  # imports what reads data
 
@@ -93,7 +96,7 @@ def find_subject(model: str | Path | nn.Module) -> Subject:
         subject.own = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
         subject.in_chans = int(trained.description.options.get("in_chans") or 3)
         subject.images = _images(trained.description.preprocessing or {})
-        subject.class_names = trained.class_names
+        subject.class_names, subject.teacher = trained.class_names, str(model)
     else:
         subject = _of_name(str(model))
     network = subject.build(subject.own)
@@ -130,9 +133,8 @@ def _of_name(name: str) -> Subject:
     own = known.input_size[1:] if known is not None else (224, 224)
     code = f"timm.create_model({name!r}{', img_size={size}' * fixed}, pretrained=True)"
     weights = partial(make, pretrained=True)
-    return Subject(
-        name, (own[0], own[1]), make, code, name, images=_images(known.to_dict() if known else {}), weights=weights
-    )
+    images = _images(known.to_dict() if known else {})
+    return Subject(name, (own[0], own[1]), make, code, name, f"timm:{name}", images=images, weights=weights)
 
 
 def _images(config: Mapping[str, Any]) -> dict[str, Any]:
