@@ -210,7 +210,7 @@ class Backbone(nn.Module):
         """Drops the modules that are not needed for features at `indices`; returns the indices of these features."""
         levels = getattr(self, self.levels)
         take = feature_indices(len(levels), indices)
-        setattr(self, self.levels, levels[: max(take) + 1])
+        del levels[max(take) + 1 :]
         if hasattr(self, "feature_norms"):
             kept = self.feature_norms[: 0 if prune_norm else max(take) + 1]
             self.feature_norms = nn.ModuleList(norm if i in take else nn.Identity() for i, norm in enumerate(kept))

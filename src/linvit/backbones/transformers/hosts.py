@@ -21,7 +21,6 @@ class Family(NamedTuple):
         name: Name of the family.
         prefix: Class and distillation tokens before the patches; register tokens of the configuration follow.
         any_size: True if a model takes images of any size without `interpolate_pos_encoding`.
-        normed: True if the last tokens that the model returns have its final norm.
         pooled_by: Module that pools the tokens, where it is more than to take the class token or the mean.
         placeless: Reason why its tokens form no plane, so that mechanisms must not depend on positions.
     """
@@ -29,7 +28,6 @@ class Family(NamedTuple):
     name: str
     prefix: int
     any_size: bool = False
-    normed: bool = True
     pooled_by: str = ""
     placeless: str = ""
 
@@ -45,9 +43,9 @@ FAMILIES = {
     "Dinov2WithRegistersAttention": Family("DINOv2 with registers", 1, any_size=True),
     "DINOv3ViTAttention": Family("DINOv3 ViT", 1, any_size=True),
     "SiglipAttention": Family("SigLIP", 0, pooled_by="head"),
-    "CLIPAttention": Family("CLIP", 1, normed=False),
+    "CLIPAttention": Family("CLIP", 1),
     "IJepaAttention": Family("I-JEPA", 0),
-    "MetaClip2Attention": Family("MetaCLIP 2", 1, normed=False),
+    "MetaClip2Attention": Family("MetaCLIP 2", 1),
     "BeitAttention": Family("BEiT", 1, pooled_by="pooler"),
     "ViTMAEAttention": Family("ViTMAE", 1, placeless=RANDOM_PATCHES),
     "VideoMAEAttention": Family("VideoMAE", 0, placeless="its tokens are of several frames"),
@@ -88,11 +86,14 @@ def why_refused(network: nn.Module) -> str:
     )
 
 
+def part_of(module: Any, *names: str) -> Any:
+    """Returns the first part of a module that exists of those named; None if there is none."""
+    return next((getattr(module, name) for name in names if getattr(module, name, None) is not None), None)
+
+
 def output_projection(layer: Any) -> Any:
     """Returns the output projection of an attention layer of linvit, timm or transformers; None if there is none."""
-    within = getattr(getattr(layer, "output", None), "dense", None)  # VideoMAE
-    ways = (getattr(layer, name, None) for name in ("proj", "o_proj", "out_proj"))
-    return next((way for way in ways if way is not None), within)
+    return part_of(getattr(layer, "output", layer), "proj", "o_proj", "out_proj", "dense")  # VideoMAE: output.dense
 
 
 class ReplacedTransformersAttention(ReplacedAttention):
@@ -110,10 +111,7 @@ class ReplacedTransformersAttention(ReplacedAttention):
         what, within = type(model.network).__name__, getattr(source, "attention", source)
         config = within.config
         self.returns_weights = within is source  # and not the output alone
-        dropout = max(
-            getattr(config, option, 0.0) or 0.0 for option in ("attention_dropout", "attention_probs_dropout_prob")
-        )
-        if dropout:
+        if dropout := part_of(within, "attention_dropout", "dropout_prob", "dropout"):
             raise UserError(
                 f"{what} drops weights of its attention in training (rate {dropout:g}), and most mechanisms never "
                 f"form them. Set attention_dropout or attention_probs_dropout_prob of its config to 0"
@@ -122,16 +120,16 @@ class ReplacedTransformersAttention(ReplacedAttention):
         size = model.img_size if family.any_size else image_size(config.image_size)
         patch = image_size(config.patch_size)
         nominal = Grid((size[0] // patch[0], size[1] // patch[1]), num_prefix=prefix)
-        self.placeless = bool(family.placeless) and ".decoder_layers." not in f".{name}"
-        self.patches = nominal if self.placeless else self.grid_of(model, name, patch, nominal)
-        projections = {f"{letter}_proj": _projection(within, letter) for letter in "qkv"}
-        heads = getattr(within, "num_heads", None) or within.num_attention_heads
-        linear = SimpleNamespace(**projections, proj=output_projection(source), num_heads=heads)
-        linear.head_dim = linear.proj.in_features // heads
-        linear.rotate_half = True
+        placeless = bool(family.placeless) and ".decoder_layers." not in f".{name}"
+        parts = {f"{word[0]}_proj": part_of(within, f"{word[0]}_proj", word) for word in ("query", "key", "value")}
+        heads, proj = part_of(within, "num_heads", "num_attention_heads"), output_projection(source)
+        width = proj.in_features // heads
+        linear = SimpleNamespace(**parts, proj=proj, num_heads=heads, head_dim=width, rotate_half=True)
         super().__init__(linear, spec, nominal)
+        self.patches = None if placeless else self.grid_of(model, name, patch, nominal)
+        self.num_prefix = prefix
         self.proj_drop = getattr(getattr(source, "output", None), "dropout", nn.Identity())
-        if self.placeless and self.looks_at_places:
+        if placeless and self.looks_at_places:
             raise UserError(
                 f"{what}: {family.placeless}, and {type(self.mechanism).__name__} looks at their places (equivariant "
                 f"is False). Take one that does not, such as linear"
@@ -165,19 +163,12 @@ class ReplacedTransformersAttention(ReplacedAttention):
         `position_embeddings` are cosines and sines (H W, d) of the patches. A mask is BEiT's bias (1, h, N, N), which
         mechanisms that take one get; others are refused.
         """
+        bias = None
         if self.biased and attention_mask is not None and attention_mask.is_floating_point():
             bias, attention_mask = attention_mask, None
-        else:
-            bias = None
-        if any(given is not None for given in (attention_mask, options.get("head_mask"))) or options.get("is_causal"):
-            raise UserError(NO_MASK)
-        if options.get("output_attentions"):
-            raise UserError(NO_WEIGHTS)
-        if isinstance(self.patches, Grid):
-            prefix = self.patches.num_prefix
-            grid = Grid((1, hidden_states.shape[1] - prefix), num_prefix=prefix)
-        else:
-            grid = self.patches.grid
+        refuse_options(self, (), {"attention_mask": attention_mask, **options})
+        row = Grid((1, hidden_states.shape[1] - self.num_prefix), num_prefix=self.num_prefix)
+        grid = row if self.patches is None else self.patches.grid
         rope = None if position_embeddings is None else torch.cat(position_embeddings[::-1], -1)
         out = self.mix(hidden_states, grid, rope=rope, bias=bias)
         return (out, None) if self.returns_weights else out
@@ -190,26 +181,17 @@ def note_replacement(network: Any, replaced: Mapping[str, Any]) -> None:
     setattr(network.config, REPLACED, [*getattr(network.config, REPLACED, []), dict(replaced)])
 
 
-NO_MASK = (
-    "a model whose attention linvit has replaced takes no attention_mask and no head_mask; pass images of one size "
-    "without padding"
-)
-NO_WEIGHTS = (
-    "output_attentions needs softmax's weights, which this model's attention no longer forms. Leave it out; "
-    "linvit.analysis.Recorder finds the matrix of any mechanism"
-)
-
-
-def refuse_options(network: Any, args: Any, options: dict[str, Any]) -> None:
-    """Raises a `UserError` if weights of attention are asked for or a mask is given, as a model's forward pre-hook."""
-    if any(options.get(mask) is not None for mask in ("attention_mask", "head_mask")) and "input_ids" not in options:
-        raise UserError(NO_MASK)
+def refuse_options(module: Any, args: Any, options: Mapping[str, Any]) -> None:
+    """Raises a `UserError` if a mask is given to a module or weights of attention are asked for, as its pre-hook."""
+    mask = part_of(SimpleNamespace(**options), "attention_mask", "head_mask")
+    if (mask is not None or options.get("is_causal")) and "input_ids" not in options:
+        raise UserError(
+            "a model whose attention linvit has replaced takes no attention_mask and no head_mask; pass images of one "
+            "size without padding"
+        )
     asked = options.get("output_attentions")
-    if network.config.output_attentions if asked is None else asked:
-        raise UserError(NO_WEIGHTS)
-
-
-def _projection(within: Any, letter: str) -> nn.Linear:
-    names = {"q": "query", "k": "key", "v": "value"}
-    projection: nn.Linear = getattr(within, f"{letter}_proj", None) or getattr(within, names[letter])
-    return projection
+    if getattr(getattr(module, "config", None), "output_attentions", False) if asked is None else asked:
+        raise UserError(
+            "output_attentions needs softmax's weights, which this model's attention no longer forms. Leave it out; "
+            "linvit.analysis.Recorder finds the matrix of any mechanism"
+        )

@@ -1,6 +1,5 @@
 """Any vision transformer of Hugging Face's transformers as a backbone, with its own attention or any of linvit's."""
 
-import json
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,16 +8,16 @@ import torch
 from torch import Tensor, nn
 
 from linvit.attention.base import Grid
-from linvit.backbones.base import Backbone, feature_indices
+from linvit.backbones.base import Backbone
 from linvit.backbones.initialise import classifier
 from linvit.backbones.timm.attention import replace_timm_attention
 from linvit.backbones.transformers.hosts import REPLACED, family_of, why_refused
 from linvit.errors import UserError
 from linvit.image_size import image_size
-from linvit.io.reading import read_text
 from linvit.registry import Spec
 
 NORMS = ("layernorm", "norm", "post_layernorm")
+"""Names of the final norm of models."""
 UNUSED = ("architectures", "dtype", "id2label", "label2id", "transformers_version")
 """Entries of a config that the backbone does not depend on."""
 
@@ -46,14 +45,12 @@ def read_config(model: str) -> dict[str, Any]:
 
 def read_images(model: str) -> dict[str, Any]:
     """Returns how a model's image processor prepares images, as options of data modules; empty without its file."""
-    from transformers.utils.hub import cached_file
+    from transformers.image_processing_base import ImageProcessingMixin
 
-    quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
-    found: Any = {}
-    for name in ("preprocessor_config.json", "processor_config.json"):
-        file = cached_file(model, name, **quiet)
-        content = {} if file is None else json.loads(read_text(file))
-        found = found or content.get("image_processor", content)
+    try:
+        found: Any = ImageProcessingMixin.get_image_processor_dict(model)[0]
+    except OSError:  # has no file
+        return {}
     images = {to: found[name] for name, to in (("image_mean", "mean"), ("image_std", "std")) if name in found}
     sizes = [found.get(name) for name in ("size", "crop_size")]
     whole, crop = ((each,) if isinstance(each, int) else tuple((each or {}).values()) for each in sizes)
@@ -121,16 +118,16 @@ class TransformersBackbone(Backbone):
         self.family, self.hosted, self.in_chans = family, hosted, in_chans
         self.patch_size, size = image_size(hosted.config.patch_size), image_size(hosted.config.image_size)
         self.default_cfg = {"input_size": (in_chans, *size)}
+        self.norm_name = next(name for name in NORMS if hasattr(hosted, name))
+        self.norm = getattr(hosted, self.norm_name)
+        setattr(hosted, self.norm_name, nn.Identity())
         self.head = classifier(width, num_classes)
-        path = next(name for name, module in self.named_modules() if module is self.blocks)
-        stride = self.patch_size[0]
-        self.feature_info = [
-            {"module": f"{path}.{i}", "num_chs": width, "reduction": stride} for i in range(len(self.blocks))
-        ]
-        self.hosted.use_head = False  # of SigLIP, which `pool` applies
-        if hasattr(self.hosted.config, "mask_ratio"):  # of ViTMAE, which leaves patches out
-            self.hosted.config.mask_ratio = 0.0
-        for name, parameter in self.hosted.named_parameters():
+        names = [name for name, module in self.named_modules() if module in [*self.blocks]]
+        self.feature_info = [{"module": name, "num_chs": width, "reduction": self.patch_size[0]} for name in names]
+        hosted.use_head = False  # of SigLIP, which `pool` applies
+        if hasattr(hosted.config, "mask_ratio"):  # of ViTMAE, which leaves patches out
+            hosted.config.mask_ratio = 0.0
+        for name, parameter in hosted.named_parameters():
             pooler = name.startswith("pooler.") and family.pooled_by != "pooler"
             if pooler or "mask_token" in name:  # which features do not depend on
                 parameter.requires_grad_(False)
@@ -148,12 +145,6 @@ class TransformersBackbone(Backbone):
         return next(module for module in self.hosted.modules() if isinstance(module, nn.ModuleList))
 
     @property
-    def norm(self) -> nn.Module:  # type: ignore[override]
-        """Final norm."""
-        norm: nn.Module = next(getattr(self.hosted, name) for name in NORMS if hasattr(self.hosted, name))
-        return norm
-
-    @property
     def cls_token(self) -> Tensor | None:
         """Class token; None if the model has none."""
         own = dict(self.hosted.named_parameters())
@@ -161,7 +152,9 @@ class TransformersBackbone(Backbone):
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Writes the model of transformers, without the classifier, for `linvit.load_transformers`."""
+        setattr(self.hosted, self.norm_name, self.norm)
         self.hosted.save_pretrained(folder)
+        setattr(self.hosted, self.norm_name, nn.Identity())
 
     def run(self, x: Tensor, **options: Any) -> Any:
         """Returns the output of the model of transformers for images (B, C, H, W)."""
@@ -186,27 +179,10 @@ class TransformersBackbone(Backbone):
         last = states[len(self.blocks) if stop is None else stop]
         return last, grid, [(states[level + 1], grid) for level in sorted(take)]
 
-    def forward_features(self, x: Tensor) -> Tensor:
-        """Returns the last, normalised tokens (B, N, C) of images (B, in_chans, H, W)."""
-        tokens: Tensor = self.run(x).last_hidden_state
-        return tokens if self.family.normed else self.norm(tokens)
-
     def pool(self, x: Tensor) -> Tensor:
         """Pools tokens (B, N, C) to one feature per image (B, C)."""
-        pooler: Any = getattr(self.hosted, self.family.pooled_by or "pooler", None)
-        return super().pool(x) if pooler is None or not self.family.pooled_by else pooler(x)
-
-    def prune_intermediate_layers(
-        self, indices: int | list[int] | None = 1, prune_norm: bool = False, prune_head: bool = True
-    ) -> list[int]:
-        """Drops the blocks that features at `indices` do not need; see `Backbone.prune_intermediate_layers`."""
-        take = feature_indices(len(self.blocks), indices)
-        del self.blocks[max(take) + 1 :]
-        if prune_norm:
-            setattr(self.hosted, next(name for name in NORMS if hasattr(self.hosted, name)), nn.Identity())
-        if prune_head:
-            self.reset_classifier(0)
-        return take
+        own = self.family.pooled_by
+        return getattr(self.hosted, own)(x) if own else super().pool(x)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Switches gradient checkpointing, which saves memory and computes activations of blocks twice."""
@@ -216,7 +192,7 @@ class TransformersBackbone(Backbone):
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Returns timm's layer groups for layer-wise learning rates: one per block."""
         block = str(self.feature_info[0]["module"]).removesuffix("0").replace(".", r"\.")
-        last = (rf"^hosted\.(?:{'|'.join(NORMS)}|head|pooler)\.", (99999,))
+        last = (r"^(?:norm|hosted\.(?:head|pooler))\.", (99999,))
         return {"stem": r"^hosted\..*embedding", "blocks": [(rf"^{block}(\d+)", None), last]}
 
 
