@@ -228,7 +228,7 @@ class ImageData(LightningDataModule):
 
     @classmethod
     def load_from_checkpoint(cls, checkpoint_path: Any, *_: Any, **__: Any) -> Self:
-        """Raises a `UserError`: Lightning would unpickle the file freely, and there is nothing of the data in it."""
+        """Raises a `UserError`: Lightning would unpickle the file, and it contains no data module."""
         raise UserError(f"'{checkpoint_path}' holds nothing of the data; build {cls.__name__} with its arguments")
 
     @property
@@ -297,7 +297,7 @@ class ImageData(LightningDataModule):
         self.normalisation.finish(batch)
 
     def preview(self, count: int) -> dict[str, Tensor]:
-        """Returns training and validation images (count, C, H, W) in [0, 1], as the model's input; no empty splits."""
+        """Returns images (count, C, H, W) of training and validation in [0, 1], as the model gets them."""
         shown = {}
         for name, samples in (("train", self.train_set), ("val", self.val_set)):
             if isinstance(samples, Stream):
@@ -351,7 +351,7 @@ class ImageData(LightningDataModule):
 
     @property
     def _folder(self) -> Path | None:
-        """The folder of a run that has one: without a logger, Lightning's is that of all runs."""
+        """Folder of the run; None without a logger, since Lightning then names the folder of all runs."""
         trainer = self.trainer
         return None if trainer is None or not trainer.loggers or trainer.log_dir is None else Path(trainer.log_dir)
 
@@ -360,7 +360,7 @@ class ImageData(LightningDataModule):
         return (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
 
     def _samples(self, split: str, training: bool = False, predict: bool = False) -> Images | Stream:
-        """Makes the samples of a split; images of training alone may be skipped, and prediction needs no targets."""
+        """Makes the samples of a split. Only training skips bad images, and prediction needs no targets."""
         targets = self.predicted_targets() if predict else self.targets(split)
         source = self.predict_source if predict and self.predict_source else self.data_source
         rows, chosen, shards = source.rows_of(split, whole=predict)

@@ -255,12 +255,12 @@ class ClassificationData(ImageData):
 
     @cached_property
     def unread_tables(self) -> list[str]:
-        """Paths of the tables in a folder of images that name these and are not read."""
+        """Paths of tables in the folder that name its images but are not read."""
         folder = folder_of_images(self.source)
         return [] if folder is None else naming_tables(folder)
 
     def restrict_to(self, classes: Sequence[str]) -> None:
-        """Looks the classes up by name; see `ImageData.restrict_to`."""
+        """Finds the classes by name; see `ImageData.restrict_to`."""
         if not self.class_names:
             raise UserError(f"the classes of '{self.source}' have no names, by which --data.classes=subset finds them")
         self.places = places_of(self.class_names, classes, self.source)

@@ -134,7 +134,7 @@ class DetectionData(ImageData):
 
     @property
     def category_ids(self) -> list[int] | None:
-        """COCO's ids of the classes, from 1 on where the data have words; None if the source does not exist."""
+        """COCO's ids of the classes, from 1 on if the data have names instead; None if the source does not exist."""
         try:
             ids = self.classes.ids
         except UserError:
@@ -144,7 +144,7 @@ class DetectionData(ImageData):
         return [*range(1, len(ids) + 1)] if any(isinstance(key, str) for key in ids) else ids
 
     def targets(self, split: str) -> Mapping[str, Target]:
-        """Returns the objects of a split, which are looked at."""
+        """Returns the objects of a split after checking them."""
         source = self.data_source
         if isinstance(source, SceneSource):
             return {name: Target("scene") for name in ("objects", "image_id")}
@@ -235,7 +235,7 @@ class DetectionData(ImageData):
 
     @classmethod
     def recognises(cls, source: str) -> bool:
-        """True of COCO's files, of a table with a column of objects, and of any annotations of unlabelled images."""
+        """True for COCO's files, a table with a column of objects, and any annotations of unlabelled images."""
         folder = local_folder(source)
         if folder and find_coco(folder):
             return not has_labels(source) or holds_coco(folder)
@@ -313,7 +313,7 @@ class DetectionData(ImageData):
         return sample | ({"image": draw_bounding_boxes(image, boxes, width=2)} if len(boxes) else {})
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
-        """Moves a batch but for `index`, which the host reads."""
+        """Moves a batch, except `index`, which the host reads."""
         return super().transfer_batch_to_device(batch, device, dataloader_idx) | {"index": batch["index"]}
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:

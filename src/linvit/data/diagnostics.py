@@ -18,7 +18,7 @@ from linvit.ignore_index import IGNORE_INDEX
 
 
 class GeneratedData(ImageData):
-    """Base of data modules whose images are made when they are asked for, each with an exact answer."""
+    """Base of data modules that generate images on request, each with an exact answer."""
 
     sources: ClassVar[Collection[str]] = ()
     """Names of the data that the module makes."""

@@ -168,7 +168,7 @@ class SegmentationData(ImageData):
         return {"mask": Target(mask, reader)}
 
     def masks(self, rows: datasets.Dataset) -> Masks:
-        """Returns the masks of a split that has some, to be looked at."""
+        """Returns the masks of a split, to be checked; the split must have masks."""
         return Masks(rows, self.image_column, self.mask_column or "", self.mask_reader)
 
     @cached_property

@@ -111,7 +111,7 @@ def read_photos(data: ImageData, count: int, device: torch.device, *, spread: bo
 
 @torch.no_grad()
 def analyze(subject: AnalysedModel, photos: Sequence[Photo], query: Query, max_tokens: int = MOST_TOKENS) -> Analysis:
-    """Measures and draws a model's attention on images; no matrix is formed of more than `max_tokens`."""
+    """Measures and draws a model's attention on images; layers with more than `max_tokens` tokens get no matrix."""
     subject.network.to(photos[0].batch["image"].device)
     calls = [observe(subject.network, photo.batch["image"][0][None]) for photo in photos]
     rows, left_out = [], {}

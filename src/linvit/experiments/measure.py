@@ -21,7 +21,7 @@ Name = TypeVar("Name", bound=Hashable)
 
 
 class Estimate(NamedTuple):
-    """A median of so many samples, with the ends of its 95 % interval: 0 and infinity below six samples."""
+    """The median of some samples, with its 95 % interval, which is 0 to infinity below six samples."""
 
     median: float
     low: float
@@ -30,7 +30,7 @@ class Estimate(NamedTuple):
 
     @classmethod
     def of(cls, samples: Sequence[float]) -> "Estimate":
-        """Returns the interval by ranks: the true median is outside two ordered samples as often as n coins fall alike.
+        """Returns the interval by ranks: the number of samples below the true median is binomial.
 
         It assumes nothing about the noise but that samples are independent. Six samples give 96.9 %, by their extremes.
         """
@@ -147,7 +147,7 @@ def interleaved(
 
 
 def processor_share(seconds: float = 0.1) -> float:
-    """Returns which share of the time that torch's threads need a processor they get: about 1 on an idle machine.
+    """Returns the processor time of torch's threads over the time by the clock: about 1 on an idle machine.
 
     Multiplies matrices for so many seconds. Below `BUSY`, times by the clock are too long, and differ by chance.
     """

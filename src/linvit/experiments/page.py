@@ -58,7 +58,7 @@ pre {{ background: var(--stripe); padding: .7rem .9rem; overflow-x: auto; border
 
 
 class Page:
-    """An HTML page that is written part by part; all that it is given is text, and is escaped.
+    """An HTML page that is written part by part; all input is text, and is escaped.
 
     It follows the reader's choice of light or dark, fits narrow screens, loads nothing and runs no script.
     """
@@ -75,7 +75,7 @@ class Page:
         self._parts.append(f"<p>{_text(text)}</p>\n")
 
     def code(self, text: str) -> None:
-        """Lines as they are: a command, a configuration, a log."""
+        """Adds lines verbatim: a command, a configuration, a log."""
         self._parts.append(f"<pre>{_text(text, lines=True)}</pre>\n")
 
     def table(self, titles: Sequence[str], rows: Iterable[Sequence[object]], caption: str = "") -> None:
@@ -117,7 +117,7 @@ class Page:
         self._parts.append("</details>\n")
 
     def write(self, path: Path) -> None:
-        """Writes the page as it is so far; a kill leaves the whole file or the one before."""
+        """Writes the page as it is so far; after a kill the file is complete, or the previous one."""
         write_text(path, "".join([*self._parts, "</html>\n"]))
 
 

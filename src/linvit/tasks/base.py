@@ -198,7 +198,7 @@ class Task(SavedTask):
         return [ImageGrid(), *([PredictionWriter(self.report_folder)] if known else [])]  # type: ignore[arg-type]
 
     def published(self) -> PublishedScores | None:
-        """Returns the scores that the authors published for this very model, if they did."""
+        """Returns the scores that the authors published for exactly this model; None if there are none."""
         return None
 
     def build_with_attention(self, **options: Any) -> nn.Module:
@@ -219,7 +219,7 @@ class Task(SavedTask):
         return self.network if self.average is None else self.average.network
 
     def higher_is_better(self, curve: str) -> bool | None:
-        """Returns whether a curve such as "val/score" is the better the higher it is; None if that is not known."""
+        """True if higher values of a curve such as "val/score" are better; None if unknown."""
         name = curve.rpartition("/")[2].removeprefix("ema_")
         if name in ("loss", "score"):
             return name == "score"
@@ -235,7 +235,7 @@ class Task(SavedTask):
         return (self.network if self.training else self.predicting)(images)  # type: ignore[no-any-return]
 
     def log(self, name: str, value: Any, *args: Any, **options: Any) -> None:
-        """Logs a metric. A number stays on the host with all its digits; Lightning would move it and wait for a GPU.
+        """Logs a metric. A number stays on the host with all its digits; Lightning would move it, and synchronise.
 
         A tensor under `train/` is averaged over the ranks in steps that are logged, and in the last of an epoch or run.
         """
@@ -325,13 +325,13 @@ class Task(SavedTask):
         self._accumulated = 0
 
     def configure_gradient_clipping(self, optimizer: Optimizer, *args: Any, **options: Any) -> None:
-        """Clips; then the loss scaler of 16-mixed may let a fused optimiser skip the step, which takes no wait."""
+        """Clips gradients, without synchronising where the loss scaler of 16-mixed lets a fused optimiser skip."""
         super().configure_gradient_clipping(optimizer, *args, **options)
         if all(group.get("fused") for group in optimizer.param_groups):
             optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
 
     def setup(self, stage: str) -> None:
-        """Guards checkpoints, and groups parameters."""
+        """Makes the trainer open checkpoints safely, and groups parameters."""
         force_safe_loading(self.trainer.strategy, self)
         log_at_once(self.trainer)
         self._accumulated = 0

@@ -155,7 +155,7 @@ class ClassificationTask(Task):
                     -1
                 )  # a new run begins in training mode
             loss = loss + self.mesa * F.cross_entropy(logits, averaged)
-        # Batches by tokens hold different numbers of images, each of which is to count as much.
+        # Batches by tokens hold different numbers of images, and all images count equally.
         return loss * batch["loss_weight"] if "loss_weight" in batch else loss
 
     def score_batch(self, network: nn.Module, batch: dict[str, Any], metrics: Mapping[str, Any]) -> Tensor:

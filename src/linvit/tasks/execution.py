@@ -1,4 +1,4 @@
-"""Execution of a network: precision, memory, and selection of the trained weights."""
+"""Execution of a network: precision, memory, and the selection of weights to train."""
 
 import copy
 from collections.abc import Sequence
@@ -77,7 +77,7 @@ def enable_grad_checkpointing(network: nn.Module) -> None:
 
 
 def add_up_over_ranks(metrics: nn.Module) -> None:
-    """Lets metrics whose states are sums be summed by the ranks, not collected by each: of 1,024 confusion matrices."""
+    """Makes ranks add up metrics whose states are sums; else each would collect 1,024 confusion matrices."""
     for metric in metrics.modules():
         if isinstance(metric, Metric) and all(reduction is dim_zero_sum for reduction in metric._reductions.values()):
             metric.dist_sync_fn = _summed_over_ranks
@@ -89,14 +89,14 @@ def _summed_over_ranks(own: Tensor, group: Any = None) -> list[Tensor]:
 
 
 def total_over_ranks(own: Tensor, group: Any = None) -> Tensor:
-    """Returns the sum over ranks; all must call it. Lightning's `reduce` would also synchronise host and device."""
+    """Returns the sum over ranks; all must call it. Lightning's `reduce` would also synchronise the host."""
     total = own.detach().clone()
     distributed.all_reduce(total, group=group)
     return total
 
 
 def log_at_once(trainer: Trainer) -> None:
-    """Has the host wait once for all that is logged of a step or an epoch; Lightning waits for each number."""
+    """Synchronises with the device once for all logged values of a step or an epoch, not for each."""
     connector = trainer._logger_connector
     write = type(connector).log_metrics
 
@@ -107,7 +107,7 @@ def log_at_once(trainer: Trainer) -> None:
 
 
 class SharedScore(Metric):
-    """One of the `figures()` of a state, such as a confusion matrix; who updates that calls `update` of each score."""
+    """One of the `figures()` of a shared state, such as a confusion matrix; `update` each after the state."""
 
     full_state_update = False
     higher_is_better = True
@@ -118,7 +118,7 @@ class SharedScore(Metric):
         self.name = name
 
     def update(self) -> None:
-        """Says that the state has been updated."""
+        """Marks the state as updated."""
 
     def compute(self) -> Tensor:
         """Returns the score, a scalar."""
@@ -139,7 +139,7 @@ def keep_attention_features(network: nn.Module) -> None:
 
 @dataclass(eq=False)
 class Execution(Callback):
-    """Options of `Task` that decide how its network is computed, not what; a callback of its runs."""
+    """Options of `Task` that change how its network is computed, not its results; a callback of its runs."""
 
     compile: bool
     float32_matmul_precision: str

@@ -1,4 +1,4 @@
-"""A student of a teacher's features, from images alone."""
+"""Task of a student that learns a teacher's features from images alone."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

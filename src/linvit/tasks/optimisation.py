@@ -20,8 +20,8 @@ from linvit.tasks.schedules import CosineCycles, Schedule, WarmupCosine, WarmupP
 class Optimisation:
     """Settings of AdamW and of the learning rate over a run: linear warm-up, then a decay, then a cool-down.
 
-    Every task takes them as arguments (`--model.lr`). The options of the schedule are those in which the
-    papers' programs differ.
+    Every task takes them as arguments (`--model.lr`). The options of the schedule cover the differences between the
+    papers' programs.
 
     Attributes:
         lr: Peak learning rate, before `lr_base_batch_size` scales it. A run prints the effective one when it starts.

@@ -54,7 +54,7 @@ def parameter_groups(
             }
     if layer_decay is not None and not scales:
         raise UserError(
-            "layer_decay needs a network that says which parameters are of which layer, by timm's group_matcher(), and "
+            "layer_decay needs a network that says the layer of each parameter, by timm's group_matcher(), and "
             "this one does not: set --model.layer_decay=null"
         )
     for name, factor in (lr_scales or {}).items():
@@ -74,7 +74,7 @@ def parameter_groups(
 
 
 def adamw(groups: list[dict[str, Any]], lr: float, betas: tuple[float, float], fused: bool) -> AdamW:
-    """Builds AdamW. The fused one is faster, and skips a step if its `found_inf` is set, without synchronising."""
+    """Builds AdamW. The fused one is faster, and skips a step without synchronising if its `found_inf` is set."""
     optimizer = AdamW(groups, lr=lr, betas=betas, fused=fused or None)
     # Else the loss scaler of 16-mixed leaves it to the optimiser to unscale, and Lightning refuses to clip before.
     optimizer._step_supports_amp_scaling = False

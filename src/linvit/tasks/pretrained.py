@@ -16,7 +16,7 @@ _skipped = ContextVar("skip_pretrained", default=False)
 
 @contextmanager
 def skip_pretrained() -> Iterator[None]:
-    """Tasks built here do not load `pretrained`, which may be gone: a checkpoint is to replace all weights."""
+    """Tasks built here do not load `pretrained`: a checkpoint replaces all weights, and the file may be gone."""
     token = _skipped.set(True)
     try:
         yield

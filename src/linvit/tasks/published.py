@@ -1,4 +1,4 @@
-"""Scores that the authors of a model published, to compare ours with."""
+"""Scores that the authors of a model published, for comparison."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Opens checkpoints by the one reader of pickled files, which runs nothing that is in them.
+"""Opens checkpoints with linvit's reader of pickled files, which executes nothing in them.
 
 Lightning does so with files on this machine unless it is told otherwise, and unpickles one at an address freely.
 """
@@ -95,7 +95,7 @@ def check_content(content: Any, source: Any, resumed: bool = False) -> dict[str,
 
 
 def not_plain(value: Any, text: bool = False) -> str | None:
-    """Returns the part of an option that is not plain, or that a parser may take for a class (`text`: also in text)."""
+    """Returns the part of an option that is no plain value, or may be parsed as a class (`text`: also in text)."""
     if isinstance(value, Mapping | list | tuple):
         if isinstance(value, Mapping) and not value.keys().isdisjoint(("class_path", "init_args")):
             return "a class_path or init_args, which name what is to be called"
@@ -108,7 +108,7 @@ def not_plain(value: Any, text: bool = False) -> str | None:
 
 
 def only_weights(weights_only: bool | None, source: Any) -> None:
-    """Raises a `UserError` if somebody asks for a checkpoint to be unpickled freely."""
+    """Raises a `UserError` for `weights_only=False`, which would unpickle a checkpoint freely."""
     if weights_only is False:
         raise UserError(
             f"linvit opens '{source}' with weights_only=True, and no other way: its own checkpoints need no more. What "

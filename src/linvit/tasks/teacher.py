@@ -1,4 +1,4 @@
-"""Distillation: a task also learns from a trained network, which its own copies with another attention."""
+"""Distillation: a task also learns from a trained network; its own is a copy with another attention."""
 
 import hashlib
 import json
@@ -28,7 +28,7 @@ TEACHER, START, DISTANCE = "teacher/", "start/", "distance/"
 
 @dataclass(frozen=True)
 class Teacher(Matching):
-    """The option `teacher` of a task, as a mapping of these; a string is its `source`.
+    """The option `teacher` of a task: a mapping of these arguments, or a string, the `source`.
 
     Args:
         source: The teacher's weights: a source of `linvit.load_pretrained`. Of a checkpoint of linvit those that
@@ -122,7 +122,7 @@ class TaskDistillation(Callback):
         self.distance = distance
 
     def teardown(self, *_: Any, **__: Any) -> None:
-        """Lets the teacher go, at the end of a run or before."""
+        """Frees the teacher, at the end of a run or before."""
         if self.distance is not None:
             self.distance.close()
             self.distance = None

@@ -17,7 +17,7 @@ from linvit.io.signals import ignore_stop_signals
 
 
 class TrainLoader(DataLoader[Any]):
-    """Batches of training samples, which can continue in the middle of an epoch, and the seconds they were waited for.
+    """Batches of training samples, resumable in the middle of an epoch, and the seconds spent waiting for them.
 
     A pass starts when its first batch is asked for: Lightning makes the iterator before it sets the epoch.
     """
@@ -48,7 +48,7 @@ class TrainLoader(DataLoader[Any]):
 
     @property
     def batches_done(self) -> int:
-        """Batches of the current epoch that had their turn before this process resumed it."""
+        """Batches of the current epoch that were trained on before this process resumed it."""
         return 0 if self.order is None else self.order.batches_done
 
     def state_dict(self) -> dict[str, Any]:
@@ -59,7 +59,7 @@ class TrainLoader(DataLoader[Any]):
         return {**progress._asdict(), "order": self.order.identity}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Lets the next pass continue where another loader was. Of other data, or in another order, it starts again."""
+        """Lets the next pass resume where another loader stopped; if data or order differ, the epoch starts again."""
         if self.order is None or not state:
             return
         before, now, samples = state["order"], self.order.identity, state["samples"]

@@ -76,7 +76,7 @@ class PackSampler(TrainSampler):
         return [kept[step * ranks + rank] for step in rng.permutation(count // ranks) for rank in range(ranks)]
 
     def __iter__(self) -> Iterator[Any]:
-        """Yields the packs of this rank in the current epoch, those that are left of one that is resumed."""
+        """Yields the packs of this rank in the current epoch; after a resume, the remaining ones."""
         packs, start = self.packs(), self.samples_done
         mean = sum(map(len, packs)) / len(packs)
         for place in range(start + self.rank, start + self.samples_left, self.topology.ranks):
@@ -92,7 +92,7 @@ class PackSampler(TrainSampler):
 
 
 class EvalPackSampler(EvalSampler):
-    """Distributes all images in order over the ranks, in packs of at most `budget` tokens; none comes twice."""
+    """Distributes all images in order over the ranks, each image once, in packs of at most `budget` tokens."""
 
     def __init__(self, lengths: np.ndarray, budget: int, rank: int = 0, world_size: int = 1) -> None:
         super().__init__(len(lengths), rank, world_size)
@@ -129,7 +129,7 @@ class Packs(Dataset[Any]):
 
 
 def collate_pack(collate: Callable[[Sequence[Any]], Any], packs: Sequence[tuple[list[Any], float]]) -> dict[str, Any]:
-    """Makes a batch of the one pack of a batch, with its weight as `loss_weight`."""
+    """Makes a batch from its only pack, whose weight becomes `loss_weight`."""
     ((samples, weight),) = packs
     return {**collate(samples), "loss_weight": weight}
 

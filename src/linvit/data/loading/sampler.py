@@ -90,7 +90,7 @@ class TrainOrder:
 
     @property
     def samples_done(self) -> int:
-        """Samples of the current epoch that all ranks had before this process resumed it."""
+        """Samples of the current epoch that all ranks were trained on before this process resumed it."""
         return self.progress.samples if self.progress is not None and self.progress.epoch == int(self.epoch) else 0
 
     @property
@@ -102,7 +102,7 @@ class TrainOrder:
 
     @property
     def batches_done(self) -> int:
-        """Batches of each rank in the current epoch that are left out since they had their turn."""
+        """Batches of each rank in the current epoch that are skipped, since they were trained on before."""
         step = self.topology.step
         return max(self.total // step, 1) - -(-self.samples_left // step)
 
@@ -139,7 +139,7 @@ class TrainSampler(TrainOrder, DistributedSampler[SeededIndex]):
         self.topology = WorkerTopology(world_size, 1, batch_size)
 
     def __iter__(self) -> Iterator[SeededIndex]:
-        """Yields the samples of this rank in the current epoch, those that are left of one that is resumed."""
+        """Yields the samples of this rank in the current epoch; after a resume, the remaining ones."""
         start, ranks = self.samples_done, self.topology.ranks
         places = np.arange(start + self.rank, start + self.samples_left, ranks)
         uses = self.order()[places]
@@ -148,7 +148,7 @@ class TrainSampler(TrainOrder, DistributedSampler[SeededIndex]):
         return (SeededIndex(row, seed) for row, seed in zip(rows.tolist(), seeds.tolist(), strict=True))
 
     def order(self) -> np.ndarray:
-        """Returns the uses of samples in the current epoch, of all ranks in turn, as numbers: row x copies + copy."""
+        """Returns the order of the epoch over all ranks; each entry is row x copies + copy."""
         rows = np.random.default_rng([self.seed, self.epoch]).permutation(self.total)
         copies = np.arange(self.repeated_aug)
         uses: np.ndarray = (rows[: -(-self.total // self.repeated_aug), None] * self.repeated_aug + copies).ravel()
@@ -179,7 +179,7 @@ class TrainSampler(TrainOrder, DistributedSampler[SeededIndex]):
 
 
 class EvalSampler(DistributedSampler[SeededIndex]):
-    """Distributes all samples in order over the ranks, without padding: none comes twice; ranks may differ by one."""
+    """Distributes all samples in order over the ranks, each once, without padding; ranks may differ by one sample."""
 
     def __init__(self, length: int, rank: int = 0, world_size: int = 1) -> None:
         check_enough_samples(length, world_size)

@@ -38,7 +38,7 @@ SPLIT_NAMES = {
 
 
 class AnnotationFinding(NamedTuple):
-    """Something about an annotation: the row of its image, -1 without one, its id, a shared reason, and details."""
+    """Finding about an annotation: row of its image (-1 without one), its id, the kind of problem, and details."""
 
     row: int
     id: Any
@@ -51,7 +51,7 @@ class Malformed(Exception):  # noqa: N818 (it never leaves this file)
 
 
 def is_whole(value: Any) -> bool:
-    """True if a value is a whole number that a table can hold."""
+    """True if a value is a whole number of at most 64 bits."""
     return (isinstance(value, int) or (isinstance(value, float) and value.is_integer())) and abs(value) < 2**63
 
 
@@ -306,7 +306,7 @@ def _tell_left_out(path: Path, files: Mapping[str, Path], used: Set[str]) -> Non
 
 
 def _alike(name: str) -> str:
-    """Returns a name without its case and with a space for %20, to find the file that is meant."""
+    """Returns a name in lower case with %20 as a space, to find the intended file."""
     return unquote(name).casefold()
 
 

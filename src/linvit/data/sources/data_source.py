@@ -69,7 +69,7 @@ class DataSource:
         return self.prepare(as_images(self.tables, self.image_column, self.name))
 
     def table_of(self, split: str) -> str:
-        """Returns the split in whose table a split is: without a validation split, a part of train is held out."""
+        """Returns the split whose table has the rows of a split: train for val, if val is a held-out part of train."""
         return split if split in self.splits else "train"
 
     def rows_of(self, split: str, whole: bool = False) -> tuple[datasets.Dataset, np.ndarray | None, Shards | None]:

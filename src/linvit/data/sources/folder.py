@@ -1,4 +1,4 @@
-"""Folders of images, and which of the folders are classes.
+"""Folders of images, and the folders that are classes.
 
 The `datasets` library takes minutes for a folder of ImageNet's size, since it asks for every file's size and date. The
 order of images and their classes are the same; images are files of the formats that are read.
@@ -37,8 +37,8 @@ JUNK = {".ipynb_checkpoints", "__MACOSX", "__pycache__"}  # folders that tools c
 def image_folder(path: Path, splits: Mapping[str, Path], classes: bool = True) -> dict[str, "datasets.Dataset"]:
     """Returns the images below each split's folder as tables, with classes: the first folders below that folder.
 
-    A single class is none. Images beside the class folders are left out, with a warning; without `classes`, or without
-    class folders in a split, all of its images are taken.
+    A single folder is not a class. Images beside the class folders are left out, with a warning; without `classes`,
+    or without class folders in a split, all of its images are taken.
     """
     import datasets
     import pyarrow as pa

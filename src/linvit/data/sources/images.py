@@ -32,7 +32,7 @@ def whole_cell(cell: Any, name: str) -> Any:
 
 
 class Target(NamedTuple):
-    """Something that belongs to an image: a column, and what reads its cell, given what messages call the image."""
+    """Target of an image: its column, and the function that reads a cell, given the image's name in messages."""
 
     column: str
     read: Callable[[Any, str], Any] = whole_cell
@@ -87,7 +87,7 @@ class Images(Dataset[Sample]):
         return len(self.chosen)
 
     def check_bands(self) -> None:
-        """Raises a `UserError` if the first image has bands or bits that would be lost, since then all may have."""
+        """Raises a `UserError` if bands or bits of the first image would be lost, as then of others."""
         try:
             _ = self._sample(0, 0) if len(self) else None
         except BadImageError as error:
@@ -95,7 +95,7 @@ class Images(Dataset[Sample]):
                 raise UserError(f"image {error.name}: {error.reason}") from error
 
     def sizes(self) -> list[tuple[int, int]]:
-        """The size (H, W) of each image as its file's header has it; of one that cannot be read that of another."""
+        """Size (H, W) of each image from its file's header; an unreadable image gets the size of another one."""
         stored = self.rows.select_columns([self.reader.image])
 
         def size(number: int) -> tuple[int, int] | None:

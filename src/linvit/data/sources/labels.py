@@ -20,7 +20,7 @@ MAX_CLASSES = 100_000  # without names; from more on a label is taken for a mist
 
 
 def features_of(splits: Mapping[str, datasets.Dataset]) -> dict[str, Any]:
-    """Returns the columns that any split has, and their kinds; where splits differ, the first one says."""
+    """Returns the columns of all splits and their kinds; if splits differ, the kind of the first one."""
     return {name: kind for rows in [*splits.values()][::-1] for name, kind in rows.features.items()}
 
 
@@ -139,7 +139,7 @@ def count_classes(splits: dict[str, datasets.Dataset], label: str, expected: int
 
 
 def check_same_classes(splits: dict[str, datasets.Dataset], label: str, source: str) -> None:
-    """Raises a `UserError` if two splits call the same index by different names."""
+    """Raises a `UserError` if two splits have different names for the same index."""
     kinds = {name: rows.features[label] for name, rows in splits.items()}
     named = {name: kind.names for name, kind in kinds.items() if isinstance(kind, datasets.ClassLabel)}
     for (first, names), (second, others) in pairwise(named.items()):

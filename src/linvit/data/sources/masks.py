@@ -1,4 +1,4 @@
-"""Masks: how their values become classes, and a look at them before the first step: their values and their sizes."""
+"""Masks: conversion of their values to classes, and a check of values and sizes before the first step."""
 
 import json
 from collections import Counter
@@ -32,7 +32,7 @@ Value = int | tuple[int, int, int]
 
 
 class MaskValueError(BadImageError):
-    """A mask that can be read, but has values that are no classes, or may have."""
+    """A readable mask with values that are not classes, or may not be."""
 
 
 class MaskReader:
@@ -151,7 +151,7 @@ def grey_numbers(picture: Image.Image, data: bytes) -> np.ndarray:
 
 
 def changed(picture: Image.Image, data: bytes) -> str:
-    """Says why the values of an opened mask are not those that were labelled; nothing if they are."""
+    """Returns the reason why the values of an opened mask differ from those that were labelled; "" if they do not."""
     kind = "JPEG" if picture.format == "MPO" else picture.format
     if kind in LOSSY or picture.info.get("compression") in LOSSY_TIFF:
         return (
@@ -172,7 +172,7 @@ def _plain(values: Iterable[Any]) -> str:
 
 
 def propose_classes(rows: datasets.Dataset, mask: str, images: ImageReader) -> str:
-    """Says which options would fit the values of some masks of a split; nothing if they cannot be read."""
+    """Returns a message with the options that fit the values of some masks; "" if these cannot be read."""
     reader, found = MaskReader(UNKNOWN, images=images), set[int]()
     for number in np.linspace(0, len(rows) - 1, min(len(rows), SHOWN_BY_CHECK)).astype(int).tolist():
         try:
@@ -251,7 +251,7 @@ class Masks(NamedTuple):
         return MaskFinding(name, pixels=pixels, turned=len(turns) > 1 and not told)
 
     def check(self, names: list[str] | None, split: str, source: str) -> None:
-        """Holds masks to the classes and sizes of their images; leaves single files that cannot be read to training."""
+        """Compares masks with the classes and the sizes of their images; training handles single unreadable files."""
         rows, reader = undecoded(self.rows, self.image, self.mask), self.reader
         chosen = np.linspace(0, len(rows) - 1, min(len(rows), LOOKED_AT)).astype(int).tolist()
         pixels, bad, turned = _sums(self.look(rows[number], number) for number in chosen)

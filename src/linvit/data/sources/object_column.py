@@ -1,4 +1,4 @@
-"""A column of objects in a table: its boxes, classes and masks, and samples that are made of them."""
+"""A column of objects in a table: boxes, classes and masks, and the samples made from them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -75,7 +75,7 @@ def _files(tree: Mapping[str, list[str]]) -> Iterator[Path]:
 
 
 def _format_of(file: Path) -> str | None:
-    """Returns the format of a file of annotations; None if it is no such file."""
+    """Returns the format of a file of annotations; None for other files."""
     ending = file.suffix.lower()
     try:
         if ending == ".json":

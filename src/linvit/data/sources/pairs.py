@@ -105,7 +105,7 @@ def child(path: Path, names: tuple[str, ...]) -> Path | None:
 
 
 def pairs(folders: Folders, suffix: str, split: str) -> datasets.Dataset:
-    """Returns a table of `image` and `mask`, of files that are called alike but for the extension; sorted by name."""
+    """Returns a table of `image` and `mask`, of files with equal names except for the extension, sorted by name."""
     images = by_stem(folders.images, IMAGE_SUFFIX)
     masks = {} if folders.masks is None else by_stem(folders.masks, suffix)
     if folders.names is not None:

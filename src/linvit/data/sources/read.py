@@ -1,4 +1,4 @@
-"""Image files, wherever they are stored: loaded, checked by their header, decoded; those that cannot be are counted."""
+"""Image files, local or on the hub: loading, checks of the header, decoding, and counting of unreadable ones."""
 
 import math
 from collections.abc import Callable

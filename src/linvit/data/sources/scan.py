@@ -101,7 +101,7 @@ def scan(splits: Mapping[str, datasets.Dataset], image: str, reader: ImageReader
 
 
 def examine(row: Mapping[str, Any], number: int, image: str, split: str, reader: ImageReader) -> ImageFinding:
-    """Looks at one image with the decoder of training, and at what its header says."""
+    """Examines the header of an image, and decodes it as training does."""
     name, digest = name_of(row[image], f"row {number}"), b""
     try:
         data = reader.load(row[image])

@@ -194,7 +194,7 @@ class GeneratedReader(SampleReader):
     options: Generated
 
     def columns_of(self, rows: Rows) -> Rows:
-        """Returns the columns that say which sample it is."""
+        """Returns the columns that identify a sample."""
         return rows.with_format("arrow")
 
     def __call__(self, row: Mapping[str, Any], number: int, place: str, seed: int) -> dict[str, Any]:

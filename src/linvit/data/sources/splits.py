@@ -39,7 +39,7 @@ def load_splits(source: str, classes: bool = True) -> dict[str, datasets.Dataset
     """Returns the splits of a data source, under the names train, val and test as far as they exist.
 
     It is an embedded set ("digits"); the path of an image folder, a parquet or arrow file, a folder of them, or a set
-    saved with `save_to_disk`; or "hub:owner/name". Without `classes`, folders of images are no classes.
+    saved with `save_to_disk`; or "hub:owner/name". Without `classes`, folders of images do not become classes.
     """
     with readable_source(source):
         kind, place = find_source(source)

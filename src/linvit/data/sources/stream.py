@@ -77,7 +77,7 @@ def _arrow_count(file: str) -> int:
 
 @dataclass(eq=False)
 class Stream(TrainOrder, IterableDataset[Sample]):
-    """Samples of one split as they are streamed; without a seed those of evaluation, in order, every row once.
+    """Samples of one split as a stream. Without a seed: for evaluation, in order, every row once.
 
     The order is a function of (seed, epoch, ranks, loader processes); the augmentation of a sample of (seed, epoch,
     image).
@@ -127,7 +127,7 @@ class Stream(TrainOrder, IterableDataset[Sample]):
         return {**order, "seed": self.seed or 0, "datasets": datasets.__version__, **self.topology._asdict()}
 
     def __iter__(self) -> Iterator[Sample]:
-        """Yields the samples of this loader process, those that are left of an epoch that is resumed."""
+        """Yields the samples of this loader process; after a resume, the remaining ones."""
         info, (ranks, workers, size) = get_worker_info(), self.topology
         training, skipped, left, seeds = self.seed is not None, 0, math.inf, list[int]()
         worker = 0 if info is None else info.id

@@ -37,7 +37,7 @@ TURNED_BACK = {6: 8, 8: 6}  # orientations that undo others; the rest undo thems
 
 
 class BandsError(OSError):
-    """An image of more bands or bits than are asked for, which would be lost, or of too few."""
+    """An image with more bands or bits than requested, which would be lost, or with too few."""
 
 
 class Kind(NamedTuple):
@@ -113,7 +113,7 @@ def kind_of_tiff(data: bytes) -> Kind:
 
 
 def white_of(picture: Image.Image, data: bytes) -> tuple[int, int]:
-    """Returns the value of white as PIL reads an opened image, and as its file has it.
+    """Returns the value of white in an opened image: as PIL reads it, and as stored in the file.
 
     PIL stretches grey values of 2 and 4 bits and of PGM, and takes 8 of the 16 bits of a colour.
     """

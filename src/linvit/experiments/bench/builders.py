@@ -124,7 +124,7 @@ def accuracy_plot(report: CostReport) -> dict[str, str]:
 
 
 def check_builds(build: Callable[[tuple[int, int]], Any], sizes: Sequence[tuple[int, int]]) -> None:
-    """Raises the `UserError` of what can be built at no size, before minutes of measurement."""
+    """Raises the `UserError` of modules that cannot be built at any size, before minutes of measurement."""
     errors = []
     for size in sorted(sizes, key=math.prod):
         try:

@@ -59,7 +59,7 @@ class Cost:
 
     @contextmanager
     def noting_failures(self, name: str = "") -> Iterator[None]:
-        """Notes why a pass, or all of them, could not be measured, and leaves it out."""
+        """Skips a pass, or all of them, that cannot be measured, and notes the reason."""
         try:
             yield
         except Exception as error:
@@ -103,7 +103,7 @@ def measure_costs(
     clock: Callable[[], float] = time.perf_counter,
     report: Callable[[str], None] = lambda progress: None,
 ) -> bool:
-    """Measures operations and memory of each module, then the time of all in turns; whether Ctrl-C has ended that.
+    """Measures operations and memory of each module, then the time of all in turns; True if Ctrl-C has ended it.
 
     A pass that fails, or needs more than the available memory (on a CPU 80 % of the free memory), has a note.
     """
@@ -155,7 +155,7 @@ def _memory(cost: Cost, runner: Runner) -> None:
 
 
 def _timed(cost: Cost, name: str, work: Callable[[], Any]) -> None:
-    """A pass that is left out from the moment in which memory does not suffice, as when another process takes it."""
+    """A pass that is skipped once memory does not suffice, for example if another process takes it."""
     if name in cost.peak:
         with cost.noting_failures(name):
             work()

@@ -64,7 +64,7 @@ Section = tuple[str, str, list[list[str]], str]
 class CostReport:
     """Costs over an axis, such as "tokens N", and the conditions under which they were measured.
 
-    Other modules are compared with those that are named as `baselines`. Times that are not `fitted`, of a busy machine,
+    Other modules are compared with the `baselines`. Times that are not `fitted`, of a busy machine,
     have no exponents.
     """
 

@@ -135,7 +135,7 @@ class Runner:
             leaf.grad = None
 
     def training_step(self) -> None:
-        """Forward, cross entropy with random classes (squares of other outputs than logits), backward, and AdamW."""
+        """Forward, cross entropy with random classes (squares for outputs other than logits), backward, and AdamW."""
         with self._precision():
             loss = _loss(self._train())
         loss.backward()
@@ -144,7 +144,7 @@ class Runner:
 
     @functools.cached_property
     def optimizer(self) -> torch.optim.Optimizer:
-        """AdamW at a rate of 0, with which it does all its work and changes no weight."""
+        """AdamW with a learning rate of 0: it does all its work and changes no weight."""
         return torch.optim.AdamW(self.trained.parameters(), lr=0.0, fused=True)
 
 

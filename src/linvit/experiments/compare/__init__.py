@@ -1,1 +1,1 @@
-"""Variants of one configuration, run with several seeds, and the table that they amount to."""
+"""Variants of one configuration, run with several seeds, and the table of their results."""

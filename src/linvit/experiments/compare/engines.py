@@ -24,7 +24,7 @@ Environment = Mapping[str, str]
 
 
 class Job(Protocol):
-    """A run that was handed to an engine; submitit's jobs are such."""
+    """A run submitted to an engine; submitit's jobs have this interface."""
 
     def done(self) -> bool:
         """Returns True if it has ended, or will not start."""
@@ -37,7 +37,7 @@ class Job(Protocol):
 
 
 def say_how_it_ended(runs: Sequence[SweepRun], run: SweepRun) -> None:
-    """Prints how one of some runs has ended, and how many of them are finished."""
+    """Prints the outcome of a run, and the number of finished runs."""
     how, begun = f"{run.state} after {timedelta(seconds=round(run.seconds))}", run.newest
     score = begun.score(begun.score_tag()) if begun is not None else None
     if run.state == "failed":
@@ -48,7 +48,7 @@ def say_how_it_ended(runs: Sequence[SweepRun], run: SweepRun) -> None:
 
 
 def run_jobs(jobs: Mapping[SweepRun, Job]) -> Iterator[SweepRun]:
-    """Waits for runs, writes down how each has ended, and yields it; a signal cancels those that are left."""
+    """Waits for runs, records the outcome of each, and yields it; a signal cancels the remaining ones."""
     running, cancelled = dict(jobs), False
     while running:
         if STOP.received is not None and not cancelled:

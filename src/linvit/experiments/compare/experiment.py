@@ -63,7 +63,7 @@ class SweepRun:
 
     @property
     def seconds(self) -> float:
-        """That all its processes together have taken."""
+        """Seconds that all its processes together have taken."""
         return float(self._outcome().get("seconds", 0.0))
 
     def prepare(self, config: dict[str, Any]) -> None:
@@ -91,7 +91,7 @@ class SweepRun:
             )
 
     def ended(self, code: int, seconds: float) -> State:
-        """Writes down with which exit code a process has ended, and how many seconds it has taken."""
+        """Records the exit code of a process, and the seconds it has taken."""
         self.check_folder()
         stopped = STOP.received is not None or STOP.is_exit_code(code)
         state: State = "finished" if code == 0 else "stopped" if stopped else "failed"
@@ -127,7 +127,7 @@ class Experiment:
 
     @classmethod
     def of(cls, root: Path) -> "Experiment | None":
-        """Returns the experiment whose folder this is, if it is one."""
+        """Returns the experiment in this folder; None if there is none."""
         file = root / FILE
         if not file.exists():
             return None
@@ -136,7 +136,7 @@ class Experiment:
 
     @property
     def runs(self) -> list[SweepRun]:
-        """All runs, those of one seed together, so that a comparison over few seeds is there early."""
+        """All runs, seed by seed, so that a comparison over few seeds is available early."""
         return [self.run(variant, seed) for seed in self.grid.all_seeds for variant in self.grid.variants]
 
     def run(self, variant: str, seed: int) -> SweepRun:

@@ -1,4 +1,4 @@
-"""The grid of an experiment: which options differ between its runs, their values, and with which seeds each is run."""
+"""The grid of an experiment: options that differ between its runs, their values, and the seeds of each run."""
 
 import itertools
 import re
@@ -102,7 +102,7 @@ class Sweep:
         return replace(self.tuning(), vary=self.tune).grid()
 
     def tuned(self, scores: Mapping[str, float]) -> "Sweep":
-        """Returns the same with the values of `tune` that score best, by name of trial; of equals an inner one."""
+        """Returns the same with the values of `tune` that score best, by name of trial; the middle one of equals."""
         trials, chosen = self.all_trials(), {}
         for name, settings in self.variants.items():
             own = [
@@ -148,7 +148,7 @@ def expand_names(key: str, values: Sequence[Any]) -> list[Any]:
 
 
 def without_convolution(spec: Any) -> Any:
-    """Returns an attention, or a list of them, without its convolution of tokens, where an option leaves that out."""
+    """Returns an attention, or a list of them, without its convolution of tokens, if it has an option for that."""
     if spec is None or isinstance(spec, list):
         return spec and [without_convolution(one) for one in spec]
     if is_layout(spec):

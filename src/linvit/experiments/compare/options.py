@@ -1,4 +1,4 @@
-"""Options in which runs differ, and which of them is compared with which."""
+"""Options in which runs differ, and the baseline of each run."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

@@ -59,7 +59,7 @@ def write(results: Results, folder: Path, device: str) -> Path:
 
 
 def difficulty_plots(results: Results, where: str) -> dict[str, str]:
-    """Plots the score over the one numeric option of runs that also differ in others; the best curves come first.
+    """Plots the score over the only numeric option that differs between runs, if others differ as well; best first.
 
     In diagnostic tasks chance, that of the most frequent class, and ceiling are drawn.
     """

@@ -120,12 +120,12 @@ class Results:
 
     @property
     def sign(self) -> int:
-        """1 if the higher score is the better, -1 of a loss."""
+        """1 if a higher score is better, -1 for a loss."""
         return -1 if self.tag.endswith("loss") else 1
 
     @property
     def teachers(self) -> dict[str, str]:
-        """Of each variant that has a teacher among the rows the name of that."""
+        """Names of the teachers of variants, if they are among the rows."""
         rows = {variant.source: variant.name for variant in self.variants if variant.known}
         sources = {variant.name: _teacher(run) for variant in self.variants for run in variant.runs.values()}
         return {name: rows[source] for name, source in sources.items() if source in rows}
@@ -283,7 +283,7 @@ def is_rank(tag: str) -> bool:
 
 
 def group(runs: Iterable[RunFolder]) -> list[Variant]:
-    """Puts runs that differ in their seed alone together; names each variant by its folder or by what differs."""
+    """Groups runs that differ only in their seed; names each variant by its folder or by the options that differ."""
     every = sorted(runs, key=lambda run: _by_number(str(run.folder)))
     options = [result.portable(run.options()) for run in every]
     keys = outermost(differing(options))

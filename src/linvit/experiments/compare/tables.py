@@ -176,7 +176,7 @@ def _table(results: Results) -> list[dict[str, Cell]]:
 
 
 def _cell(form: Callable[[Any], str], **numbers: Any) -> Cell:
-    """Returns a number in a form; of several the first."""
+    """Returns a formatted number; of several numbers, the first."""
     first = next(iter(numbers.values()))
     return Cell("-" if first is None or first != first else form(first), numbers)
 

@@ -143,7 +143,7 @@ class Blocks:
         return done
 
     def network(self, kinds: Kinds) -> nn.Module:
-        """A hybrid of trained blocks."""
+        """Returns a hybrid of trained blocks."""
         network = self._student(specs_of(self.choices, kinds))
         for name, kind in zip(self.layers, kinds, strict=True):
             if kind:

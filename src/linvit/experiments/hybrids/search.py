@@ -57,16 +57,16 @@ class HybridSearch:
 
     @property
     def cost(self) -> float:
-        """The cost of what was found, in the unit of the budget."""
+        """Cost of the found hybrid, in the unit of the budget."""
         return self.costs.of(self.found)
 
     @property
     def distance(self) -> float:
-        """The distance of what was found."""
+        """Distance of the found hybrid."""
         return self.measured[self.found]
 
     def named(self) -> dict[str, Kinds]:
-        """Hybrids with a name: the teacher, each choice in all blocks, and what was found."""
+        """Hybrids with a name: the teacher, each choice in all blocks, and the found hybrid."""
         found = {"the teacher": (0,) * len(self.found)}
         found |= {f"{spec_label(one)} in all blocks": (i,) * len(self.found) for i, one in enumerate(self.choices, 1)}
         known = {name: kinds for name, kinds in found.items() if kinds in self.measured}
@@ -189,7 +189,7 @@ def beam_search(
     """Decides block after block; returns the hybrid within the budget with the least distance.
 
     Blocks that are not decided keep the teacher's attention. A part is judged by its measured distance, plus the least
-    that the rest of the blocks adds within what is left of the budget, if `singles`, distances of blocks that are
+    distance that the other blocks add within the remaining budget, if `singles`, distances of blocks that are
     converted alone, added up.
 
     Args:

@@ -1,4 +1,4 @@
-"""True and detected objects of a set, from all ranks, evaluated on rank 0 by faster-coco-eval, as pycocotools does."""
+"""True and detected objects of a set from all ranks; rank 0 evaluates them by faster-coco-eval, as pycocotools."""
 
 import contextlib
 import io
@@ -56,7 +56,7 @@ def evaluate(
 
 
 def _annotation(number: int, given: Mapping[str, Any], kind: str, area_from: str) -> dict[str, Any]:
-    """Returns a detection as COCO's `loadRes` makes it, which takes the area from the box if there is one."""
+    """Returns a detection as COCO's `loadRes` makes it: its area is that of the box, if it has one."""
     if kind == "mask" and area_from == "mask":
         area = int(coco_masks.area([given["segmentation"]])[0])
     else:

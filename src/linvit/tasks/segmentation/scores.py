@@ -48,7 +48,7 @@ def dice_loss(logits: Tensor, label: Tensor) -> Tensor:
 
 
 class PixelMean(MeanMetric):
-    """Weighted mean of values; torchmetrics' own leaves the weights out where it does not look for NaN."""
+    """Weighted mean of values; torchmetrics' own ignores the weights if it does not check for NaN."""
 
     def __init__(self) -> None:
         super().__init__(nan_strategy="disable")
@@ -67,7 +67,7 @@ class PixelConfusion(MulticlassConfusionMatrix):
         self.exclude_from_mean = exclude_from_mean
 
     def update(self, preds: Tensor, target: Tensor) -> None:
-        """Counts predicted classes (...) by their labels (...): half of torchmetrics' time, and no wait on CUDA."""
+        """Counts predicted classes (...) by their labels (...) in half of torchmetrics' time, without synchronising."""
         valid = target != IGNORE_INDEX
         pairs = target.where(valid, 0) * self.num_classes + preds
         counts = torch.zeros(self.num_classes**2, dtype=torch.long, device=preds.device)

@@ -249,7 +249,7 @@ class SegmentationTask(Task):
 
 
 def of_one_size(images: Sequence[Tensor], sizes: Sequence[Sequence[int]]) -> Iterator[list[int]]:
-    """Yields neighbours in a batch to evaluate at once: of one size, also of their results, and of few pixels."""
+    """Yields neighbouring images of a batch to evaluate at once: images and results have one size, and few pixels."""
     kinds = [(image.shape, tuple(map(int, size))) for image, size in zip(images, sizes, strict=True)]
     for (shape, _), same in groupby(range(len(kinds)), kinds.__getitem__):
         numbers, most = list(same), max(PIXELS // math.prod(shape[1:]), 1)
