@@ -186,8 +186,18 @@ linvit.cli.main(["fit", "--help=all"])
     assert done.stdout == "PASSIVE\n", done.stderr
 
 
-def test_a_verb_that_meets_a_broken_package_says_how_to_find_it(tmp_path):
-    (tmp_path / "torch.py").write_text("raise ImportError('broken')", encoding="utf-8")
+@pytest.mark.parametrize(
+    ("error", "solution"),
+    [
+        ("ImportError('broken')", "pip check lists incompatible packages"),
+        (
+            "RuntimeError('operator torchvision::nms does not exist')",  # torch's CPU build, torchvision's of CUDA
+            "torch and torchvision are of different builds; install both together",
+        ),
+    ],
+)
+def test_a_verb_that_meets_a_broken_package_says_how_to_find_it(error, solution, tmp_path):
+    (tmp_path / "torch.py").write_text(f"raise {error}", encoding="utf-8")
     done = python("-m", "linvit", "fit", "--config", "quickstart", path=tmp_path, cwd=tmp_path)
     assert done.returncode == 1
-    assert "pip check lists incompatible packages" in done.stderr
+    assert solution in done.stderr

@@ -89,6 +89,8 @@ def main(argv: list[str] | None = None) -> int:
         if mistake is None:
             if isinstance(error, ImportError):
                 print("linvit: a package cannot be imported; pip check lists incompatible packages", file=sys.stderr)
+            elif "operator torchvision::" in str(error):  # pip check does not compare builds
+                print("linvit: torch and torchvision are of different builds; install both together", file=sys.stderr)
             raise
         message = str(mistake).rpartition("UserError: ")[2]  # a loader process includes its traceback
         print(f"linvit: error: {message}", file=sys.stderr)
