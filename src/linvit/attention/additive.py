@@ -18,6 +18,8 @@ from linvit.attention.base import Attention, Grid
 from linvit.attention.declarations import Facts, Host
 from linvit.attention.ops.activations import normalize, of_both
 from linvit.attention.ops.functional import join_heads, split_heads
+from linvit.attention.ops.linear import key_mix
+from linvit.attention.packed import Packed
 from linvit.errors import UserError
 
 SMALLEST = 1e-12  # norm that is divided by, as in `torch.nn.functional.normalize`
@@ -34,6 +36,7 @@ class AdditiveAttention(Attention):
         equivariant=True,
         mask_value=0.0,  # any number will do: keys are not used, and values of 0 have no weight
         channelwise=True,
+        packs=True,
         linear_in_values=False,
         matrix_is_exact=False,
         max_rank=1,
@@ -48,18 +51,21 @@ class AdditiveAttention(Attention):
     def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, d) each -> (B, h, N, d); k is not used."""
         q, v = of_both(lambda x: normalize(x, SMALLEST), join_heads(q), join_heads(v))  # (B, N, C)
-        mixed = q * (self.weights(v).mT @ v)
+        mixed = q * key_mix(self.weights(v, grid)[:, None], v[:, None], grid)[:, 0]
         out = F.linear(mixed, self.proj.weight.to(v.dtype), self.proj.bias.to(v.dtype)) + v
         return split_heads(out, self.num_heads)
 
-    def weights(self, v: Tensor) -> Tensor:
+    def weights(self, v: Tensor, grid: Grid | Packed) -> Tensor:
         """Returns the weights a (B, N, 1), of length 1, of values (B, N, C)."""
-        return normalize(v @ self.w_g.to(v.dtype) * self.dim**-0.5, SMALLEST, dims=(1,))
+        weights = v @ self.w_g.to(v.dtype) * self.dim**-0.5
+        if isinstance(grid, Packed):
+            return grid.map_images(lambda own, _: normalize(own, SMALLEST, dims=(1,)), weights)
+        return normalize(weights, SMALLEST, dims=(1,))
 
     def attention_matrix(self, q: Tensor, k: Tensor, v: Tensor | None, grid: Grid) -> Tensor:
         """Returns `q_c a^T` per channel c, (B, h, d, N, N), which mixes the normalised values, before P and `+ v`."""
         if v is None:
             raise UserError("the matrix of additive depends on the values; pass v=")
         q, v = of_both(lambda x: normalize(x, SMALLEST), join_heads(q), join_heads(v))
-        weights = self.weights(v)[:, None, None].mT  # (B, 1, 1, 1, N)
+        weights = self.weights(v, grid)[:, None, None].mT  # (B, 1, 1, 1, N)
         return split_heads(q, self.num_heads).mT.unsqueeze(-1) * weights

@@ -13,7 +13,8 @@ from torch import Tensor
 from linvit.attention.base import Attention, Grid
 from linvit.attention.declarations import Facts
 from linvit.attention.ops.activations import ACTIVATIONS
-from linvit.attention.ops.functional import channelwise_attention, channelwise_factors
+from linvit.attention.ops.functional import channelwise_factors
+from linvit.attention.ops.linear import channelwise_attention, key_softmax
 
 
 class AFTSimpleAttention(Attention):
@@ -25,7 +26,13 @@ class AFTSimpleAttention(Attention):
     """
 
     facts = Facts(
-        complexity="O(N)", same_width=True, equivariant=True, mask_value=-math.inf, channelwise=True, max_rank=1
+        complexity="O(N)",
+        same_width=True,
+        equivariant=True,
+        mask_value=-math.inf,
+        channelwise=True,
+        max_rank=1,
+        packs=True,
     )
     precision = "mixed"
     recompute = False
@@ -44,12 +51,12 @@ class AFTSimpleAttention(Attention):
 
     def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, d), (B, h, M, d), (B, h, M, d) -> (B, h, N, d)."""
-        return channelwise_attention(*self.features(q, k), v)
+        return channelwise_attention(*self.features(q, k, grid), v, grid)
 
-    def features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    def features(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """Returns the gate (B, h, N, d) and the weights of the keys (B, h, M, d)."""
-        return ACTIVATIONS[self.query_act](q), k.softmax(-2)
+        return ACTIVATIONS[self.query_act](q), key_softmax(k, grid)
 
     def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """Returns the gate and the weights of the keys, one column per channel."""
-        return channelwise_factors(*self.features(q, k))
+        return channelwise_factors(*self.features(q, k, grid))

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from linvit.attention.declarations import BEFORE, Facts, Host, Precision, declared, declared_before
 from linvit.attention.grid import Grid as Grid
-from linvit.attention.grid import Packed as Packed
 from linvit.attention.kernels.choice import kernel_output
 from linvit.attention.kernels.formula import Formula
 from linvit.attention.ops.decorators import PRECISIONS, in_backward_again
 from linvit.attention.ops.functional import SizeOf
+from linvit.attention.packed import Packed as Packed
 from linvit.errors import UserError, check_choice, check_number
 from linvit.registry import Spec, attentions
 from linvit.registry.signatures import parameters_of

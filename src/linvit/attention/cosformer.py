@@ -19,6 +19,7 @@ from linvit.attention.declarations import Facts
 from linvit.attention.ops.activations import of_both
 from linvit.attention.ops.functional import wide
 from linvit.attention.ops.linear import linear_attention
+from linvit.attention.packed import Packed
 from linvit.errors import check_number
 
 
@@ -29,7 +30,7 @@ class CosFormerAttention(Attention):
         eps: Minimum denominator.
     """
 
-    facts = Facts(complexity="O(N)", mask_value=-math.inf)
+    facts = Facts(complexity="O(N)", mask_value=-math.inf, packs=True)
     precision = "mixed"
 
     def __init__(self, dim: int, num_heads: int, grid: Grid, *, key_dim: int | None = None, eps: float = 1e-6) -> None:
@@ -40,20 +41,26 @@ class CosFormerAttention(Attention):
 
     def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""
-        return linear_attention(*features(q, k), v, self.eps, least=True)
+        return linear_attention(*features(q, k, grid), v, self.eps, least=True, grid=grid)
 
     def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """`diag(1 / max(Q K^T 1, eps)) Q` and `K`."""
-        q, k = features(q, k)
+        q, k = features(q, k, grid)
         return q / (q @ k.sum(-2, keepdim=True).mT).clamp_min(self.eps), k
 
 
-def features(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+def features(q: Tensor, k: Tensor, grid: Grid | Packed) -> tuple[Tensor, Tensor]:
     """`[relu(x) cos, relu(x) sin]` of queries and of keys, (..., 2 dk)."""
     longest = max(q.shape[-2], k.shape[-2])
 
+    def angles(tokens: int, longest: int) -> Tensor:
+        return torch.arange(tokens, dtype=wide(q), device=q.device)[:, None] * (math.pi / 2 / longest)
+
     def phi(x: Tensor) -> Tensor:
-        angle = torch.arange(x.shape[-2], dtype=wide(x), device=x.device)[:, None] * (math.pi / 2 / longest)
+        if isinstance(grid, Packed):
+            angle = torch.cat([angles(tokens, tokens) for tokens in grid.lengths])
+        else:
+            angle = angles(x.shape[-2], longest)
         x = F.relu(x)
         return torch.cat([x * angle.cos().to(x.dtype), x * angle.sin().to(x.dtype)], -1)
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from linvit.attention.base import Attention, Grid
 from linvit.attention.declarations import Facts
 from linvit.attention.kernels import Formula
+from linvit.attention.ops.linear import key_count, key_product, key_softmax
 from linvit.errors import check_number
 
 
@@ -28,7 +29,7 @@ class EfficientAttention(Attention):
             sqrt(M), the plain product over the number of keys.
     """
 
-    facts = Facts(complexity="O(N)", equivariant=True)
+    facts = Facts(complexity="O(N)", equivariant=True, packs=True)
     precision = "mixed"
     recompute = False
 
@@ -52,7 +53,7 @@ class EfficientAttention(Attention):
     def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""
         left, right = self.factors(q, k, grid)
-        return left @ (right.mT @ v)
+        return key_product(left, right, v, grid)
 
     def formula(self, q: Tensor, k: Tensor, grid: Grid) -> Formula | None:
         """Returns the formula, with softmax."""
@@ -61,6 +62,6 @@ class EfficientAttention(Attention):
     def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """Returns the normalised queries and keys."""
         if self.normalization == "softmax":
-            return q.softmax(-1), k.softmax(-2)
-        root = math.sqrt(k.shape[-2])
+            return q.softmax(-1), key_softmax(k, grid)
+        root = key_count(k, grid) ** 0.5
         return q / root, k / root

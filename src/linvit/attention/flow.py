@@ -19,6 +19,8 @@ from torch import Tensor
 from linvit.attention.base import Attention, Grid
 from linvit.attention.declarations import Facts
 from linvit.attention.ops.activations import elu_plus_one, of_both
+from linvit.attention.ops.linear import key_count, key_product, key_softmax
+from linvit.attention.packed import Packed
 from linvit.errors import check_number
 
 
@@ -31,7 +33,7 @@ class FlowAttention(Attention):
         eps_out: Added to the four products themselves: 1e-6 in the reference's code for images, 0 in its other code.
     """
 
-    facts = Facts(complexity="O(N)", equivariant=True)
+    facts = Facts(complexity="O(N)", equivariant=True, packs=True)
 
     def __init__(
         self,
@@ -55,19 +57,23 @@ class FlowAttention(Attention):
     def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""
         left, right = self.factors(q, k, grid)
-        return left @ (right.mT @ v)
+        return key_product(left, right, v, grid)
 
     def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """`sigmoid(cs N/M) I q'` and `M softmax(co) k'`."""
         q, k = of_both(torch.sigmoid if self.feature_map == "sigmoid" else elu_plus_one, q, k)
         sources, sinks = q + self.eps, k + self.eps
-        queries, keys = q.shape[-2], k.shape[-2]
-        incoming = self._flow(sources, k.sum(-2, keepdim=True).mT).reciprocal()  # I (B, h, N, 1)
-        outgoing = self._flow(sinks, q.sum(-2, keepdim=True).mT).reciprocal()  # O (B, h, M, 1)
-        gate = (self._flow(sources, k.mT @ outgoing) * (queries / keys)).sigmoid()  # (B, h, N, 1)
-        competition = self._flow(sinks, q.mT @ incoming).clamp(-1, 1).softmax(-2) * keys  # (B, h, M, 1)
-        return gate * incoming * q, competition * k
+        queries, keys = key_count(q, grid), key_count(k, grid)
+        incoming = self._flow(sources, k, None, grid).reciprocal()  # I (B, h, N, 1)
+        outgoing = self._flow(sinks, q, None, grid).reciprocal()  # O (B, h, M, 1)
+        gate = (self._flow(sources, k, outgoing, grid) * (queries / keys)).sigmoid()  # (B, h, N, 1)
+        given = self._flow(sinks, q, incoming, grid).clamp(-1, 1)
+        return gate * incoming * q, key_softmax(given, grid) * keys * k  # (B, h, M, 1) times k
 
-    def _flow(self, x: Tensor, total: Tensor) -> Tensor:
-        """`x . total` of each token (B, h, N, dk), plus eps, with a sum over the others (B, h, dk, 1), (B, h, N, 1)."""
+    def _flow(self, x: Tensor, others: Tensor, weights: Tensor | None, grid: Grid) -> Tensor:
+        """`x . sum_m w_m y_m` of each token (B, h, N, dk), plus eps, over the others y with weights w, (B, h, N, 1)."""
+        if isinstance(grid, Packed):
+            weights = torch.ones_like(others[..., :1]) if weights is None else weights
+            return key_product(x, others, weights, grid) + self.eps * x.sum(-1, keepdim=True) + self.eps_out
+        total = others.sum(-2, keepdim=True).mT if weights is None else others.mT @ weights
         return x @ (total + self.eps) + self.eps_out

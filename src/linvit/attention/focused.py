@@ -199,7 +199,8 @@ class FocusedAttention(ConvolvedAttention):
     def convolved(self, v: Tensor, grid: Grid) -> Tensor:
         """Returns the depthwise convolution of the patch values, (B, h, M, d) -> (B, h, N, d); 0 for prefix tokens."""
         if isinstance(grid, Packed):
-            return grid.map_images(self.convolved, v)
+            dwc = cast("nn.Conv2d", self.dwc)
+            return grid.convolve(dwc, v[0], cast("int", dwc.padding[0]))[None].to(v.dtype)
         patches = v[:, :, grid.num_prefix :].flatten(0, 1).mT  # (B*h, d, patches)
         if grid.kv_size not in (None, grid.size):
             if self.sr_interp == "linear1d":

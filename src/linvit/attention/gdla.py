@@ -32,6 +32,7 @@ class GDLAttention(Attention):
     facts = Facts(
         complexity="O(N)",
         equivariant=True,
+        packs=True,
         same_grid=True,
         channelwise=True,
         linear_in_values=False,
@@ -55,11 +56,13 @@ class GDLAttention(Attention):
         """(B, h, N, dk) twice, (B, h, N, d), and the layer's input x (B, N, C) -> (B, h, N, d)."""
         if x is None:
             raise UserError("gdla makes its gate from the layer's input; pass it as x=")
-        return self.mixed(q, k, v, split_heads(linear_as_given(self.gate_proj, x), self.num_heads), mask)
+        return self.mixed(q, k, v, split_heads(linear_as_given(self.gate_proj, x), self.num_heads), mask, grid)
 
-    def mixed(self, q: Tensor, k: Tensor, v: Tensor, gate: Tensor, mask: Tensor | None = None) -> Tensor:
+    def mixed(
+        self, q: Tensor, k: Tensor, v: Tensor, gate: Tensor, mask: Tensor | None = None, grid: Grid | None = None
+    ) -> Tensor:
         """Returns the formula, with the gate (B, h, N, d) before its sigmoid."""
-        first, second = (linear_attention(*half, v, EPS) for half in self._halves(q, k, mask))
+        first, second = (linear_attention(*half, v, EPS, grid=grid) for half in self._halves(q, k, mask))
         y = first - self.lambda_scale.to(v.dtype)[:, None] * second
         return F.rms_norm(y, (self.head_dim,), self.norm.to(v.dtype), NORM_EPS) * gate.to(v.dtype).sigmoid()
 

@@ -42,7 +42,7 @@ class HedgehogAttention(Attention):
         init: "identity": y is x at first, also with `skip`; "kaiming": uniform numbers, as the published conversions.
     """
 
-    facts = Facts(complexity="O(N)", equivariant=True)
+    facts = Facts(complexity="O(N)", equivariant=True, packs=True)
     precision: ClassVar[Precision] = "mixed"
 
     def __init__(
@@ -101,7 +101,7 @@ class HedgehogAttention(Attention):
         keys = self.features(k, "k")
         if mask is not None:
             keys = keys * mask[:, None, :, None]
-        return linear_attention(self.features(q, "q"), keys, v, EPS)
+        return linear_attention(self.features(q, "q"), keys, v, EPS, grid=grid)
 
     def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor] | None:
         """`diag(1 / (Q K^T 1 + eps)) Q` and `K`."""

@@ -15,6 +15,7 @@ from linvit.attention.base import Attention, Grid
 from linvit.attention.declarations import Facts, OutNorm
 from linvit.attention.ops.activations import ACTIVATIONS, normalize
 from linvit.attention.ops.functional import channelwise_factors, upcast, wide
+from linvit.attention.ops.linear import key_sum
 from linvit.errors import check_number
 
 CHANNELS = (1, 3)  # all channels of a token in (B, h, N, d): its heads and the channels within them
@@ -64,7 +65,7 @@ class HydraAttention(Attention):
         constant: What "constant" divides by; None means sqrt(C) (the paper's constant is not known).
     """
 
-    facts = Facts(complexity="O(N)", same_width=True, equivariant=True, channelwise=True, max_rank=1)
+    facts = Facts(complexity="O(N)", same_width=True, equivariant=True, channelwise=True, max_rank=1, packs=True)
     precision = "mixed"
     eps: float
     constant: float
@@ -92,12 +93,14 @@ class HydraAttention(Attention):
         self.constant = math.sqrt(dim) if constant is None else constant
         counts_tokens = {"mean", "softmax_tokens"} & {kernel_q, kernel_k}
         # Any number will do as the value of a masked key, since values of 0 have no weight.
-        self.declare(norm=post_norm, mask_value=None if counts_tokens else 0.0)
+        self.declare(
+            norm=post_norm, mask_value=None if counts_tokens else 0.0, packs=self.facts.packs and not counts_tokens
+        )
 
     def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, d), (B, h, M, d), (B, h, M, d) -> (B, h, N, d)."""
         q, k = self.features(q, k)
-        return q * (k * v).sum(-2, keepdim=True, dtype=wide(v))
+        return q * key_sum(k * v, grid, wide(v))
 
     def features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Returns phi_q(q) (B, h, N, d) and phi_k(k) (B, h, M, d)."""

@@ -28,6 +28,7 @@ class MALAAttention(RotaryLinearAttention):
         eps: Added to z in the quotient.
     """
 
+    facts = RotaryLinearAttention.facts
     extra_rank = 1
 
     @property
@@ -41,7 +42,7 @@ class MALAAttention(RotaryLinearAttention):
 
     def core_factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """`[(1 + 1/(z + eps)) (s/M) rot(q'), -z/M]` and `[rot(k'), 1]`."""
-        q, k = self.features(q, k)
+        q, k = self.features(q, k, grid)
         count, t = k.shape[-2], q @ k.mean(-2, keepdim=True).mT
         scale, _ = rotary_scale(t, count, self.eps, self.difference)  # (B, h, N, 1)
         q, k = self.rotated(q, k, grid)

@@ -34,6 +34,7 @@ class MLLAAttention(RotaryLinearAttention):
     """
 
     host = Host(project="qk")
+    facts = RotaryLinearAttention.facts
 
     def __init__(
         self,

@@ -36,6 +36,7 @@ class NaLaAttention(RotaryLinearAttention):
         out_norm: "ln": the host normalises the output over all channels, before the gate; "none".
     """
 
+    facts = RotaryLinearAttention.facts
     precision = "float32"
     feature_ratio = 2
 
@@ -58,7 +59,7 @@ class NaLaAttention(RotaryLinearAttention):
         self.key_power = key_power
         self.declare(norm=out_norm)
 
-    def features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    def features(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """Returns Q (B, h, N, 2 dk) and K (B, h, M, 2 dk)."""
         power = self.power * (0.5 + l2_norm(q).tanh())
         # As exp and log, which are several times as fast as a power; log(0) has no derivative.

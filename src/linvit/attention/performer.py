@@ -20,7 +20,8 @@ from torch.utils.module_tracker import ModuleTracker
 
 from linvit.attention.base import Attention, Grid
 from linvit.attention.declarations import Facts
-from linvit.attention.ops.linear import apply_key_sums, key_sums, linear_factors
+from linvit.attention.ops.linear import key_max, key_softmax, linear_attention, linear_factors
+from linvit.attention.packed import Packed
 from linvit.errors import check_number
 
 
@@ -43,7 +44,7 @@ class PerformerAttention(Attention):
             that a resumed run continues with the W of an uninterrupted one.
     """
 
-    facts = Facts(complexity="O(N)", equivariant=True)
+    facts = Facts(complexity="O(N)", equivariant=True, packs=True)
     projection_matrix: Tensor | None
     seed: Tensor
     passes: Tensor
@@ -111,27 +112,29 @@ class PerformerAttention(Attention):
 
     def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, weight: Tensor | None) -> Tensor:
         """Returns the linear attention on random features of this W."""
-        keys, level = self._key_features(k, weight)
-        return apply_key_sums(self._query_features(q, level, weight), *key_sums(keys, v), eps=0.0)
+        keys, level = self._key_features(k, weight, grid)
+        return linear_attention(self._query_features(q, level, weight), keys, v, 0.0, grid=grid)
 
     def features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Random features of q (B, h, N, dk) and k (B, h, M, dk): (B, h, N, m), (B, h, M, m)."""
         keys, level = self._key_features(k, self.projection_matrix)
         return self._query_features(q, level, self.projection_matrix), keys
 
-    def _key_features(self, k: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def _key_features(
+        self, k: Tensor, weight: Tensor | None, grid: Grid | Packed | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """Returns the features (B, h, M, m), and for "exp" the logarithm (B, h, 1, m) of their divisor.
 
         The divisor is the largest value of each, to prevent overflow; it cancels in the quotient.
         """
         if weight is None:
-            return k.softmax(-2), None
+            return key_softmax(k, grid), None
         u = self._projected(k, weight)
         if self.kernel == "softmax":
-            return self._softmax_features(k, u, (-2, -1)), None
+            return self._softmax_features(k, u, key_max(u.detach(), grid, (-2, -1))), None
         if self.kernel == "relu":
             return self._relu_features(u), None
-        level = u.detach().amax(-2, keepdim=True).clamp_min(self._floor)
+        level = key_max(u.detach(), grid).clamp_min(self._floor)
         return u.sub_(level).exp_() + (self._floor - level).exp(), level
 
     def _query_features(self, q: Tensor, level: Tensor | None, weight: Tensor | None) -> Tensor:
@@ -143,7 +146,7 @@ class PerformerAttention(Attention):
             return q.softmax(-1)
         u = self._projected(q, weight)
         if self.kernel == "softmax":
-            return self._softmax_features(q, u, (-1,))
+            return self._softmax_features(q, u, u.detach().amax(-1, keepdim=True))
         if level is None:
             return self._relu_features(u)
         shift = level - u.detach().clamp_min(self._floor).add_(level).amax(-1, keepdim=True)
@@ -154,10 +157,9 @@ class PerformerAttention(Attention):
         u: Tensor = x @ (weight.to(x.dtype) / self.key_dim**0.25).mT
         return u
 
-    def _softmax_features(self, x: Tensor, u: Tensor, dims: tuple[int, ...]) -> Tensor:
-        """`m^-1/2 (exp(u - ||x'||^2 / 2 - peak) + kernel_eps)` with the peak of u over `dims`; overwrites u."""
+    def _softmax_features(self, x: Tensor, u: Tensor, peak: Tensor) -> Tensor:
+        """`m^-1/2 (exp(u - ||x'||^2 / 2 - peak) + kernel_eps)` ; overwrites u."""
         half_norm = torch.linalg.vecdot(x, x).unsqueeze(-1) / (2 * self.key_dim**0.5)
-        peak = u.detach().amax(dims, keepdim=True)
         features: Tensor = u.sub_(half_norm + peak + math.log(self.nb_features) / 2).exp_()
         return features.add(self.kernel_eps / self.nb_features**0.5)
 

@@ -18,7 +18,8 @@ from linvit.attention.base import Grid
 from linvit.attention.declarations import Gate
 from linvit.attention.focused import FocusedAttention
 from linvit.attention.ops.activations import signed_powers
-from linvit.attention.ops.linear import key_sums, linear_factors
+from linvit.attention.ops.linear import key_sums, linear_attention, linear_factors
+from linvit.attention.packed import Packed
 from linvit.errors import check_number
 
 
@@ -33,6 +34,7 @@ class PolaAttention(FocusedAttention):
             "silu" SiLU of one, "none" nothing.
     """
 
+    facts = FocusedAttention.facts
     core_channelwise = True
 
     def __init__(
@@ -72,6 +74,9 @@ class PolaAttention(FocusedAttention):
     def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """Returns linear attention of both halves of the values, (B, h, N, d), in at least float32."""
         q, k = self.features(q, k, grid)
+        if isinstance(grid, Packed):
+            both = zip((q, self._exchanged(q.mT).mT), v.tensor_split([self._first_half], -1), strict=True)
+            return torch.cat([linear_attention(x, k, y, self.eps, mean=True, grid=grid) for x, y in both], -1)
         context, total = key_sums(k, v.to(k.dtype), mean=True)  # (B, h, 2 dk, d), (B, h, 2 dk, 1)
         half = self._first_half
         differing = self._exchanged(torch.cat([context[..., half:], total], dim=-1))

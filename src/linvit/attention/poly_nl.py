@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from linvit.attention.base import Attention, Grid
 from linvit.attention.declarations import Facts, Host
-from linvit.attention.ops.functional import channelwise_attention, channelwise_factors
+from linvit.attention.ops.functional import channelwise_factors
+from linvit.attention.ops.linear import channelwise_attention
 
 
 class PolyNLAttention(Attention):
@@ -28,7 +29,7 @@ class PolyNLAttention(Attention):
     """
 
     host = Host(project="kv")
-    facts = Facts(complexity="O(N)", same_width=True, equivariant=True, channelwise=True, max_rank=1)
+    facts = Facts(complexity="O(N)", same_width=True, equivariant=True, channelwise=True, max_rank=1, packs=True)
     precision = "mixed"
     recompute = False
 
@@ -50,7 +51,7 @@ class PolyNLAttention(Attention):
 
     def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, d), (B, h, M, d), (B, h, M, d) -> (B, h, N, d)."""
-        out = channelwise_attention(self._scaled(q), k, v, mean=self.reduce == "mean")
+        out = channelwise_attention(self._scaled(q), k, v, grid, mean=self.reduce == "mean")
         return out if self.alpha is None else self.alpha.to(q.dtype) * q + out
 
     def _scaled(self, q: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from linvit.attention.kernels import Formula
 from linvit.attention.ops.activations import elu_plus_one
 from linvit.attention.ops.decorators import recomputed
 from linvit.attention.ops.functional import upcast
+from linvit.attention.ops.linear import key_count, key_softmax, mean_product
 from linvit.attention.ops.rotary import RotaryLinearAttention
 
 
@@ -31,18 +32,19 @@ class RALAAttention(RotaryLinearAttention):
         key_weights: Weigh the keys by their similarity to the mean query.
     """
 
+    facts = RotaryLinearAttention.facts
     precision = "float32"
 
     def __init__(self, dim: int, num_heads: int, grid: Grid, *, key_weights: bool = True, **options: Any) -> None:
         super().__init__(dim, num_heads, grid, **options)
         self.key_weights = key_weights
 
-    def features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    def features(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """`elu(q) + 1` and `M a (elu(k) + 1)`."""
-        q, k = super().features(q, k)
+        q, k = super().features(q, k, grid)
         if self.key_weights:
-            scores = k @ q.mean(-2, keepdim=True).mT * self.key_dim**-0.5  # (B, h, M, 1)
-            k = k * (scores.softmax(-2) * k.shape[-2])
+            scores = mean_product(k, q, grid) * self.key_dim**-0.5  # (B, h, M, 1)
+            k = k * (key_softmax(scores, grid) * key_count(k, grid))
         return q, k
 
     def formula(self, q: Tensor, k: Tensor, grid: Grid) -> Formula:

@@ -17,13 +17,16 @@ from torch.nn import functional as F
 from linvit.attention.base import Attention, Grid
 from linvit.attention.declarations import Facts, Host
 from linvit.attention.ops.functional import channelwise_factors, join_heads
+from linvit.attention.ops.linear import key_mix, key_softmax
 
 
 class SeparableAttention(Attention):
     """Separable self-attention, O(N d)."""
 
     host = Host(project="kv")
-    facts = Facts(complexity="O(N)", same_grid=True, same_width=True, equivariant=True, channelwise=True, max_rank=1)
+    facts = Facts(
+        complexity="O(N)", same_grid=True, same_width=True, equivariant=True, channelwise=True, max_rank=1, packs=True
+    )
     precision = "mixed"
 
     def __init__(self, dim: int, num_heads: int, grid: Grid, *, key_dim: int | None = None) -> None:
@@ -32,13 +35,12 @@ class SeparableAttention(Attention):
 
     def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, d) each -> (B, h, N, d)."""
-        return F.relu(k) * (self.weights(q).mT @ v)
+        return F.relu(k) * key_mix(self.weights(q, grid), v, grid)
 
-    def weights(self, q: Tensor) -> Tensor:
+    def weights(self, q: Tensor, grid: Grid) -> Tensor:
         """Returns the weights c (B, 1, N, 1) of all tokens, which sum to 1."""
-        weights: Tensor = F.linear(join_heads(q), self.scores.weight.to(q.dtype)).softmax(1)
-        return weights.unsqueeze(1)
+        return key_softmax(F.linear(join_heads(q), self.scores.weight.to(q.dtype)).unsqueeze(1), grid)
 
     def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """`relu(k)_c` and the weights c, the same for every channel."""
-        return channelwise_factors(F.relu(k), self.weights(q).expand_as(q))
+        return channelwise_factors(F.relu(k), self.weights(q, grid).expand_as(q))

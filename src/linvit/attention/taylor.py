@@ -6,12 +6,16 @@ Paper: Li et al. 2020, "Linear Attention Mechanism: An Efficient Attention for S
 Cost: `(N + M) C dk + N h dk` MACs. Rank: at most dk + 1.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from linvit.attention.base import Attention, Grid
 from linvit.attention.declarations import Facts
 from linvit.attention.ops.activations import normalize, of_both
+from linvit.attention.ops.linear import key_count, key_product, key_sum
+from linvit.attention.packed import Packed
 from linvit.errors import check_number
 
 
@@ -31,7 +35,7 @@ class TaylorAttention(Attention):
         gamma: Multiply the output by a learnable scalar that begins at 0, the reference's start as the identity.
     """
 
-    facts = Facts(complexity="O(N)", equivariant=True)
+    facts = Facts(complexity="O(N)", equivariant=True, packs=True)
     precision = "mixed"
 
     def __init__(
@@ -60,18 +64,22 @@ class TaylorAttention(Attention):
     def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""
         q, k = of_both(lambda x: normalize(x, self.norm_eps), q, k)
-        return (v.sum(-2, keepdim=True) + q @ (k.mT @ v)) * self._weights(q, k)
+        return (key_sum(v, grid) + key_product(q, k, v, grid)) * self._weights(q, k, grid)
 
     def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """`diag(gamma / denominator) [1, Q]` and `[1, K]`: the constant term is one more channel."""
         q, k = of_both(lambda x: normalize(x, self.norm_eps), q, k)
         ones_q, ones_k = torch.ones_like(q[..., :1]), torch.ones_like(k[..., :1])
-        return torch.cat([ones_q, q], -1) * self._weights(q, k), torch.cat([ones_k, k], -1)
+        return torch.cat([ones_q, q], -1) * self._weights(q, k, grid), torch.cat([ones_k, k], -1)
 
-    def _weights(self, q: Tensor, k: Tensor) -> Tensor:
+    def _weights(self, q: Tensor, k: Tensor, grid: Grid) -> Tensor:
         """`gamma / (M + q_i . (sum_j k_j + eps))` of unit vectors, (B, h, N, 1)."""
-        keys = k.shape[-2]
-        denominator = keys + q @ (k.sum(-2) + self.eps).unsqueeze(-1)
+        keys: Any = key_count(k, grid)
+        if isinstance(grid, Packed):
+            total = key_product(q, k, torch.ones_like(k[..., :1]), grid)
+            denominator = keys + total + self.eps * q.sum(-1, keepdim=True)
+        else:
+            denominator = keys + q @ (k.sum(-2) + self.eps).unsqueeze(-1)
         # All keys opposite to a query leave 0 up to rounding and the term of eps, which may be of either sign.
-        denominator = denominator.clamp_min(keys * torch.finfo(q.dtype).eps)
-        return 1 / denominator if self.gamma is None else self.gamma.to(q.dtype) / denominator
+        least: Tensor = denominator.clamp_min(keys * torch.finfo(q.dtype).eps)
+        return 1 / least if self.gamma is None else self.gamma.to(q.dtype) / least

@@ -23,6 +23,7 @@ from torch.nn import functional as F
 from linvit.attention.base import Attention, Grid
 from linvit.attention.declarations import Facts, Gate, Host, OutNorm
 from linvit.attention.ops.functional import initial_steps, join_heads, split_heads
+from linvit.attention.ops.linear import key_product
 from linvit.attention.ops.value_conv import convolve_as_given, depthwise_conv
 from linvit.errors import UserError, check_number
 
@@ -43,7 +44,7 @@ class VSSDAttention(Attention):
     """
 
     host = Host(input=True)
-    facts = Facts(complexity="O(N)", same_grid=True, linear_in_values=False, matrix_is_exact=False)
+    facts = Facts(complexity="O(N)", same_grid=True, linear_in_values=False, matrix_is_exact=False, packs=True)
 
     def __init__(
         self,
@@ -88,15 +89,15 @@ class VSSDAttention(Attention):
 
     def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, x: Tensor) -> Tensor:
         """Returns the attention of q, k and v that are convolved first."""
-        return self.mixed(*self._convolved(join_heads(q), join_heads(k), join_heads(v), grid), x)
+        return self.mixed(*self._convolved(join_heads(q), join_heads(k), join_heads(v), grid), x, grid)
 
-    def mixed(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> Tensor:
+    def mixed(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, grid: Grid | None = None) -> Tensor:
         """Returns the output of convolved q, k and v, and of the layer's input."""
         # Heads of a group side by side: (B, h, N, p) -> (B, g, N, h/g p).
         wide = (self._weights(x.to(v.dtype)) * v).unflatten(1, (-1, self.key_heads)).permute(0, 2, 3, 1, 4)
-        out: Tensor = q @ (k.mT @ wide.flatten(3))
-        out = out.unflatten(3, (-1, self.head_dim)).permute(0, 3, 1, 2, 4).flatten(1, 2)
-        return out + self.D.to(v.dtype)[:, None, None] * v
+        out = key_product(q, k, wide.flatten(3), grid).unflatten(3, (-1, self.head_dim))
+        mixed: Tensor = out.permute(0, 3, 1, 2, 4).flatten(1, 2)
+        return mixed + self.D.to(v.dtype)[:, None, None] * v
 
     def _weights(self, x: Tensor) -> Tensor:
         """Returns the weights a of the tokens, (B, h, N, 1), in the precision of x."""

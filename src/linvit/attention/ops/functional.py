@@ -35,12 +35,6 @@ def product_in(dtype: torch.dtype, a: Tensor, b: Tensor) -> Tensor:
     return a.to(dtype) @ b.to(dtype)
 
 
-def channelwise_attention(q: Tensor, k: Tensor, v: Tensor, mean: bool = False) -> Tensor:
-    """`q * sum_m(k_m * v_m)`, or the mean, entry by entry, (B, h, N, d): linear attention with a head per channel."""
-    total = (k * v).sum(-2, keepdim=True)
-    return q * (total / k.shape[-2] if mean else total)
-
-
 def channelwise_factors(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     """Factors (B, h, d, N, 1), (B, h, d, M, 1) of the matrices that `channelwise_attention` applies to v; views."""
     return q.mT.unsqueeze(-1), k.mT.unsqueeze(-1)

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from linvit.attention.grid import Grid, Packed
+from linvit.attention.grid import Grid
 from linvit.attention.ops.decorators import supports_custom_autograd
 from linvit.attention.ops.functional import is_exporting, product_in, upcast
+from linvit.attention.packed import CHUNK, Packed
 
 ALIGNED = 8
 """Channels added to values in bfloat16; two of them are used, because tensor cores need rows of 16 bytes."""
@@ -39,7 +40,11 @@ def linear_attention(
     Features of `Packed` images, (1, h, T, dk), have the sums of each image.
     """
     if isinstance(grid, Packed):
-        return grid.map_images(lambda q, k, v, _: linear_attention(q, k, v, eps, mean, least), q, k, v)
+        context, total = (grid.add_up(x) for x in key_sums(grid.cut(upcast(k)), grid.cut(upcast(v))))
+        if mean:
+            count = grid.add_up(grid.cut(total.new_ones(1, 1, grid.num_queries, 1)).sum(-2, keepdim=True))
+            context, total = context / count, total / count
+        return grid.uncut(apply_key_sums(grid.cut(upcast(q), zeros=False), context, total, eps, least)).to(v.dtype)
     if v.dtype == torch.bfloat16 and not torch.compiler.is_compiling() and supports_custom_autograd(q):
         return _LinearAttention.apply(q, k, v, eps * k.shape[-2] if mean else eps, least)  # type: ignore[no-any-return]
     if torch.compiler.is_compiling():  # which lays (B, h, N, d) out like images where convolutions follow
@@ -64,6 +69,64 @@ def apply_key_sums(q: Tensor, context: Tensor, total: Tensor, eps: float, least:
     lost = eps < 1e-7 and is_exporting()  # torch's ONNX exporter adds nothing that is so near 0
     divisor = divisor.clamp_min(eps) if least or lost else divisor + eps
     return (q @ context) * divisor.reciprocal()
+
+
+def key_product(q: Tensor, k: Tensor, v: Tensor, grid: Grid | Packed | None) -> Tensor:
+    """`q (k^T v)`, (B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d); in a pack image by image."""
+    if not isinstance(grid, Packed):
+        return q @ (k.mT @ v)
+    sums = grid.add_up(grid.cut(upcast(k)).mT @ grid.cut(upcast(v)))
+    return grid.uncut(grid.cut(upcast(q)) @ sums).to(v.dtype)
+
+
+def channelwise_attention(q: Tensor, k: Tensor, v: Tensor, grid: Grid | Packed, mean: bool = False) -> Tensor:
+    """`q * sum_m(k_m * v_m)`, or the mean, entry by entry, (B, h, N, d): linear attention with a head per channel."""
+    total = key_sum(k * v, grid)
+    return q * (total / key_count(k, grid) if mean else total)
+
+
+def key_sum(x: Tensor, grid: Grid | Packed, dtype: torch.dtype | None = None) -> Tensor:
+    """Sum over the keys of (B, h, M, d), (B, h, 1, d); in a pack that of each token's image, (1, h, T, d)."""
+    if not isinstance(grid, Packed):
+        return x.sum(-2, keepdim=True, dtype=dtype)
+    sums = grid.add_up(grid.cut(upcast(x)).sum(-2, keepdim=True))
+    return grid.uncut(sums.expand(-1, -1, CHUNK, -1)).to(dtype or x.dtype)
+
+
+def key_mix(weights: Tensor, v: Tensor, grid: Grid | Packed) -> Tensor:
+    """Sum of v (B, h, M, d) over the keys with weights (B, h, M, 1), (B, h, 1, d); in a pack that of each image."""
+    return key_sum(weights * v, grid) if isinstance(grid, Packed) else weights.mT @ v
+
+
+def mean_product(q: Tensor, k: Tensor, grid: Grid | Packed) -> Tensor:
+    """`q mean(k)` with the mean over the keys, (B, h, N, 1)."""
+    if not isinstance(grid, Packed):
+        return q @ k.mean(-2, keepdim=True).mT
+    return key_product(q, k, torch.ones_like(k[..., :1]), grid) / grid.counts(k)
+
+
+def key_max(x: Tensor, grid: Grid | Packed | None, dims: tuple[int, ...] = (-2,)) -> Tensor:
+    """Largest entries over the keys of (B, h, M, d), or over `dims`, (B, h, 1, d); in a pack of each image."""
+    if not isinstance(grid, Packed):
+        return x.amax(dims, keepdim=True)
+    return grid.map_images(lambda x, own: x.amax(dims, keepdim=True).expand(-1, -1, own.num_queries, -1), x)
+
+
+def key_mean(x: Tensor, grid: Grid | Packed) -> Tensor:
+    """Mean over the keys of (B, h, M, d), (B, h, 1, d); in a pack that of each token's image, (1, h, T, d)."""
+    if not isinstance(grid, Packed):
+        return x.mean(-2, keepdim=True)
+    return (key_sum(upcast(x), grid) / key_count(upcast(x), grid)).to(x.dtype)
+
+
+def key_count(x: Tensor, grid: Grid | Packed) -> Tensor | int:
+    """Number of keys x (B, h, M, d); in a pack those of each token's image, (T, 1)."""
+    return grid.counts(x) if isinstance(grid, Packed) else x.shape[-2]
+
+
+def key_softmax(k: Tensor, grid: Grid | Packed | None) -> Tensor:
+    """Softmax over the keys of (B, h, M, d); in a pack over those of each image."""
+    return grid.map_images(lambda k, _: k.softmax(-2), k) if isinstance(grid, Packed) else k.softmax(-2)
 
 
 def linear_factors(q: Tensor, k: Tensor, eps: float, mean: bool = False) -> tuple[Tensor, Tensor]:

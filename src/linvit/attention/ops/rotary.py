@@ -10,6 +10,7 @@ Paper: Su et al. 2021, "RoFormer: Enhanced Transformer with Rotary Position Embe
 """
 
 import functools
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -22,8 +23,9 @@ from linvit.attention.declarations import Facts, Gate, Precision
 from linvit.attention.ops.activations import elu_plus_one
 from linvit.attention.ops.decorators import is_traced, supports_custom_autograd
 from linvit.attention.ops.functional import upcast, wide
-from linvit.attention.ops.linear import like_tokens, wide_product
+from linvit.attention.ops.linear import key_count, key_mean, key_product, like_tokens, mean_product, wide_product
 from linvit.attention.ops.value_conv import ConvolvedAttention, value_conv
+from linvit.attention.packed import Packed
 from linvit.errors import UserError, check_number
 
 
@@ -42,9 +44,15 @@ def rotate_tokens(x: Tensor, grid: Grid, *, keys: bool = False, width: int | Non
     return _turned(x, position_turns(x, grid, keys=keys, width=width, last=last))
 
 
-def position_turns(x: Tensor, grid: Grid, *, keys: bool = False, width: int | None = None, last: bool = True) -> Tensor:
+def position_turns(
+    x: Tensor, grid: Grid | Packed, *, keys: bool = False, width: int | None = None, last: bool = True
+) -> Tensor:
     """Returns cosines and sines of `rotate_tokens`, (N, d / 2, 2), or (h, N, d / 2, 2) for a width of all heads."""
     width = x.shape[-1] if width is None else width
+    if isinstance(grid, Packed):
+        own = partial(position_turns, x, width=width, last=last)
+        key = ("turns", width, last, x.shape[1], x.shape[3], wide(x), x.device)
+        return grid.kept(key, lambda: torch.cat([turns for one, n in grid.groups for turns in [own(one)] * n], -3))  # type: ignore[no-any-return]
     size = grid.keys_size if keys else grid.size
     # Saves dozens of kernel launches on a GPU, for values that are always the same.
     turns = _kept_turns if x.is_cuda and type(x) is Tensor and not is_traced(x) else _turns
@@ -130,12 +138,18 @@ def rotary_attention(
     turns: tuple[Tensor | None, Tensor | None],
     eps: float,
     difference: float | None = None,
+    grid: Grid | Packed | None = None,
 ) -> Tensor:
     """Returns linear attention on given features; only the numerator is rotated, by `turns` of queries and keys.
 
     With t = q mean(k) it is `rot(q) (rot(k)^T v / M) / (t + eps)`; with a `difference` s, and z = s t, it is MALA's
     `(1 + 1/(z + eps)) (s/M) rot(q) (rot(k)^T v) - z mean(v)`. (B, h, N, dk), (B, h, M, dk), (B, h, M, d).
     """
+    if isinstance(grid, Packed):
+        q, k, wide_v = upcast(q), upcast(k), upcast(v)
+        scale, z = rotary_scale(mean_product(q, k, grid), key_count(k, grid), eps, difference)
+        out = key_product(_turned(q, turns[0]), _turned(k, turns[1]), wide_v, grid) * scale
+        return (out if z is None else out - z * key_mean(wide_v, grid)).to(v.dtype)
     if v.dtype == torch.bfloat16 and not torch.compiler.is_compiling() and supports_custom_autograd(q):
         return _RotaryAttention.apply(q, k, v, *turns, eps, difference)  # type: ignore[no-any-return]
     scale, z = rotary_scale(q @ k.mean(-2, keepdim=True).mT, k.shape[-2], eps, difference)
@@ -144,7 +158,7 @@ def rotary_attention(
     return out if z is None else out.sub_(z * v.mean(-2, keepdim=True))
 
 
-def rotary_scale(t: Tensor, count: int, eps: float, difference: float | None) -> tuple[Tensor, Tensor | None]:
+def rotary_scale(t: Tensor, count: int | Tensor, eps: float, difference: float | None) -> tuple[Tensor, Tensor | None]:
     """Returns the factor of the numerator of `rotary_attention`, and its z, (B, h, N, 1) each."""
     if difference is None:
         return (t + eps).reciprocal() / count, None
@@ -234,7 +248,7 @@ class RotaryLinearAttention(ConvolvedAttention):
         eps: Added to the denominator.
     """
 
-    facts = Facts(complexity="O(N)")
+    facts = Facts(complexity="O(N)", packs=True)
     precision: ClassVar[Precision] = "mixed"
     convolution = "lepe"
     feature_ratio = 1  # features per channel of q and k
@@ -270,15 +284,15 @@ class RotaryLinearAttention(ConvolvedAttention):
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""
         if not q.is_cuda:  # contiguous per head, once for all that follows
             q, k = q.contiguous(), k.contiguous()
-        q, k = self.features(q, k)
-        return rotary_attention(q, k, v, self.turns(q, k, grid), self.eps, self.difference)
+        q, k = self.features(q, k, grid)
+        return rotary_attention(q, k, v, self.turns(q, k, grid), self.eps, self.difference, grid)
 
     @property
     def difference(self) -> float | None:
         """That of `rotary_attention`."""
         return None
 
-    def features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    def features(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """Features Q (B, h, N, r) and K (B, h, M, r) before rotation: `elu + 1` of the entries."""
         return elu_plus_one(q), elu_plus_one(k)
 
@@ -300,7 +314,7 @@ class RotaryLinearAttention(ConvolvedAttention):
 
     def core_factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """Factors (B, h, N, r), (B, h, M, r) of the linear attention."""
-        q, k = self.features(q, k)
+        q, k = self.features(q, k, grid)
         denominator = q @ k.mean(-2, keepdim=True).mT + self.eps
         q, k = self.rotated(q, k, grid)
         return q / denominator, k / k.shape[-2]

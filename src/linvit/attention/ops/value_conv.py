@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
 from linvit.attention.ops.functional import is_exporting, join_heads, split_heads
+from linvit.attention.packed import Packed
 from linvit.errors import check_number, check_odd
 
 
@@ -85,6 +86,8 @@ def convolve_values(conv: Callable[[Tensor], Tensor], v: Tensor, grid: Grid) -> 
 
     Values on another grid than the queries' (spatial reduction) are brought to it first, bilinearly.
     """
+    if isinstance(grid, Packed):
+        return split_heads(grid.convolve(conv, join_heads(v), cast("Any", conv).padding[0]), v.shape[1]).to(v.dtype)
     rows = join_heads(v)[:, grid.num_prefix :]  # (B, patches, C)
     plane = rows.mT.unflatten(2, grid.keys_size)  # (B, C, H, W), channels last in memory
     if grid.keys_size != grid.size:

@@ -1,0 +1,241 @@
+"""Positions of the tokens of images of several sizes in one row, without padding.
+
+Sums over the tokens of each image and convolutions take as many calls as those of images of one size: the row is cut
+into chunks that one product of a batch sums, and its patches are laid out on one plane with zeros between the images.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from linvit.attention.grid import Grid
+from linvit.attention.ops.decorators import supports_custom_autograd
+from linvit.errors import UserError
+
+CHUNK = 64
+"""Tokens of a chunk; the last one of an image is filled up."""
+
+
+class Packed:
+    """Positions of the tokens of images of several sizes in one row, (1, T, C), without padding.
+
+    Images of equal size are side by side, in the order in which they are given, and are one group: its part of the
+    row is a view (n, N, C) of n images of one `Grid`. What works token by token is called with the whole row. What
+    mixes tokens takes the sums of chunks (`cut`, `add_up`), lies on one plane (`map_patches`), or is called with each
+    group (`map_images`).
+
+    Args:
+        sizes: Patch grid (H, W) of each image.
+        num_prefix: Class and register tokens before the patch tokens of each image.
+
+    Attributes:
+        order: Numbers of the images in the order of the row.
+        groups: For each group the `Grid` of its images and their number n.
+        lengths: Tokens of each image, prefix included, in the order of the row.
+
+    Example:
+        >>> packed = Packed([(4, 4), (2, 3), (4, 4)], num_prefix=1)
+        >>> packed.order, packed.lengths, packed.offsets
+        ((1, 0, 2), (7, 17, 17), (0, 7, 24, 41))
+    """
+
+    def __init__(self, sizes: Sequence[tuple[int, int]], num_prefix: int = 0) -> None:
+        if not sizes:
+            raise UserError("a pack needs at least one image; got none")
+        self.sizes = [(int(height), int(width)) for height, width in sizes]
+        self.num_prefix = num_prefix
+        self.groups = [(Grid(size, num_prefix=num_prefix), n) for size, n in sorted(Counter(self.sizes).items())]
+        for grid, _ in self.groups:
+            grid.check()
+        self.order = tuple(sorted(range(len(sizes)), key=self.sizes.__getitem__))
+        self.lengths = tuple(grid.num_queries for grid, n in self.groups for _ in range(n))
+        self._parts = [grid.num_queries * n for grid, n in self.groups]
+        self._kept: dict[Hashable, Any] = {}
+
+    def __repr__(self) -> str:
+        return f"Packed({self.sizes}, num_prefix={self.num_prefix})"
+
+    @property
+    def num_queries(self) -> int:
+        """Tokens T of all images."""
+        return sum(self._parts)
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """Places where the images begin in the row, and T."""
+        return tuple(sum(self.lengths[:i]) for i in range(len(self.lengths) + 1))
+
+    def split(self, x: Tensor) -> list[Tensor]:
+        """Returns each group's part of a row, as views: (1, T, C) as (n, N, C), or (1, h, T, d) as (n, h, N, d)."""
+        rows = x.split(self._parts, -2)  # one node of autograd: slices would each have a gradient of all T tokens
+        counted = zip(rows, self.groups, strict=True)
+        if x.ndim == 3:
+            return [row[0].unflatten(0, (n, -1)) for row, (_, n) in counted]
+        return [row[0].unflatten(1, (n, -1)).transpose(0, 1) for row, (_, n) in counted]
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        """Joins parts of groups to a row: (n, N, C) to (1, T, C), or (n, h, N, d) to (1, h, T, d)."""
+        if parts[0].ndim == 3:
+            return torch.cat([part.flatten(0, 1) for part in parts])[None]
+        return torch.cat([part.transpose(1, 2).flatten(0, 1) for part in parts])[None].transpose(1, 2)
+
+    def map_images(self, change: Callable[..., Tensor], *rows: Tensor) -> Tensor:
+        """Calls `change(*parts, grid)` with each group's parts of some rows, and joins what it returns."""
+        parts = zip(*map(self.split, rows), strict=True)
+        return self.join([change(*part, grid) for part, (grid, _) in zip(parts, self.groups, strict=True)])
+
+    def map_patches(self, change: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """Applies a convolution of planes to the patches of each image of a row (1, T, C); see `Grid.map_patches`.
+
+        `change` keeps the size of a plane, pads it with zeros, and mixes patches that are neighbours.
+        """
+        out = self.convolve(change, x, 1)
+        if self.num_prefix:
+            prefix = self._layout(1, x.device).empty_back
+            out = out.index_copy(1, prefix, x.index_select(1, prefix))
+        return out
+
+    def convolve(self, change: Callable[[Tensor], Tensor], x: Tensor, reach: int) -> Tensor:
+        """Applies a convolution of planes to the patches of a row (1, T, C); 0 for prefix tokens.
+
+        All images lie on one plane, so far apart that `change`, which mixes patches at most `reach` apart, mixes none.
+        """
+        layout = self._layout(reach, x.device)
+        plane = _move(x, layout).mT.unflatten(2, layout.shape)  # (1, C, H, W)
+        return _move(change(plane).flatten(2).mT, layout.turned())
+
+    def cut(self, x: Tensor, zeros: bool = True) -> Tensor:
+        """Cuts a row (1, h, T, d) into chunks (h, n, c, d), filled up with zeros, or with the image's last token."""
+        layout = self._chunks(x.device)
+        layout = layout if zeros else layout._replace(empty=layout.empty[:0])
+        cut: Tensor = _move(x[0], layout).unflatten(1, (-1, CHUNK))
+        return cut
+
+    def uncut(self, x: Tensor) -> Tensor:
+        """Joins chunks (h, n, c, d) to a row (1, h, T, d)."""
+        return _move(x.flatten(1, 2), self._chunks(x.device).turned())[None]
+
+    def add_up(self, x: Tensor) -> Tensor:
+        """Replaces sums over chunks, (h, n, ...), by the sums over all chunks of their images, (h, n, ...)."""
+        counts = -(-torch.tensor(self.lengths) // CHUNK)
+        image = self.kept(("image", x.device), lambda: torch.arange(len(counts)).repeat_interleave(counts).to(x.device))
+        sums = x.new_zeros(len(x), len(self.lengths), *x.shape[2:]).index_add(1, image, x)
+        return sums.index_select(1, image)
+
+    def counts(self, like: Tensor) -> Tensor:
+        """Returns for each token the number of tokens of its image, (T, 1)."""
+        lengths = torch.tensor(self.lengths)
+        own: Tensor = self.kept(("counts", like.device), lambda: lengths.repeat_interleave(lengths).to(like.device))
+        return own.to(like.dtype)[:, None]
+
+    def kept(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """Returns what `make` made for this key the first time, such as a table that all layers share."""
+        if key not in self._kept:
+            self._kept[key] = make()
+        return self._kept[key]
+
+    def _chunks(self, device: torch.device) -> "_Layout":
+        """Returns the places of the tokens in the chunks."""
+
+        def made() -> _Layout:
+            lengths = torch.tensor(self.lengths)
+            filled = -(-lengths // CHUNK) * CHUNK
+            shifts = (filled.cumsum(0) - filled) - (lengths.cumsum(0) - lengths)
+            places = torch.arange(self.num_queries) + shifts.repeat_interleave(lengths)
+            return _Layout.of(places, (int(filled.sum()),), device)
+
+        return self.kept(("chunks", device), made)  # type: ignore[no-any-return]
+
+    def _layout(self, gap: int, device: torch.device) -> "_Layout":
+        """Returns the places of the patches on a plane with `gap` empty patches between images, on shelves."""
+
+        def made() -> _Layout:
+            sizes = [grid.size for grid, n in self.groups for _ in range(n)]
+            room = max(max(width for _, width in sizes), math.isqrt(sum(h * w for h, w in sizes)))
+            x = y = height = 0
+            corners = []
+            for own_height, own_width in sizes:
+                if x + own_width > room:
+                    x, y, height = 0, y + height + gap, 0
+                corners.append((y, x))
+                x, height = x + own_width + gap, max(height, own_height)
+            lengths = torch.tensor(self.lengths)
+            rows, columns, widths = (
+                torch.tensor([(*at, w) for at, (_, w) in zip(corners, sizes, strict=True)])
+                .repeat_interleave(lengths, 0)
+                .T
+            )
+            patch = (
+                torch.arange(self.num_queries)
+                - (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
+                - self.num_prefix
+            )
+            places = (rows + patch // widths) * room + columns + patch % widths
+            return _Layout.of(places.where(patch >= 0, -1), (y + height, room), device)
+
+        return self.kept(("plane", gap, device), made)  # type: ignore[no-any-return]
+
+    def table(self, of_grid: Callable[[Grid], Tensor]) -> Tensor:
+        """Joins what a table (1, N, C) is on the grid of each image to a row (1, T, C)."""
+        return self.join([of_grid(grid).expand(n, -1, -1) for grid, n in self.groups])
+
+    def spread(self, values: Tensor) -> Tensor:
+        """Repeats a value (B, C) of each image, in the order in which they were given, for its tokens: (1, T, C)."""
+        lengths = torch.tensor(self.lengths, device=values.device)
+        return values[list(self.order)].repeat_interleave(lengths, 0, output_size=self.num_queries)[None]
+
+    def restore(self, values: Tensor) -> Tensor:
+        """Brings values (B, ...) in the order of the row into the order in which the images were given."""
+        return values[sorted(range(len(self.order)), key=self.order.__getitem__)]
+
+
+class _Layout(NamedTuple):
+    """Places of tokens in another order: the token at each place and the place of each token, or any where empty."""
+
+    there: Tensor
+    empty: Tensor
+    back: Tensor
+    empty_back: Tensor
+    shape: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, places: Tensor, shape: tuple[int, ...], device: torch.device) -> "_Layout":
+        """Returns the layout of tokens at `places` (T), -1 for none, among as many as `shape` has."""
+        there = torch.full((math.prod(shape),), -1)
+        tokens = (places >= 0).nonzero()[:, 0]
+        there[places[tokens]] = tokens
+        last = there.where(there >= 0, there.cummax(0).values.clamp_min(0))  # in a chunk a token of the same image
+        both = [last, (there < 0).nonzero()[:, 0], places.clamp_min(0), (places < 0).nonzero()[:, 0]]
+        there, empty, back, empty_back = (part.to(device) for part in both)
+        return cls(there, empty, back, empty_back, shape)
+
+    def turned(self) -> "_Layout":
+        """Returns the way back."""
+        return _Layout(self.back, self.empty_back, self.there, self.empty)
+
+
+def _move(x: Tensor, layout: _Layout) -> Tensor:
+    """Brings rows of (h, T, d) to their places, (h, n, d); 0 where none is."""
+    if supports_custom_autograd(x):
+        return _Moved.apply(x, *layout[:4])  # type: ignore[no-any-return]
+    return _Moved.forward(None, x, *layout[:4])
+
+
+class _Moved(torch.autograd.Function):
+    """`_move`. Its gradient moves rows, too, which is many times as fast as adding rows up."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *layout: Tensor) -> Tensor:
+        there, empty, *_ = layout
+        if ctx is not None:
+            ctx.save_for_backward(*layout)
+        return x.index_select(1, there).index_fill_(1, empty, 0)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        there, empty, back, empty_back = ctx.saved_tensors
+        return _move(gradient, _Layout(back, empty_back, there, empty)), None, None, None, None
