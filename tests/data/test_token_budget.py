@@ -20,7 +20,7 @@ from linvit.data.transforms.classification import Augmentation, NativeSize
 from linvit.inference.model import TrainedModel
 from linvit.inference.preprocessing import Preprocessing
 from linvit.tasks import ClassificationTask
-from tests.resuming import differences, run
+from tests.resuming import differences, ranks, read, run
 from tests.training import trainer
 
 BACKBONE = {"name": "deit_tiny", "depth": 1, "embed_dim": 24, "patch_size": 4}
@@ -158,6 +158,26 @@ def test_an_interrupted_run_is_bit_equal(folder: Path, tmp_path: Path, workers: 
     options = {"model": {"drop_path_rate": 0.3, "ema_decay": 0.9, "attention": "focused"}, "limit_val_batches": 2}
     whole = run(tmp_path / "whole", [], loading, **options)
     assert differences(run(tmp_path / "parts", [2, 5, 10], loading, **options), whole) == []
+
+
+def test_two_ranks_share_every_image_balanced_by_tokens_and_resume_bit_equal(folder: Path, tmp_path: Path) -> None:
+    loading = {"source": str(folder), **NATIVE}
+    options = {"model": {"drop_path_rate": 0.3, "attention": "focused"}, "limit_train_batches": 1.0, "max_epochs": 1}
+    found = []
+    for name, stops in (("whole", [100]), ("parts", [3, 100])):
+        last, target = None, tmp_path / name
+        target.mkdir()
+        for number, step in enumerate(stops):
+            last = ranks(target, 2, step, number, loading, last, **options)
+        found.append(read(target, last))
+    assert differences(found[1], found[0]) == []
+    shares = [[line[2] for line in found[0][f"samples-{rank}"]] for rank in range(2)]
+    assert sorted(row for share in shares for rows in share for row in rows) == [*range(60)]
+    module = data(folder)
+    module.setup("fit")
+    lengths, _ = module._lengths(module.train_set)
+    steps = [[lengths[rows].sum() for rows in step] for step in zip(*shares, strict=True)]
+    assert np.median([abs(one - other) for one, other in steps]) <= 2
 
 
 @pytest.mark.slow

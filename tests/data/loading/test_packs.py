@@ -24,14 +24,14 @@ def tokens(pack, lengths=LENGTHS):
 
 
 @pytest.mark.parametrize("world", [1, 3])
-def test_ranks_get_equally_many_packs_within_the_budget_in_every_epoch(world):
-    for epoch in range(4):
+def test_ranks_get_all_images_in_equally_many_packs_within_the_budget_in_every_epoch(world):
+    for epoch in range(20):
         samplers, shares = dealt(world, epoch)
         assert {len(share) for share in shares} == {len(samplers[0])} == {len(dealt(world)[0][0])}
         rows = [use.row for share in shares for pack in share for use in pack.uses]
-        assert len(set(rows)) == len(rows) >= 0.9 * len(LENGTHS)
+        assert sorted(rows) == [*range(len(LENGTHS))]
         assert max(tokens(pack) for share in shares for pack in share) <= BUDGET
-        assert np.mean([tokens(pack) for share in shares for pack in share]) > 0.95 * BUDGET
+        assert np.mean([tokens(pack) for share in shares for pack in share]) > 0.9 * BUDGET
 
 
 def test_the_ranks_of_a_step_have_about_equally_many_tokens():
@@ -39,6 +39,18 @@ def test_the_ranks_of_a_step_have_about_equally_many_tokens():
     spreads = sorted(max(map(tokens, step)) - min(map(tokens, step)) for step in steps)
     assert spreads[len(spreads) // 2] <= 2
     assert spreads[-2] <= 20  # one step may have the last packs, which nothing fills
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_no_image_is_left_out_where_orders_need_different_numbers_of_packs(world):
+    lengths = np.random.default_rng(0).integers(2, 49, 60)
+    orders = [np.random.default_rng([5, epoch]).permutation(60) for epoch in range(30)]
+    assert max(len(first_fit(lengths, order, 60)) for order in orders) > PackSampler(lengths, 60, 5).total
+    for epoch in range(30):
+        samplers = [PackSampler(lengths, 60, 5, rank, world) for rank in range(world)]
+        for sampler in samplers:
+            sampler.set_epoch(epoch)
+        assert sorted(use.row for sampler in samplers for pack in sampler for use in pack.uses) == [*range(60)]
 
 
 def test_every_image_has_one_weight():

@@ -49,31 +49,37 @@ def first_fit(lengths: np.ndarray, order: np.ndarray, budget: int) -> list[list[
 class PackSampler(TrainSampler):
     """Shuffles images of given `lengths`, in tokens, into packs of at most `budget` tokens, again in every epoch.
 
-    The schedule follows from (seed, epoch, ranks). Every epoch has as many packs as the first: of further ones some are
-    left out at random, and if packs are missing, the largest numbers of images are halved. Those of a step, one for
-    each rank, have about equally many tokens. Progress is counted in packs.
+    The schedule follows from (seed, epoch, ranks). Every epoch has as many packs, a multiple of the ranks: if packs are
+    missing, those of most images are halved, so that no image is left out. Images of more than half a budget make as
+    many packs, of which an epoch has the largest multiple of the ranks. Those of a step, one for each rank, have about
+    equally many tokens. Progress is counted in packs.
     """
 
     def __init__(self, lengths: np.ndarray, budget: int, seed: int, rank: int = 0, world_size: int = 1) -> None:
         check_enough_samples(len(lengths), world_size)
         self.lengths, self.budget = lengths, budget
-        first = first_fit(lengths, np.random.default_rng([seed, 0]).permutation(len(lengths)), budget)
-        super().__init__(max(len(first), world_size), seed, rank, world_size)
+        needed = len(self._shuffled(np.random.default_rng([seed, 0])))
+        total = min(-(-(needed + needed // 200 + 1) // world_size), len(lengths) // world_size) * world_size
+        super().__init__(total, seed, rank, world_size)
         self.topology = WorkerTopology(world_size, 1, 1)
         self.mean_images = len(lengths) / self.total
 
     def packs(self) -> list[list[int]]:
         """Returns the packs of rows of the current epoch, for all ranks in turn."""
         rng = np.random.default_rng([self.seed, self.epoch])
-        packs = first_fit(self.lengths, rng.permutation(len(self.lengths)), self.budget)
+        packs = self._shuffled(rng)
+        for other in (rng, rng, rng, np.random.default_rng([self.seed, 0])):  # the last needs no more than `total`
+            packs = self._shuffled(other) if len(packs) > self.total else packs
         while len(packs) < self.total:
-            largest = max(packs, key=len)
-            packs.append(largest[len(largest) // 2 :])
-            del largest[len(largest) // 2 :]
-        ranks, count = self.topology.ranks, self.topology.epoch_samples(self.total)
-        kept = [packs[i] for i in sorted(rng.permutation(len(packs))[:count])]
+            rows = sorted(packs.pop(packs.index(max(packs, key=len))), key=self.lengths.__getitem__)
+            packs += [rows[::2], rows[1::2]]
+        kept = [packs[i] for i in rng.permutation(len(packs))[: self.total]]
         kept.sort(key=lambda pack: int(self.lengths[pack].sum()))
-        return [kept[step * ranks + rank] for step in rng.permutation(count // ranks) for rank in range(ranks)]
+        ranks = self.topology.ranks
+        return [kept[step * ranks + rank] for step in rng.permutation(self.total // ranks) for rank in range(ranks)]
+
+    def _shuffled(self, rng: np.random.Generator) -> list[list[int]]:
+        return first_fit(self.lengths, rng.permutation(len(self.lengths)), self.budget)
 
     def __iter__(self) -> Iterator[Any]:
         """Yields the packs of this rank in the current epoch; after a resume, the remaining ones."""
