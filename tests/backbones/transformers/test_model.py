@@ -11,6 +11,7 @@ import linvit
 from linvit import UserError
 from linvit.advice.subject import find_subject
 from linvit.analysis.probes import pooled_features
+from linvit.analysis.recorder import observable, observe
 from linvit.backbones.trained import trained_backbone
 from linvit.backbones.transformers.model import TransformersBackbone, read_images
 from linvit.linearization.distillation import Matching
@@ -64,6 +65,19 @@ def test_features_are_those_of_the_model(family: str, tmp_path: Path) -> None:
     assert backbone.prune_intermediate_layers(1) == [1]
     assert backbone.prune_intermediate_layers([0], prune_norm=True) == [0]
     backbone.forward_intermediates(images, indices=[0], intermediates_only=True)
+
+
+def test_a_copy_without_hooks_gives_the_same_features(tmp_path: Path) -> None:
+    saved("DINOv2", tmp_path)
+    spec = {"name": "transformers", "model": str(tmp_path), "pretrained": True}
+    network: Any = linvit.create_backbone(spec, "linear").eval()
+    images = torch.randn(1, 3, 32, 48)
+    last, features = network.forward_intermediates(images)
+    again: Any = observable(network, 32)
+    last_again, features_again = again.forward_intermediates(images)
+    assert torch.equal(last_again, last)
+    assert all(map(torch.equal, features_again, features))
+    assert len(observe(network, images)) == 2
 
 
 @pytest.mark.filterwarnings("error::FutureWarning")  # of what the next transformers will not have

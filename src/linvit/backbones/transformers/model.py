@@ -175,9 +175,19 @@ class TransformersBackbone(Backbone):
         self, x: Tensor, take: Collection[int] = (), stop: int | None = None
     ) -> tuple[Tensor, Grid, list[tuple[Tensor, Grid]]]:
         """Runs images through all blocks; see `Backbone.forward_levels`."""
-        states, grid = self.run(x, output_hidden_states=True).hidden_states, self.grid(x)
-        last = states[len(self.blocks) if stop is None else stop]
-        return last, grid, [(states[level + 1], grid) for level in sorted(take)]
+        found: dict[int, Tensor] = {}
+        kept = {*take} if stop is None else {*take, stop - 1}
+        hooks = [
+            self.blocks[level].register_forward_hook(lambda *given, level=level: found.update({level: given[-1]}))
+            for level in kept
+        ]  # own ones, as `output_hidden_states` keeps those of all blocks and fails in copies
+        try:
+            last = self.run(x).last_hidden_state
+        finally:
+            for hook in hooks:
+                hook.remove()
+        grid = self.grid(x)
+        return last if stop is None else found[stop - 1], grid, [(found[level], grid) for level in sorted(take)]
 
     def pool(self, x: Tensor) -> Tensor:
         """Pools tokens (B, N, C) to one feature per image (B, C)."""
