@@ -94,6 +94,6 @@ def test_torchrun_restarts_with_the_same_command(tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "continues from last.ckpt, step 10" in done.stderr
+    assert "resumes from last.ckpt, step 10" in done.stderr
     (last,) = tmp_path.rglob("last.ckpt")
     assert torch.load(last, weights_only=True)["global_step"] == 20

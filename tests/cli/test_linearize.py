@@ -152,7 +152,7 @@ def test_stages_are_runs_that_start_from_the_one_before_and_resume(folder, monke
     assert (options["teacher"]["feature_weight"], options["teacher"]["copied"]) == (1, "nothing")
     done = linvit("linearize", *given, cwd=root)  # the first stage is finished, the second has another epoch
     assert done.code == 0, done.err
-    assert "continues from last.ckpt" in done.log
+    assert "resumes from last.ckpt" in done.log
     assert all(torch.equal(value, before[name]) for name, value in weights(first).items())
     assert not (root / "new/stage_1/quickstart/version_1").exists()
     assert not (root / "new/quickstart/version_1").exists()

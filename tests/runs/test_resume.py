@@ -66,7 +66,7 @@ def test_it_starts_goes_on_and_is_finished(tmp_path, monkeypatch):
     assert "there is no matching run of 'quickstart' in out; starting one" in done.log
     done = fit(tmp_path, AUTO, **options, trainer__max_epochs=2)
     assert done.code == 0, done.err
-    assert "out/quickstart/version_0 continues from last.ckpt, step 2" in done.log
+    assert "out/quickstart/version_0 resumes from last.ckpt, step 2" in done.log
     record = runs / "version_0" / "result.json"
     told = json.loads(record.read_text(encoding="utf-8"))
     record.unlink()  # as after a kill behind the last checkpoint
@@ -108,7 +108,7 @@ def test_a_run_that_was_ended_before_its_last_validation_repeats_the_steps_befor
     with pytest.warns(UserWarning, match="was trained to its end, but its last validation is missing"):
         done = fit(tmp_path / "ended", AUTO, **options)
     assert done.code == 0, done.err
-    assert "continues from best.ckpt, step 2" in done.log
+    assert "resumes from best.ckpt, step 2" in done.log
     found, wanted = (result.read(run / "result.json") for run in (runs["ended"], runs["whole"]))
     assert (found["scores"], found["score"]) == (wanted["scores"], wanted["score"])
 
@@ -244,7 +244,7 @@ def test_the_command_at_the_end_goes_on(tmp_path):
     printed = next(line for line in done.log.splitlines() if "--resume=auto" in line).partition("linvit fit ")[2]
     again = linvit("fit", *printed.replace("MORE", "2").split(), cwd=tmp_path)
     assert again.code == 0, again.err
-    assert "continues from last.ckpt, step 2" in again.log
+    assert "resumes from last.ckpt, step 2" in again.log
     printed = next(line for line in again.log.splitlines() if "MORE" in line).partition("linvit fit ")[2]
     assert "config_from_step_2.yaml" in printed
     counted = linvit("fit", *printed.replace("MORE", "9").split(), "--trainer.max_steps=5", cwd=tmp_path)

@@ -68,9 +68,10 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--no_page", action="store_true", help="only train; do not measure and write the page")
     budget = "search a hybrid: latency=SHARE or macs=SHARE of the teacher, or softmax=BLOCKS"
     parser.add_argument("--budget", help=budget)
-    listed = "attentions that a block may have in a search, a list (windows and --model.attention)"
+    listed = "list of attentions to choose from in a search (windows and --model.attention)"
     parser.add_argument("--choices", metavar="LIST", help=listed)
-    parser.add_argument("--search_steps", type=int, default=100, help="of each choice in a search (%(default)s)")
+    steps = "training steps of each choice in a search (%(default)s)"
+    parser.add_argument("--search_steps", type=int, default=100, help=steps)
     parser.add_argument("--resume", choices=["auto"], help="auto resumes the newest run of this command")
     args, options = parser.parse_known_args(argv)
 

@@ -37,9 +37,9 @@ EPILOG = """examples:
   linvit list attentions --layouts            full, window or linear by block
   linvit list attentions focused              formula, paper, cost and options
   linvit list backbones --filter "flatten_*"  sizes and published accuracy
-  linvit list backbones flatten_swin_tiny     the same of one, and its options
+  linvit list backbones flatten_swin_tiny     one of them, with its options
   linvit list configs                         configurations for --config
-  linvit list configs quickstart              the text of one
+  linvit list configs quickstart              print one
   linvit list configs images -o mine.yaml     a copy of one, for you to change
 """
 

@@ -79,16 +79,16 @@ class ImageData(LightningDataModule):
         mean: Mean of each channel, subtracted from images in [0, 1].
         std: Standard deviation of each channel.
         image_column: Column of the images; null finds it.
-        exif_orientation: Turn photos, and masks that have the entry, as EXIF or XMP says; the papers' programs did not.
-        streaming: Read parquet, arrow or tar files or a hub set from one end to the other instead of at random.
+        exif_orientation: Rotate images, and masks with an orientation, by EXIF or XMP; the papers' programs did not.
+        streaming: Read parquet, arrow or tar files or a hub set sequentially instead of at random.
         streaming_rows: Training rows of a stream whose files do not contain their number; parquet and arrow files do.
         shuffle_buffer: Undecoded images that each loader process of a stream holds, to choose from at random.
-        bad_images: skip puts another image in the place of a training image that cannot be decoded, raise ends the run.
+        bad_images: skip replaces a training image that cannot be decoded by another one, raise ends the run.
             Evaluation always raises.
         max_bad_fraction: Largest fraction of the training images that is skipped (5 are always allowed).
         max_pixels: Images with more are refused before they are decoded; WebP and JPEG 2000 from half as many on.
         seed: Of the order of images and of all augmentation; null is `seed_everything`.
-        predict_path: Images to predict in place of the source's; anything that it can be.
+        predict_path: Images to predict instead of the source's; the same kinds of sources.
     """
 
     train_transform: Transform

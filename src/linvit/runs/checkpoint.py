@@ -314,7 +314,7 @@ def find(config: "Config", root: Path) -> Found:
                 f"{in_shell(Path(last.path))}"
             )
         rank_zero_warn(f"--resume=auto: {told}")
-    rank_zero_info(f"--resume=auto: {shown(run)} continues from {Path(checkpoint.path).name}, step {checkpoint.step}")
+    rank_zero_info(f"--resume=auto: {shown(run)} resumes from {Path(checkpoint.path).name}, step {checkpoint.step}")
     return run, checkpoint, False
 
 

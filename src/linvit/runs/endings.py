@@ -199,7 +199,7 @@ def moved(trainer: Trainer) -> UserError | None:
 
 
 def run_summary(saves: SaveCheckpoints, predict_with: str, run: Path, changes: Sequence[str]) -> str:
-    """Returns the best scores, their checkpoints, and the commands to continue; "" if nothing was saved."""
+    """Returns the best scores, their checkpoints, and the commands to resume and test; "" if nothing was saved."""
     paths: list[Path] = []
     lines: list[str] = []
     folder = Path(str(saves.dirpath))
@@ -213,7 +213,7 @@ def run_summary(saves: SaveCheckpoints, predict_with: str, run: Path, changes: S
         checkpoint = in_shell(paths[-(predict_with == "ema")])
         lines.append(f"test it         linvit test --config {config} --ckpt_path {checkpoint}")
     more = "".join(f" --trainer.{one}" for one in changes)
-    lines.append(f"continue it     linvit fit --config {config} --resume=auto{more}")
+    lines.append(f"resume it       linvit fit --config {config} --resume=auto{more}")
     if any(run.glob("events.out.tfevents.*")):
         lines.append(f"look at it      tensorboard --logdir {in_shell(run.parent)}")
     return "\n" + "".join(f"  {line}\n" for line in lines)

@@ -56,9 +56,9 @@ class Task(SavedTask):
 
     Args:
         backbone: Name, or `{name: ..., option: value}`. See `linvit list backbones`.
-        attention: Name, or `{name: ..., option: value}`, or a list with one per stage or block; null, also in a list,
-            is the backbone's own, and in the list of a student its teacher's. See `linvit list attentions`. Or a layout
-            of blocks, `{layout: ..., option: value}`, see `linvit list attentions --layouts`.
+        attention: Name, or `{name: ..., option: value}`, or a list with one per stage or block; null keeps the
+            backbone's own, and in the list of a student its teacher's. See `linvit list attentions`. Or a layout of
+            blocks, `{layout: ..., option: value}`, see `linvit list attentions --layouts`.
         num_classes: Classes. The command line takes it from the data.
         class_names: Names of the classes. The command line takes them from the data.
         img_size: Side, or [H, W], that the backbone is built for. The command line takes it from the data.
