@@ -146,9 +146,14 @@ def test_another_patch_than_the_networks_is_refused_before_training(folder: Path
         trainer(tmp_path).fit(task(), datamodule=data(folder, patch_size=8))
 
 
-def test_mixing_images_of_several_sizes_is_refused(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("option", ["mixup_alpha", "cutmix_alpha"])
+def test_mixing_images_of_several_sizes_is_refused_before_the_sizes_are_read(
+    folder: Path, tmp_path: Path, option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = data(folder)
+    monkeypatch.setattr(module, "_lengths", lambda samples: pytest.fail("sizes were read"))
     with pytest.raises(UserError, match=r"mixup and CutMix mix images of one size"):
-        trainer(tmp_path, max_epochs=1).fit(task(mixup_alpha=0.8), datamodule=data(folder))
+        trainer(tmp_path, max_epochs=1).fit(task(**{option: 0.8}), datamodule=module)
 
 
 @pytest.mark.slow

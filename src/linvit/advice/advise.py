@@ -217,6 +217,11 @@ def _measure(
 ) -> None:
     if own := other_attention(bench.network(advice.sizes[0].img_size)):
         advice.notes.append(f"the unchanged network has {', '.join(own)}; counted is as if it had softmax attention")
+    if bench.subject.several_sizes:
+        advice.notes.append(
+            "the network was trained with --data.token_budget, and each row here is of images of one size. A batch of "
+            "several sizes takes the time of its tokens: give --img_size a size of as many patches as your images have"
+        )
     given = [attention] if isinstance(attention, str | dict) else attention or []
     layouts: list[Any] = [spec for spec in given if is_layout(spec)]
     if layouts:

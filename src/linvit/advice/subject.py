@@ -38,6 +38,7 @@ class Subject:
         images: Preparation of its images, as options of data modules.
         class_names: Of its classes; None if they are not known.
         weights: Builds it with trained weights; None if `build` does.
+        several_sizes: True if it was trained on images of several sizes in one batch.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Subject:
     images: dict[str, Any] = field(default_factory=dict)
     class_names: list[str] | None = None
     weights: Callable[[tuple[int, int]], nn.Module] | None = None
+    several_sizes: bool = False
 
     def trained(self, size: tuple[int, int]) -> nn.Module:
         """Builds the network for a size with its trained weights; raises a `UserError` if there are none."""
@@ -96,6 +98,7 @@ def find_subject(model: str | Path | nn.Module) -> Subject:
         subject.own = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
         subject.in_chans = int(trained.description.options.get("in_chans") or 3)
         subject.images = _images(trained.description.preprocessing or {})
+        subject.several_sizes = "patch_size" in (trained.description.preprocessing or {})
         subject.class_names, subject.teacher = trained.class_names, str(model)
     else:
         subject = _of_name(str(model))

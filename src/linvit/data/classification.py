@@ -128,9 +128,16 @@ class ClassificationData(ImageData):
         super().setup(stage)
         if self.native is None or self.trainer is None:
             return
-        if getattr(self.trainer.lightning_module, "teacher", None) is not None:
+        task: Any = self.trainer.lightning_module
+        if getattr(task, "teacher", None) is not None:
             raise UserError("a teacher is compared on images of one size; leave --data.token_budget out")
-        network: Any = getattr(self.trainer.lightning_module, "network", None)
+        mixup = getattr(task, "mixup", None)
+        if stage == "fit" and mixup is not None and (mixup.mixup_alpha or mixup.cutmix_alpha):
+            raise UserError(
+                "mixup and CutMix mix images of one size, and batches by --data.token_budget have several: set "
+                "--model.mixup_alpha=0 --model.cutmix_alpha=0"
+            )
+        network: Any = getattr(task, "network", None)
         parts = (network, *(getattr(network, name, None) for name in ("patch_embed", "embeds")))
         found = [getattr(part, "patch_size", self.native.patch) for part in parts]
         own = {side for patch in found for side in (patch if isinstance(patch, tuple) else (patch,))}

@@ -134,11 +134,6 @@ class ClassificationTask(Task):
         """Cross entropy against smoothed, possibly mixed targets, and with `mesa` against the moving average's."""
         image, target = batch["image"], batch["label"]
         if self.mixup.mixup_alpha or self.mixup.cutmix_alpha:
-            if "loss_weight" in batch:
-                raise UserError(
-                    "mixup and CutMix mix images of one size, and batches by --data.token_budget have several: set "
-                    "--model.mixup_alpha=0 --model.cutmix_alpha=0"
-                )
             if "seed" not in batch:
                 raise UserError(
                     "mixup and CutMix are drawn from batch['seed'], an int of each batch, and this data has none. Add "
