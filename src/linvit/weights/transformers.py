@@ -44,26 +44,24 @@ def load_transformers(folder: str | Path) -> nn.Module:
         raise UserError(f"'{path}' was not written by save_pretrained: it needs config.json and model.safetensors")
     options = json.loads(read_text(path / "config.json"))
     replaced, names = options.pop(REPLACED, None), options.get("architectures") or [""]
-    found: Any = getattr(transformers, names[0], None)
+    model: Any = getattr(transformers, names[0], None)
     if not replaced:
         raise UserError(
             f"the model in '{path}' has its own attention: load it by transformers.AutoModel.from_pretrained('{path}')"
         )
-    if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
+    known = isinstance(model, type) and issubclass(model, transformers.PreTrainedModel)
+    if not known:
         raise UserError(f"transformers {transformers.__version__} has no model {names[0]!r}, which '{path}' names")
-    model: Any = found
     network = model(model.config_class.from_dict(options))
     with restrict_imports_to(()):
         for one in replaced:
             replace_attention(network, one["attention"], one["img_size"])
-    state, saved = dict[str, Any](), dict[str, Any]()
-    for file in files:
-        saved |= content_of(file)[0]
+    state = {name: tensor for file in files for name, tensor in content_of(file)[0].items()}
     own = network.state_dict()
-    current = {id(tensor): name for name, tensor in own.items()}
-    # Files have names of earlier versions of transformers.
-    before = {current[id(tensor)]: name for name, tensor in revert_weight_conversion(network, dict(own)).items()}
-    state |= saved if saved.keys() == own.keys() else {name: saved.get(old) for name, old in before.items()}
+    if state.keys() != own.keys():  # files have names of earlier versions of transformers
+        current = {id(tensor): name for name, tensor in own.items()}
+        before = revert_weight_conversion(network, dict(own))
+        state = {current[id(tensor)]: state[name] for name, tensor in before.items() if name in state}
     lacking = [name for name, value in own.items() if getattr(state.get(name), "shape", None) != value.shape]
     if lacking:
         raise UserError(f"{len(lacking)} tensors of the model are not in '{path}', or have other shapes: {lacking[0]}")
