@@ -11,6 +11,7 @@ from linvit.cli.options import RESUME_AND_CHECKPOINT
 from linvit.cli.spec import read_value
 from linvit.errors import UserError, check_number
 from linvit.io.files import CHECKPOINTS, LAST
+from linvit.io.plain_text import shown
 from linvit.io.signals import STOP
 from linvit.io.terminal import argument_parser
 
@@ -109,7 +110,7 @@ def main(argv: list[str]) -> int:
             if not args.no_page:
                 if not run.finished or not page.exists():  # of an earlier command
                     write_page(run, command, folders, search)
-                print(f"results: {page}")
+                print(f"results: {shown(page)}")
             save_student(run, folders[-1])
     return 0
 
@@ -143,7 +144,7 @@ def save_student(run: "Run", folder: Path) -> None:
         scored = any((folder / CHECKPOINTS / name).exists() for name in names)
         network: Any = load(folder if scored else folder / CHECKPOINTS / LAST).network
         getattr(network, "backbone", network).save_pretrained(folder / STUDENT)
-        print(f"for linvit.load_transformers: {folder / STUDENT}")
+        print(f"for linvit.load_transformers: {shown(folder / STUDENT)}")
 
 
 def with_teacher(teacher: str | None, options: Sequence[str]) -> "Config":
