@@ -173,10 +173,12 @@ def test_three_steps_of_linearize(family: str, tmp_path: Path) -> None:
     done = command("linearize", "--teacher=hf:model", *given, cwd=tmp_path)
     assert done.code == 0, done.err
     run = tmp_path / "checkpoints/features/version_0"
-    trained, student = linvit.load(run).network, linvit.load_transformers(run / "student")
-    assert {f"hosted.{name}": own for name, own in student.state_dict().items()}.keys() == trained.state_dict().keys()
-    for name, own in student.state_dict().items():
-        assert torch.equal(trained.state_dict()[f"hosted.{name}"], own)
+    trained: Any = linvit.load(run).network
+    student = linvit.load_transformers(run / "student").state_dict()
+    expected = dict(trained.hosted.state_dict())
+    expected |= {f"{trained.norm_name}.{name}": own for name, own in trained.norm.state_dict().items()}
+    assert student.keys() == expected.keys()
+    assert all(torch.equal(own, expected[name]) for name, own in student.items())
 
 
 def test_attention_on_the_teachers_inputs_is_compared() -> None:
