@@ -137,6 +137,7 @@ def main() -> None:
     args.results.mkdir(parents=True, exist_ok=True)
     chosen = [one for name in args.study for one in STUDY[name]] + [Experiment(**one) for one in args.run]
     if args.draw is not None:
+        print_recipes(args.results / "results.jsonl")
         draw(args.results / "results.jsonl", args.draw / "real_teacher.svg")
         draw_curves(args.results / "results.jsonl", args.draw / "real_teacher_time.svg")
     if args.sizes:
@@ -602,6 +603,18 @@ def hybrids(one: Experiment, results: Path, weights: Path, folder: Path) -> None
     near(sorted(hard[:4]), "window")
 
 
+def print_recipes(path: Path) -> None:
+    """Prints the table of recipes: cosines of class token and patches, and CPU seconds of training."""
+    found = {json.dumps(line["experiment"]): line for line in map(json.loads, lines(path))}
+    for name, *same in zip(recipes(*RECIPE[0]), *(recipes(*each).values() for each in RECIPE), strict=True):
+        cells = [name, str((same[0].steps + same[0].own_steps) * same[0].batch)]
+        for one in same:
+            line = found.get(json.dumps(one.given))
+            near = line and f"{line['after']['class']:.3f} / {line['after']['patches']:.3f}"
+            cells += [near, f"{sum(line['cpu_seconds'].values()):.0f}"] if line else ["-", "-"]
+        print(f"| {' | '.join(cells)} |")
+
+
 def draw(path: Path, picture: Path) -> None:
     """Draws the errors of all attentions before and after a few steps, means over blocks; prints their table."""
     rows = []
@@ -757,30 +770,30 @@ RECIPE = (  # attention, learning rate of transfer, factor for new parameters
 OWN = {"own_features": 0.0, "own_attention": 1.0}
 
 
-def recipes(attention: Any, lr: float, new_lr_scale: float) -> list[Experiment]:
-    """Experiments with the recipe of one attention, 240 images in the first stage."""
+def recipes(attention: Any, lr: float, new_lr_scale: float) -> dict[str, Experiment]:
+    """Experiments with the recipe of one attention, by what differs from the first."""
 
     def one(steps: int = 120, **others: Any) -> Experiment:
         return Experiment(attention, steps=steps, lr=lr, new_lr_scale=new_lr_scale, batch=2, **others)
 
-    return [
-        one(),
-        one(chain=True),
-        one(0, own_steps=120, own_lr=lr, **OWN),
-        one(own_steps=60, own_lr=3e-5),
-        one(own_steps=60, own_lr=1e-4),
-        one(60, own_steps=60, own_lr=lr, **OWN),
-        one(own_steps=60, own_lr=1e-4, own_attention=1.0),
-        one(behind=True),
-        one(ema=0.95),
-        one(distinct=32),
-        one(240),
-    ]
+    return {
+        "teacher's inputs, all blocks at once": one(),
+        "the same, twice the steps": one(240),
+        "the same, 32 distinct images": one(distinct=32),
+        "outputs behind the projection": one(behind=True),
+        "moving average of weights, 0.95": one(ema=0.95),
+        "block by block on the student's inputs": one(chain=True),
+        "student's inputs, all blocks at once": one(0, own_steps=120, own_lr=lr, **OWN),
+        "half teacher's, then half student's inputs": one(60, own_steps=60, own_lr=lr, **OWN),
+        "the first, then features at 0.00003": one(own_steps=60, own_lr=3e-5),
+        "the first, then features at 0.0001": one(own_steps=60, own_lr=1e-4),
+        "the same, with attention weighted 1": one(own_steps=60, own_lr=1e-4, own_attention=1.0),
+    }
 
 
 STUDY = {
     "all": [Experiment(name, kept=REST, steps=30, alone=True) for name in NAMES],
-    "recipe": [one for same in zip(*(recipes(*each) for each in RECIPE), strict=True) for one in same],
+    "recipe": [one for each in RECIPE for one in recipes(*each).values()],
 }
 
 if __name__ == "__main__":
