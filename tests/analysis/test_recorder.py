@@ -71,3 +71,13 @@ def test_the_state_is_what_is_kept_of_keys_and_values(attention: str, side: int,
     model = linvit.create_backbone("deit_nano", attention=attention, **options)
     (call,) = observe(model, torch.randn(1, 3, 4 * side, 4 * side)).values()
     assert call.state() == 4 * 2 * numbers
+
+
+@pytest.mark.parametrize("attention", ["window", "lolcats", "sla", "softmax"])
+def test_windows_keep_all_keys_and_values(attention: str) -> None:
+    """For any query: linear sums beside them follow from them."""
+    model = linvit.create_backbone("deit_nano", attention=attention, img_size=64)
+    with Recorder(model) as recorder:
+        model(randn(1, 3, 64, 64).float())
+    call = recorder.calls["blocks.0.attn"]
+    assert call.state() == 4 * (call.k.numel() + call.v.numel())

@@ -56,7 +56,7 @@ class LoLCATsAttention(HedgehogAttention):
         init: Literal["identity", "kaiming"] = "identity",
     ) -> None:
         super().__init__(dim, num_heads, grid, key_dim=key_dim, feature_dim=feature_dim, init=init)
-        self.declare(max_rank=None, state_size=self.features_kept * (dim + num_heads))
+        self.declare(max_rank=None)
         check_number("window_size", window_size, at_least=1, whole=True)
         check_choice("local", local, ["windows", "neighbourhood"])
         if local == "neighbourhood":

@@ -70,7 +70,6 @@ class SLAttention(Attention):
         check_choice("combine", combine, ["alpha", "proj"])
         check_choice("feature_map", feature_map, ["softmax", "elu", "relu"])
         self.window_size, self.linear, self.feature_map, self.topk = window_size, linear, feature_map, topk
-        self.declare(state_size=self.key_dim * (dim + num_heads))
         if topk is not None:
             check_number("topk", topk, above=0, at_most=1, note=", or null for windows")
             self.declare(complexity="O(N^2)")
