@@ -139,7 +139,7 @@ def test_other_networks_refuse_them_too() -> None:
         linvit.forward_images(timm.create_model("resnet18"), [torch.zeros(3, 64, 64), torch.zeros(3, 64, 32)])
     with pytest.raises(UserError, match="dynamic_img_size: true"):
         linvit.forward_images(timm.create_model("vit_tiny_patch16_224"), given())
-    with pytest.raises(UserError, match=r"each \(C, H, W\); got none"):
+    with pytest.raises(UserError, match=r"one dtype; got none"):
         deit()([])
 
 
@@ -170,3 +170,16 @@ def test_mechanisms_without_a_packed_form_say_so_once() -> None:
     with pytest.warns(UserWarning, match="XCAttention does not declare packs") as said:
         _ = [network(given()) for _ in range(3)]
     assert len([one for one in said if "packs" in str(one.message)]) == 1
+
+
+def test_lists_that_cannot_be_packed_are_refused() -> None:
+    model = linvit.create_backbone("deit_nano", num_classes=3)
+    image = torch.randn(3, 32, 32)
+    for images, given in {(): "none", (image, image.double()): "3-d torch.float32, 3-d torch.float64"}.items():
+        with pytest.raises(UserError, match=f"tensors \\(C, H, W\\) of one dtype; got {given}"):
+            model(list(images))
+    for images, given in (([image.numpy()], "ndarray"), ([image[None]], "4-d torch.float32")):
+        with pytest.raises(UserError, match=f"of one dtype; got {given}"):
+            model(images)
+    with pytest.raises(UserError, match=r"Call pack\(images\) for the tokens"):
+        model.forward_features([image, image[:, :16]])

@@ -130,7 +130,12 @@ class Backbone(nn.Module):
         return tokens, grid, found
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """Returns the last, normalised tokens (B, N, C) of images (B, in_chans, H, W)."""
+        """Returns the last, normalised tokens (B, N, C) of images (B, in_chans, H, W); `pack` is for a list."""
+        if not isinstance(x, Tensor):
+            raise UserError(
+                "forward_features takes a batch (B, C, H, W). Call pack(images) for the tokens of a list of images and "
+                "where each begins, or the backbone for their logits"
+            )
         return self.norm(self.forward_levels(x)[0])  # type: ignore[no-any-return]
 
     def pool(self, x: Tensor) -> Tensor:

@@ -11,9 +11,10 @@ from linvit.errors import UserError
 
 def as_batch(images: Sequence[Tensor]) -> Tensor | None:
     """Stacks images (C, H, W) of one size, (B, C, H, W); None if they are of several sizes."""
-    wrong = [tuple(image.shape) for image in images if image.ndim != 3]
-    if wrong or not images:
-        raise UserError(f"a list of images must have at least one, each (C, H, W); got {wrong[:1] or 'none'}")
+    kinds = {f"{image.ndim}-d {image.dtype}" if isinstance(image, Tensor) else type(image).__name__ for image in images}
+    if len(kinds) != 1 or not isinstance(images[0], Tensor) or images[0].ndim != 3:
+        given = ", ".join(sorted(kinds)) or "none"
+        raise UserError(f"a list of images must have at least one, all tensors (C, H, W) of one dtype; got {given}")
     return torch.stack(list(images)) if len({image.shape for image in images}) == 1 else None
 
 
