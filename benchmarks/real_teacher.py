@@ -124,6 +124,7 @@ def main() -> None:
     parser.add_argument("results", type=Path)
     parser.add_argument("--weights", type=Path)
     parser.add_argument("--images", type=Path)
+    parser.add_argument("--held_out", type=Path, help="images to measure on, in place of a random part of --images")
     parser.add_argument("--study", nargs="*", default=[], help=", ".join(STUDY))
     parser.add_argument("--run", nargs="*", default=[], type=json.loads, help="experiments, as mappings")
     parser.add_argument("--sizes", nargs="*", default=[], type=json.loads, help="experiments at 224 px, as mappings")
@@ -153,7 +154,7 @@ def main() -> None:
         if any(json.loads(line)["experiment"] == experiment.given for line in lines(path)):
             continue
         try:
-            found = run(experiment, args.results, args.weights, args.images)
+            found = run(experiment, args.results, args.weights, args.images, args.held_out)
         except (linvit.UserError, torch.linalg.LinAlgError) as error:
             found = {"failed": str(error)}
         with path.open("a") as file:
@@ -166,10 +167,10 @@ def lines(path: Path) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-def run(one: Experiment, results: Path, weights: Path, folder: Path) -> dict[str, Any]:
+def run(one: Experiment, results: Path, weights: Path, folder: Path, held_out: Path | None = None) -> dict[str, Any]:
     """Trains and measures one student."""
     model = teacher(weights, one.size)
-    train, held = seen(model, folder, one.size, results)
+    train, held = seen(model, folder, one.size, results, held_out)
     student, new = converted(model, one)
     changed = [block for block in range(len(model.blocks)) if block not in one.kept]
     student(held.images[:1].float())  # tells layers their grid
@@ -234,12 +235,16 @@ def teacher(weights: Path, size: int) -> nn.Module:
     return model.eval()
 
 
-def seen(model: nn.Module, folder: Path, size: int, results: Path) -> tuple[Seen, Seen]:
+def seen(model: nn.Module, folder: Path, size: int, results: Path, held_out: Path | None = None) -> tuple[Seen, Seen]:
     """The augmented images and those that are held out, with what the teacher makes of them."""
     path = results / f"seen-{size}.pt"
     if not path.exists():
         images, labels = read_images(folder)
         held, train = split(len(images))
+        if held_out is not None:
+            others, others_labels = read_images(held_out)
+            held, train = torch.arange(len(others)) + len(images), torch.arange(len(images))
+            images, labels = torch.cat([images, others]), torch.cat([labels, others_labels])
         rng = torch.Generator().manual_seed(0)
         count = SEEN[size]
         copies = torch.cat([train[torch.randperm(len(train), generator=rng)] for _ in range(-(-count // len(train)))])
