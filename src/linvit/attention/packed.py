@@ -121,16 +121,23 @@ class Packed:
 
     def add_up(self, x: Tensor) -> Tensor:
         """Replaces sums over chunks, (h, n, ...), by the sums over all chunks of their images, (h, n, ...)."""
-        counts = -(-torch.tensor(self.lengths) // CHUNK)
-        image = self.kept(("image", x.device), lambda: torch.arange(len(counts)).repeat_interleave(counts).to(x.device))
+
+        def made() -> Tensor:
+            counts = -(-torch.tensor(self.lengths) // CHUNK)
+            return torch.arange(len(counts)).repeat_interleave(counts).to(x.device)
+
+        image = self.kept(("image", x.device), made)
         sums = x.new_zeros(len(x), len(self.lengths), *x.shape[2:]).index_add(1, image, x)
         return sums.index_select(1, image)
 
     def counts(self, like: Tensor) -> Tensor:
         """Returns for each token the number of tokens of its image, (T, 1)."""
-        lengths = torch.tensor(self.lengths)
-        own: Tensor = self.kept(("counts", like.device), lambda: lengths.repeat_interleave(lengths).to(like.device))
-        return own.to(like.dtype)[:, None]
+
+        def made() -> Tensor:
+            lengths = torch.tensor(self.lengths)
+            return lengths.repeat_interleave(lengths)[:, None].to(like)
+
+        return self.kept(("counts", like.dtype, like.device), made)  # type: ignore[no-any-return]
 
     def kept(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """Returns what `make` made for this key the first time, such as a table that all layers share."""
