@@ -158,7 +158,7 @@ class PerformerAttention(Attention):
         return u
 
     def _softmax_features(self, x: Tensor, u: Tensor, peak: Tensor) -> Tensor:
-        """`m^-1/2 (exp(u - ||x'||^2 / 2 - peak) + kernel_eps)` ; overwrites u."""
+        """`m^-1/2 (exp(u - ||x'||^2 / 2 - peak) + kernel_eps)`, which overwrites u; the peak of u prevents overflow."""
         half_norm = torch.linalg.vecdot(x, x).unsqueeze(-1) / (2 * self.key_dim**0.5)
         features: Tensor = u.sub_(half_norm + peak + math.log(self.nb_features) / 2).exp_()
         return features.add(self.kernel_eps / self.nb_features**0.5)

@@ -49,10 +49,10 @@ def first_fit(lengths: np.ndarray, order: np.ndarray, budget: int) -> list[list[
 class PackSampler(TrainSampler):
     """Shuffles images of given `lengths`, in tokens, into packs of at most `budget` tokens, again in every epoch.
 
-    The schedule follows from (seed, epoch, ranks). Every epoch has as many packs, a multiple of the ranks: if packs are
-    missing, those of most images are halved, so that no image is left out. Images of more than half a budget make as
-    many packs, of which an epoch has the largest multiple of the ranks. Those of a step, one for each rank, have about
-    equally many tokens. Progress is counted in packs.
+    The schedule follows from (seed, epoch, ranks). Every epoch has the same number of packs, a multiple of the ranks,
+    and every image once: if packs are missing, those with most images are halved. Only if packs hold single images,
+    because nearly all are larger than half a budget, up to ranks - 1 images wait for another epoch. Packs of a step,
+    one for each rank, have about equally many tokens. Progress is counted in packs.
     """
 
     def __init__(self, lengths: np.ndarray, budget: int, seed: int, rank: int = 0, world_size: int = 1) -> None:
