@@ -1,10 +1,12 @@
 """Images of several sizes: packed against padded and against one after the other, on a CPU.
 
     python benchmarks/packed.py            # 192 channels, two blocks, 16 images of 128 to 448 pixels a side
+    python benchmarks/packed.py --small 8  # 64 channels, four blocks, 32 images of 32 to 80 pixels, patches of 8
 
 timm's NaFlexVit with linear attention computes the same logits in three ways: padded to the longest image with a mask
-of the keys (timm's own form), packed (`linvit.forward_images`), and image by image. The ways take turns; seconds are
-those of the processor in one thread, and ratios are of medians.
+of the keys (timm's own form), packed (`linvit.forward_images`), and image by image. With `--small` a DeiT computes them
+packed, one by one, and for as many images of 56 x 56. The ways take turns; seconds are those of the processor in one
+thread, and ratios are of medians.
 """
 
 import argparse
@@ -29,27 +31,58 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--images", type=int, default=16, help="images of a batch (%(default)s)")
     parser.add_argument("--rounds", type=int, default=7, help="rounds; ways take turns (%(default)s)")
     parser.add_argument("--attention", default="linear", help="one that can mask keys (%(default)s)")
+    parser.add_argument("--small", type=int, metavar="PATCH", help="small images, in place of all but --rounds")
     args = parser.parse_args(argv)
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    sizes = torch.randint(8, 29, (args.images, 2)).tolist()  # patches per side, uniform
+    if args.small:
+        compare(*small(args.small), args.rounds)
+    else:
+        compare(*large(args.dim, args.images, args.attention), args.rounds)
+
+
+def large(dim: int, count: int, attention: str) -> tuple[int, dict[str, Callable[[], Tensor]]]:
+    """Returns a number of images of 128 to 448 pixels and the ways of a NaFlexVit to compute them; prints sizes."""
+    sizes = torch.randint(8, 29, (count, 2)).tolist()  # patches per side, uniform
     images = [torch.randn(3, PATCH * height, PATCH * width) for height, width in sizes]
-    network, batch = model(args.dim, args.attention), padded(images)
-    projected = model(args.dim, args.attention, embed_proj_type="linear")  # which takes patches that are cut already
+    network, batch = model(dim, attention), padded(images)
+    projected = model(dim, attention, embed_proj_type="linear")  # which takes patches that are cut already
     state = network.state_dict()
     state["embeds.proj.weight"] = state["embeds.proj.weight"].permute(0, 2, 3, 1).flatten(1)
     projected.load_state_dict(state)
-    ways: dict[str, Callable[[], Tensor]] = {
+    tokens, longest = [height * width for height, width in sizes], batch["patches"].shape[1]
+    print(f"{count} images of {min(tokens)} to {longest} tokens, {sum(tokens)} in all; padded they are")
+    print(f"{count * longest}, {count * longest / sum(tokens):.2f} times as many")
+    return count, {
         "padded": lambda: projected(batch),
         "packed": lambda: linvit.forward_images(network, images),
         "one by one": lambda: torch.cat([network(image[None]) for image in images]),
     }
-    tokens, longest = [height * width for height, width in sizes], batch["patches"].shape[1]
-    print(f"{args.images} images of {min(tokens)} to {longest} tokens, {sum(tokens)} in all; padded they are")
-    print(f"{args.images * longest}, {args.images * longest / sum(tokens):.2f} times as many")
+
+
+def small(patch: int) -> tuple[int, dict[str, Callable[[], Tensor]]]:
+    """Returns the number of images of 32 to 80 pixels and the ways of a DeiT to compute them; prints sizes."""
+    options = {"embed_dim": 64, "depth": 4, "num_heads": 2, "patch_size": patch, "cpe": True}
+    network = linvit.create_backbone("deit_tiny", attention="linear", img_size=56, num_classes=10, **options)
+    sizes = torch.randint(32, 81, (32, 2)).div(patch).round().long().tolist()  # patches per side
+    images, square = (
+        [torch.randn(3, patch * height, patch * width) for height, width in sizes],
+        torch.randn(32, 3, 56, 56),
+    )
+    tokens = sum(height * width for height, width in sizes)
+    print(f"{len(set(map(tuple, sizes)))} sizes, {tokens} tokens; 56 x 56: {32 * (56 // patch) ** 2}")
+    return 32, {
+        "packed": lambda: network(images),
+        "one by one": lambda: torch.cat([network(image[None]) for image in images]),
+        "56 x 56": lambda: network(square),
+    }
+
+
+def compare(count: int, ways: dict[str, Callable[[], Tensor]], rounds: int) -> None:
+    """Prints images per second of each way in training and inference."""
     for training in (True, False):
         seconds: dict[str, list[float]] = {name: [] for name in ways}
-        for _ in range(args.rounds + 1):
+        for _ in range(rounds + 1):
             for name, way in ways.items():
                 start = time.process_time()
                 with torch.set_grad_enabled(training):
@@ -59,7 +92,7 @@ def main(argv: list[str] | None = None) -> None:
                 seconds[name].append(time.process_time() - start)
         medians = {name: statistics.median(own[1:]) for name, own in seconds.items()}  # the first round warms up
         for name, median in medians.items():
-            rate, ratio = args.images / median, median / medians["packed"]
+            rate, ratio = count / median, median / medians["packed"]
             print(f"{'training' if training else 'inference'}  {name:<10}  {rate:7.2f} images/s  {ratio:.2f} x packed")
 
 
