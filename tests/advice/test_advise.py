@@ -53,6 +53,8 @@ def test_softmax_that_costs_half_of_the_time_pays(monkeypatch, nano):
     advice.subject.teacher, advice.subject.own = "timm:vit", (24, 24)
     train = "--teacher timm:vit --data.source=IMAGES --model.attention=linear --data.img_size=32"
     assert advice.commands().endswith(f"# train it: linvit linearize {train}")
+    advice.subject.several_sizes = True
+    assert advice.commands().endswith(f"{train} --data.token_budget=null --data.max_tokens=null")
 
 
 def test_layouts_are_measured_and_jetvit_is_shown(monkeypatch):

@@ -156,6 +156,13 @@ def test_mixing_images_of_several_sizes_is_refused_before_the_sizes_are_read(
         trainer(tmp_path, max_epochs=1).fit(task(**{option: 0.8}), datamodule=module)
 
 
+def test_a_student_of_such_a_run_learns_from_images_of_one_size(folder: Path, tmp_path: Path) -> None:
+    student = task(attention="linear")
+    student.teacher = student.network
+    with pytest.raises(UserError, match=r"set --data.token_budget=null --data.max_tokens=null"):
+        trainer(tmp_path).fit(student, datamodule=data(folder, max_tokens=40))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_interrupted_run_is_bit_equal(folder: Path, tmp_path: Path, workers: int) -> None:

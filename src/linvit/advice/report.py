@@ -118,6 +118,7 @@ class Advice:
         )  # a run has its own
         train += [f"--model.attention={attention if isinstance(attention, str) else json.dumps(attention)}"]
         train += [] if size == self.subject.own else [f"--data.img_size={json.dumps(side)}"]
+        train += ["--data.token_budget=null", "--data.max_tokens=null"] if self.subject.several_sizes else []
         return (
             f"import linvit, timm\n\nmodel = {code}\n"
             f"linvit.replace_attention(model, {attention!r}, img_size={side})\n"

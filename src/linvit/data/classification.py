@@ -130,7 +130,8 @@ class ClassificationData(ImageData):
             return
         task: Any = self.trainer.lightning_module
         if getattr(task, "teacher", None) is not None:
-            raise UserError("a teacher is compared on images of one size; leave --data.token_budget out")
+            one_size = "set --data.token_budget=null --data.max_tokens=null"  # a teacher's run may have set both
+            raise UserError(f"a teacher is compared on images of one size: {one_size}")
         mixup = getattr(task, "mixup", None)
         if stage == "fit" and mixup is not None and (mixup.mixup_alpha or mixup.cutmix_alpha):
             raise UserError(
