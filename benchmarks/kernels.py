@@ -1,7 +1,8 @@
 """Launches, bytes, registers, spills and shared memory of the Triton kernels of attention, without a GPU.
 
-`python benchmarks/kernels.py` prints the tables of docs/gpu.md. The programs are those that `linvit.attention.kernels`
-launches for a training step; they are compiled for each architecture by Triton's own ptxas, and none is run.
+`python benchmarks/kernels.py` prints the tables of docs/guides/gpu.md. The programs are those that
+`linvit.attention.kernels` launches for a training step; they are compiled for each architecture by Triton's own ptxas,
+and none is run.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Draws README's picture, docs/linearized.svg, from the table of docs/linearize.md: `python benchmarks/linearized.py`.
+"""Draws docs/results/linearized.svg from the table of docs/results/linearize.md: `python benchmarks/linearized.py`.
 
 Each line leads from an attention trained from random weights to the same one in a copy of a trained softmax network.
 """
@@ -11,14 +11,14 @@ from matplotlib.figure import Figure
 
 from linvit.experiments.plots import COLOURS, STYLE, svg
 
-DOCS = Path(__file__).parents[1] / "docs"
+RESULTS = Path(__file__).parents[1] / "docs" / "results"
 TEACHER = 0.975
 CELL = re.compile(r"([\d.]+) ± ([\d.]+)")
 
 
 def table() -> list[tuple[str, list[float]]]:
     """Names, with means and spreads from random weights (the column `nothing`) and with all weights copied (`all`)."""
-    text = (DOCS / "linearize.md").read_text(encoding="utf-8").partition("| attention | nothing | ")[2]
+    text = (RESULTS / "linearize.md").read_text(encoding="utf-8").partition("| attention | nothing | ")[2]
     rows = [line.strip("| ").split(" | ") for line in text.partition("\n\n")[0].splitlines()[2:]]
     return [
         (name.replace("`", ""), [float(x) for cell in (cells[0], cells[6]) for x in CELL.fullmatch(cell).groups()])
@@ -49,4 +49,4 @@ def picture() -> str:
 
 
 if __name__ == "__main__":
-    (DOCS / "linearized.svg").write_text(picture(), encoding="utf-8")
+    (RESULTS / "linearized.svg").write_text(picture(), encoding="utf-8")

@@ -17,7 +17,7 @@ from tests.golden_files import Golden, of_case
 from tests.helpers import perturb
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
-PICTURE = FOLDER.parent / "docs" / "linearized.svg"
+PICTURE = FOLDER.parent / "docs" / "results" / "linearized.svg"
 
 
 def test_what_they_import_of_linvit_is_there() -> None:

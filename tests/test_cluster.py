@@ -1,4 +1,4 @@
-"""The job script of docs/cluster.md, with stand-ins for SLURM's commands, and torchrun's restarts."""
+"""The job script of docs/guides/cluster.md, with stand-ins for SLURM's commands, and torchrun's restarts."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ from lightning.pytorch import Callback
 from tests.cli.runs import QUICKSTART, flags, tiny
 
 ROOT = Path(__file__).parents[1]
-SCRIPT = ROOT / "docs" / "linvit.sbatch"
+SCRIPT = ROOT / "docs" / "guides" / "linvit.sbatch"
 SRUN = """#!/bin/bash
 while [[ $1 == --* ]]; do shift; done
 for ((i = 0; i < SLURM_NTASKS; i++)); do SLURM_PROCID=$i SLURM_LOCALID=$i "$@" & pids+=($!); done

@@ -46,13 +46,13 @@ PUBLIC = (
     "testing",
 )
 SORTED = {f"reference/{page}" for page in ("attentions", "backbones", "heads", "recipes", "keys")}
-MEASURED = ("gallery/README.md", "linearize.md", "results/*.md", "export.md")
+MEASURED = ("gallery/README.md", "results/linearize.md", "results/*.md", "guides/export.md")
 """Pages with tables of our results, in the order in which a mechanism's page shows its rows of them."""
 OF_THE_PROGRAM = ("The conformance kit", "Growth with N", "Attention in training: time and memory")
 SECTIONS = {
     "Tutorials": r"tutorials/",
     "Reference": r"reference/(?!attentions/)",
-    "Optional": r"reference/attentions/|results/|gallery/|linearize$|contributing$|architecture$",
+    "Optional": r"reference/attentions/|results/|gallery/|contributing$|architecture$",
     "Docs": "",
 }
 """Of llms.txt: a page is in the first whose pattern it begins with."""

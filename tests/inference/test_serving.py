@@ -1,4 +1,4 @@
-"""The programs of docs/export.md, with a file of `linvit export`, and without linvit."""
+"""The programs of docs/guides/export.md, with a file of `linvit export`, and without linvit."""
 
 import io
 import json
@@ -18,9 +18,8 @@ from PIL import Image, ImageOps
 
 from tests.cli.runs import linvit
 
-PROGRAMS = re.findall(
-    r"^```python\n(.*?)^```", (Path(__file__).parents[2] / "docs" / "export.md").read_text(), re.MULTILINE | re.DOTALL
-)
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "export.md"
+PROGRAMS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 REQUESTS, BAD_EVERY = 1000, 10
 
 
@@ -98,5 +97,5 @@ def post(port, file):
 def test_the_file_runs_in_onnxruntime_as_the_page_says(exported, monkeypatch, capsys):
     monkeypatch.chdir(exported)
     (program,) = (each for each in PROGRAMS if "import json, numpy, onnxruntime" in each)
-    exec(compile(program, "docs/export.md", "exec"), {})
+    exec(compile(program, "docs/guides/export.md", "exec"), {})
     assert re.fullmatch(r"\['\d'(, '\d'){4}\]\n", capsys.readouterr().out)

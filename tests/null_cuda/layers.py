@@ -4,7 +4,7 @@ A layer (64, 3136, 96) with 3 heads runs under bfloat16 autocast, forward and ba
 the CUDA runtime and of cuBLAS; bytes are those of the tensors that each of its operators reads and writes, of which a
 cache may save a part. Nothing here is a time.
 
-`--write` makes the table of docs/gpu.md again, but for what stands before its changes.
+`--write` makes the table of docs/guides/gpu.md again, but for what stands before its changes.
 
 Example:
     $ python -m tests.null_cuda.layers linear focused
@@ -36,7 +36,7 @@ from tests.null_cuda.device import HERE, Calls, build, missing, run
 
 BATCH, SIDE, DIM, HEADS = 64, 56, 96, 3
 KERNELS = {"linear_attention", "linear_attention_backward"}  # whose programs are counted one by one
-DOCS = HERE.parents[1] / "docs" / "gpu.md"
+DOCS = HERE.parents[1] / "docs" / "guides" / "gpu.md"
 ROW = re.compile(r"\| (`?)([a-z_0-9 ]+)\1 \| (\d+) \+ (\d+) \| \d+ \+ \d+ \| ([\d.]+) \+ ([\d.]+) \|.*")
 PAIR = r" ([\d.]+) \+ ([\d.]+) \|"
 ROWS = re.compile(rf"^\| `(\w+)` \|{PAIR}{PAIR}{PAIR}{PAIR}", re.MULTILINE)
@@ -115,7 +115,7 @@ def errors(name: str) -> tuple[float, float]:
 
 
 def with_counts(text: str, counted: str) -> str:
-    """The text of docs/gpu.md with the rows of its table that were counted, and with their errors."""
+    """The text of docs/guides/gpu.md with the rows of its table that were counted, and with their errors."""
     figures = r"\| ([\w ]+) \| (\d+) \| (\d+) \| ([\d.]+) \| ([\d.]+)"
     rows = {name: found for name, *found in re.findall(figures, counted)}
     with bfloat16_stays():
@@ -163,7 +163,7 @@ def main() -> int:
     parser.add_argument("--operators", action="store_true", help="show each operator with its bytes, too")
     parser.add_argument("--recompute", action="store_true", help="count with `recompute_attention: true`")
     parser.add_argument("--kernel", action="store_true", help="count with `attention_kernel: triton`")
-    parser.add_argument("--write", action="store_true", help="write the table of docs/gpu.md")
+    parser.add_argument("--write", action="store_true", help="write the table of docs/guides/gpu.md")
     given = parser.parse_args()
     if "CALLS" in os.environ:
         names = given.names or [*list_attentions(), "authors"]

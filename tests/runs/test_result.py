@@ -23,7 +23,7 @@ from tests.cli.runs import linvit
 from tests.data.images import image_folder
 from tests.experiments.compare.runs import write_run
 
-PAGE = (Path(__file__).parents[2] / "docs" / "results.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "result.md").read_text(encoding="utf-8")
 
 
 def test_a_finished_run_has_a_record(run):

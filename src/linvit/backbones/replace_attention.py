@@ -34,7 +34,7 @@ def replace_attention(
 
     Args:
         model: A backbone of linvit, any model of linvit's attention layers, or one of timm's or transformers' that
-            docs/timm.md and docs/guides/transformers.md list, or a model built from the same modules.
+            docs/guides/timm.md and docs/guides/transformers.md list, or a model built from the same modules.
         attention: One spec, or a list with one per stage or per block, in which None keeps a block's attention.
         img_size: Side, or (H, W), that mechanisms with parameters per token are built for, in a timm or
             transformers model that takes any size. A model of linvit knows its own.

@@ -49,7 +49,7 @@ COMMANDS = {
     "check --timeout": "Use timeout 60 linvit check NAME: plug-ins are imported in the process of the check",
     **{name.replace(".", " --"): row.instead for name, row in OPTIONS.items() if row.owner == "compare"},
     "doctor": "Use pip check, which names packages that do not fit, and python -m torch.utils.collect_env",
-    "export --int8": "Use torchao on the network of linvit.load (docs/export.md, 8 bits)",
+    "export --int8": "Use torchao on the network of linvit.load (docs/guides/export.md, 8 bits)",
     "leaderboard": "Use linvit compare --report FOLDER..., which makes one table of the runs in all folders",
     "linearize --keep": "Use --budget softmax=N, which finds the N blocks that keep softmax (docs/guides/linearize.md)",
     "probe --epochs": "Use linvit probe without it: the linear classifier is trained to convergence",

@@ -1,4 +1,4 @@
-"""`result.json` of a finished run: configuration, data, scores and costs; described in docs/results.md."""
+"""`result.json` of a finished run: configuration, data, scores and costs; described in docs/reference/result.md."""
 
 import hashlib
 import json

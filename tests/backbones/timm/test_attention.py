@@ -256,7 +256,7 @@ def test_the_bias_goes_only_to_what_takes_one() -> None:
 )
 def test_a_model_that_cannot_take_it_says_why(model: str, message: str) -> None:
     """In one line, which ends with where the models are that can (a dot does not match a line break)."""
-    line = f"^.*{message}.*use one of timm's models that docs/timm.md lists, such as vit_tiny_patch16_224$"
+    line = f"^.*{message}.*use one of timm's models that docs/guides/timm.md lists, such as vit_tiny_patch16_224$"
     with torch.device("meta"), pytest.raises(UserError, match=line):
         linvit.create_backbone({"name": "timm", "model": model}, attention="focused")
 

@@ -1,4 +1,4 @@
-"""The table of timm's models in docs/timm.md is what the program does: `python -m tests.backbones.timm.test_table`."""
+"""The table in docs/guides/timm.md is what the program does: `python -m tests.backbones.timm.test_table`."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ import torch
 
 from linvit import UserError, replace_attention
 
-PAGE = Path(__file__).parents[3] / "docs" / "timm.md"
+PAGE = Path(__file__).parents[3] / "docs" / "guides" / "timm.md"
 LINEAR = "linear in the tokens, or convolutions, already"
 WINDOWS = "not `mlla` with its stem, which is of the whole map"
 NOTES = {

@@ -16,7 +16,7 @@ from linvit.layers.hosting import AttentionHost, attend, queries_keys_values
 from linvit.layers.projections import Rows, joined, widened
 from linvit.registry import Spec, attentions
 
-ACCEPTED = "use one of timm's models that docs/timm.md lists, such as vit_tiny_patch16_224"
+ACCEPTED = "use one of timm's models that docs/guides/timm.md lists, such as vit_tiny_patch16_224"
 """Ends the messages about models whose attention cannot be replaced."""
 
 
