@@ -1,6 +1,7 @@
 """What docstrings say of a name: linvit's own are read, those of other packages are imported."""
 
 import functools
+import gc
 import importlib
 import sys
 
@@ -98,3 +99,12 @@ def test_what_a_program_registers_is_described_from_itself():
         assert source.of(functools.partial(Mine)).summary == "Mine."
     finally:
         attentions._registered.pop("mine_described")
+
+
+def test_a_name_is_imported_on_use_while_garbage_collection_is_paused(write, tmp_path):
+    write("import gc\nenabled = gc.isenabled()\n")
+    package = tmp_path / "package.py"
+    package.write_text("if TYPE_CHECKING:\n    from written import enabled\n")
+    get, names = source.deferred("package", str(package))
+    assert names == ["enabled"]
+    assert (get("enabled"), gc.isenabled()) == (False, True)

@@ -5,7 +5,6 @@ from `linvit.preset`. Nothing is imported before it is used: presets are read fr
 """
 
 import functools
-import importlib
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -38,7 +37,7 @@ class Entry:
         module, _, attribute = self.target.partition(":")
         whose = f"{kind} class '{self.name}'" if self.target == self.name else f"{kind} '{self.name}' of {self.owner}"
         try:
-            loaded = importlib.import_module(module)
+            loaded: Any = source.import_module(module)
             loaded = attrgetter(attribute)(loaded) if attribute else loaded
         except KeyboardInterrupt:
             raise

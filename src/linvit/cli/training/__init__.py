@@ -5,6 +5,7 @@ import re
 
 from linvit.cli.training.help import HELP, default_rows, short_help
 from linvit.io.signals import STOP
+from linvit.registry.source import import_module
 
 VERBS = ("fit", "validate", "test", "predict")
 TASK = re.compile(r"(\w+\.)*[A-Z]\w*[a-z]\w*")  # class of a task, as a value of --model
@@ -28,9 +29,7 @@ def test(argv: list[str]) -> None:
 def predict(argv: list[str]) -> None:
     """Predicts files with the network of --model, or else the data source of a configuration."""
     if names_a_network(argv):
-        from linvit.cli.training.predict_files import main
-
-        main(argv)
+        import_module("linvit.cli.training.predict_files").main(argv)
     else:
         _start("predict", argv)
 
@@ -40,9 +39,7 @@ def _start(verb: str, argv: list[str]) -> None:
         print(short_help(verb, default_rows()))
         return
     with STOP.caught():  # also while torch is imported
-        from linvit.cli.training.command_line import train
-
-        train([verb, *argv])
+        import_module("linvit.cli.training.command_line").train([verb, *argv])
 
 
 def names_a_network(argv: list[str]) -> bool:
