@@ -2,14 +2,17 @@
 
     python benchmarks/packed.py            # 192 channels, two blocks, 16 images of 128 to 448 pixels a side
     python benchmarks/packed.py --small 8  # 64 channels, four blocks, 32 images of 32 to 80 pixels, patches of 8
+    python benchmarks/packed.py --small 8 --attention '{"name": "sla", "window_size": 4}'
 
 timm's NaFlexVit with linear attention computes the same logits in three ways: padded to the longest image with a mask
 of the keys (timm's own form), packed (`linvit.forward_images`), and image by image. With `--small` a DeiT computes them
-packed, one by one, and for as many images of 56 x 56. The ways take turns; seconds are those of the processor in one
-thread, and ratios are of medians.
+packed, one size after the other (as mechanisms without `packs` do), one by one, and for as many images of 56 x 56. The
+ways take turns; seconds are those of the processor in one thread, and ratios are of medians.
 """
 
 import argparse
+import copy
+import json
 import statistics
 import time
 from collections.abc import Callable
@@ -30,18 +33,24 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--dim", type=int, default=192, help="channels (%(default)s)")
     parser.add_argument("--images", type=int, default=16, help="images of a batch (%(default)s)")
     parser.add_argument("--rounds", type=int, default=7, help="rounds; ways take turns (%(default)s)")
-    parser.add_argument("--attention", default="linear", help="one that can mask keys (%(default)s)")
-    parser.add_argument("--small", type=int, metavar="PATCH", help="small images, in place of all but --rounds")
+    parser.add_argument("--attention", default="linear", help="without --small one that can mask keys (%(default)s)")
+    parser.add_argument(
+        "--small",
+        type=int,
+        metavar="PATCH",
+        help="small images; then of the options above --rounds and --attention count",
+    )
     args = parser.parse_args(argv)
     torch.manual_seed(0)
     torch.set_num_threads(1)
+    spec = json.loads(args.attention) if args.attention.startswith("{") else args.attention
     if args.small:
-        compare(*small(args.small), args.rounds)
+        compare(*small(args.small, spec), args.rounds)
     else:
-        compare(*large(args.dim, args.images, args.attention), args.rounds)
+        compare(*large(args.dim, args.images, spec), args.rounds)
 
 
-def large(dim: int, count: int, attention: str) -> tuple[int, dict[str, Callable[[], Tensor]]]:
+def large(dim: int, count: int, attention: Any) -> tuple[int, dict[str, Callable[[], Tensor]]]:
     """Returns a number of images of 128 to 448 pixels and the ways of a NaFlexVit to compute them; prints sizes."""
     sizes = torch.randint(8, 29, (count, 2)).tolist()  # patches per side, uniform
     images = [torch.randn(3, PATCH * height, PATCH * width) for height, width in sizes]
@@ -60,10 +69,14 @@ def large(dim: int, count: int, attention: str) -> tuple[int, dict[str, Callable
     }
 
 
-def small(patch: int) -> tuple[int, dict[str, Callable[[], Tensor]]]:
+def small(patch: int, attention: Any) -> tuple[int, dict[str, Callable[[], Tensor]]]:
     """Returns the number of images of 32 to 80 pixels and the ways of a DeiT to compute them; prints sizes."""
     options = {"embed_dim": 64, "depth": 4, "num_heads": 2, "patch_size": patch, "cpe": True}
-    network = linvit.create_backbone("deit_tiny", attention="linear", img_size=56, num_classes=10, **options)
+    network = linvit.create_backbone("deit_tiny", attention=attention, img_size=56, num_classes=10, **options)
+    by_size = copy.deepcopy(network)
+    for module in by_size.modules():
+        if isinstance(module, linvit.Attention):
+            module.declare(packs=False)
     sizes = torch.randint(32, 81, (32, 2)).div(patch).round().long().tolist()  # patches per side
     images, square = (
         [torch.randn(3, patch * height, patch * width) for height, width in sizes],
@@ -73,6 +86,7 @@ def small(patch: int) -> tuple[int, dict[str, Callable[[], Tensor]]]:
     print(f"{len(set(map(tuple, sizes)))} sizes, {tokens} tokens; 56 x 56: {32 * (56 // patch) ** 2}")
     return 32, {
         "packed": lambda: network(images),
+        "by size": lambda: by_size(images),
         "one by one": lambda: torch.cat([network(image[None]) for image in images]),
         "56 x 56": lambda: network(square),
     }
@@ -96,7 +110,7 @@ def compare(count: int, ways: dict[str, Callable[[], Tensor]], rounds: int) -> N
             print(f"{'training' if training else 'inference'}  {name:<10}  {rate:7.2f} images/s  {ratio:.2f} x packed")
 
 
-def model(dim: int, attention: str, embed_proj_type: str = "conv") -> Any:
+def model(dim: int, attention: Any, embed_proj_type: str = "conv") -> Any:
     """Builds two blocks of a NaFlexVit with another attention."""
     options: dict[str, Any] = {"embed_dim": dim, "depth": 2, "num_heads": dim // 64, "num_classes": 100}
     network = timm.create_model("naflexvit_base_patch16_gap", embed_proj_type=embed_proj_type, **options)

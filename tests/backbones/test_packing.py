@@ -52,6 +52,9 @@ def assert_as_alone(network: Any, of_positions: float = 1e-12) -> None:
         {"attention": "linear", "distilled": True, "qk_norm": "rms"},
         {"attention": ["mlla", "softmax"], "cpe": True, "ffn": "mbconv"},
         {"rel_pos_bias": True, "input_norm": True},
+        {"attention": {"layout": "jetvit", "linear": "jetvit", "window": 2, "full": [2]}, "depth": 4},
+        {"attention": {"layout": "vitdet", "window": 2}, "depth": 6, "class_token": False, "global_pool": "avg"},
+        {"attention": [{"name": name, "window_size": 2} for name in ("sla", "lolcats")], "cpe": True},
         {"decomposed_positions": True, "class_token": False, "global_pool": "avg", "window_size": 2},
     ],
     ids=str,
@@ -166,8 +169,8 @@ def test_a_subclass_does_not_inherit_that_it_packs() -> None:
 
 
 def test_mechanisms_without_a_packed_form_say_so_once() -> None:
-    network = deit(attention="xca")
-    with pytest.warns(UserWarning, match="XCAttention does not declare packs") as said:
+    network = deit(attention="soft")
+    with pytest.warns(UserWarning, match="SoftAttention does not declare packs") as said:
         _ = [network(given()) for _ in range(3)]
     assert len([one for one in said if "packs" in str(one.message)]) == 1
 

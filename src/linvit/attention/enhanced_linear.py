@@ -14,14 +14,14 @@ For fewer tokens than channels per head the reference multiplies `q k^T` first. 
 order is always the one above.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import Literal, cast
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from linvit.attention.base import Attention, Grid
+from linvit.attention.base import Attention, Grid, Packed
 from linvit.attention.declarations import Facts
 from linvit.attention.ops.decorators import full_precision
 from linvit.attention.ops.functional import join_heads, split_heads
@@ -56,7 +56,7 @@ class EnhancedLinearAttention(Attention):
             place of the projection's bias and, in training, lets the samples of a batch depend on each other.
     """
 
-    facts = Facts(complexity="O(N)")
+    facts = Facts(complexity="O(N)", packs=True)
     precision = "inherit"  # each scale runs in float32, its convolutions as all others
 
     def __init__(
@@ -113,31 +113,40 @@ class EnhancedLinearAttention(Attention):
     def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, (1 + S) d), the unaggregated scale first."""
         scales = zip(self.queries(q, grid), self.keys(k, grid), self.values(v, grid), strict=True)
-        return torch.cat([self._attend(*scale) for scale in scales], dim=-1).to(v.dtype)
+        return torch.cat([self._attend(*scale, grid) for scale in scales], dim=-1).to(v.dtype)
 
     @full_precision
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid | Packed) -> Tensor:
         """Returns the linear attention of one scale."""
-        return linear_attention(F.relu(q), F.relu(k), v, self.eps)
+        return linear_attention(F.relu(q), F.relu(k), v, self.eps, grid=grid)
 
     def queries(self, q: Tensor, grid: Grid) -> list[Tensor]:
         """Returns the queries at every scale, (B, h, N, dk) each."""
-        return self._at_scales(q, self.q_aggregations, grid.size, q[:, :, : grid.num_prefix])
+        return self._at_scales(q, self.q_aggregations, grid, keys=False)
 
     def keys(self, k: Tensor, grid: Grid) -> list[Tensor]:
         """Returns the keys at every scale, (B, h, M, dk) each."""
-        return self._at_scales(k, self.k_aggregations, grid.keys_size, torch.zeros_like(k[:, :, : grid.num_prefix]))
+        return self._at_scales(k, self.k_aggregations, grid, keys=True)
 
     def values(self, v: Tensor, grid: Grid) -> list[Tensor]:
         """Returns the values v_s at every scale, (B, h, M, d) each."""
-        return self._at_scales(v, self.v_aggregations, grid.keys_size, torch.zeros_like(v[:, :, : grid.num_prefix]))
+        return self._at_scales(v, self.v_aggregations, grid, keys=True)
 
-    def _at_scales(self, x: Tensor, aggregations: nn.ModuleList, size: tuple[int, int], prefix: Tensor) -> list[Tensor]:
-        """Returns tokens (B, h, N, d) unchanged and aggregated, there with `prefix` (B, h, P, d) before the patches."""
-        plane = join_heads(x)[:, prefix.shape[2] :].mT.unflatten(2, size)  # (B, h*d, H, W), channels last in memory
-        patches = [_aggregated(plane, aggregation, x.shape[1]) for aggregation in aggregations]
-        if prefix.shape[2]:
-            patches = [torch.cat([prefix, local], dim=2) for local in patches]
+    def _at_scales(self, x: Tensor, aggregations: nn.ModuleList, grid: Any, *, keys: bool) -> list[Tensor]:
+        """Returns tokens (B, h, N, d) unchanged and aggregated; there prefix queries stay, and prefix keys are 0."""
+        rows, heads = join_heads(x), x.shape[1]
+        if isinstance(grid, Packed):
+            places = grid.prefix(x.device)
+            prefix = x.index_select(2, places)
+            local = [
+                _aggregated(lambda conv: grid.convolve(conv, rows, conv.padding[0]), one, heads) for one in aggregations
+            ]
+            return [x, *(one.index_copy(2, places, torch.zeros_like(prefix) if keys else prefix) for one in local)]
+        plane = rows[:, grid.num_prefix :].mT.unflatten(2, grid.keys_size if keys else grid.size)  # (B, h*d, H, W)
+        patches = [_aggregated(lambda conv: conv(plane).flatten(2).mT, one, heads) for one in aggregations]
+        if grid.num_prefix:
+            prefix = x[:, :, : grid.num_prefix]
+            patches = [torch.cat([torch.zeros_like(prefix) if keys else prefix, one], dim=2) for one in patches]
         return [x, *patches]  # (B, h, N, d) each
 
     def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
@@ -160,10 +169,10 @@ def _aggregation(num_heads: int, head_dim: int, scale: int, bias: bool) -> nn.Se
     )
 
 
-def _aggregated(plane: Tensor, aggregation: nn.Module, heads: int) -> Tensor:
-    """Returns a plane (B, h*d, H, W) aggregated, (B, h, H*W, d)."""
+def _aggregated(convolved: Callable[[Any], Tensor], aggregation: nn.Module, heads: int) -> Tensor:
+    """Returns what a convolution makes of tokens, (B, N, h*d), aggregated further, (B, h, N, d)."""
     depthwise, pointwise = cast("Iterable[nn.Conv2d]", aggregation)
-    local = split_heads(depthwise(plane).flatten(2).mT, heads)
+    local = split_heads(convolved(depthwise), heads)
     # The 1x1 convolution as a product per head: torch convolves image by image and head by head, with copies.
     weight = pointwise.weight.flatten(1).unflatten(0, (heads, -1)).mT  # (h, d, d)
     out: Tensor = local @ weight

@@ -20,10 +20,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from linvit.attention.base import Grid
+from linvit.attention.base import Grid, Packed
 from linvit.attention.declarations import Facts
 from linvit.attention.ops.activations import ACTIVATIONS
-from linvit.attention.ops.value_conv import ConvolvedAttention, check_side, convolve_each, convolve_values
+from linvit.attention.ops.linear import key_mean, key_product, mean_product
+from linvit.attention.ops.value_conv import ConvolvedAttention, check_side, convolve_images
 from linvit.errors import UserError
 
 FEATURE_MAPS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -44,7 +45,7 @@ class InLineAttention(ConvolvedAttention):
         residual_kernel: Side k of the convolution's kernels, odd; 0 disables the convolution.
     """
 
-    facts = Facts(complexity="O(N)")
+    facts = Facts(complexity="O(N)", packs=True)
     precision = "mixed"
     convolution = "residual"
     depthwise = False
@@ -90,6 +91,8 @@ class InLineAttention(ConvolvedAttention):
     def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """Returns the linear attention."""
         q, k, mean = self._features(q, k)
+        if isinstance(grid, Packed):
+            return key_product(q, k, v, grid) / grid.counts(q) + (1 - mean_product(q, k, grid)) * key_mean(v, grid)
         context = k.mT @ v / k.shape[-2]
         return q @ context + (1 - q @ mean.mT) * v.mean(-2, keepdim=True)
 
@@ -107,6 +110,7 @@ class InLineAttention(ConvolvedAttention):
 
     def convolved(self, v: Tensor, grid: Grid, x: Tensor) -> Tensor:  # type: ignore[override]
         """Returns the convolution of the patch values, (B, h, M, d) -> (B, h, N, d); 0 for prefix tokens."""
-        kernels = cast("nn.Module", self.residual)(x.mean(1).unsqueeze(2))  # (B, C k k, 1)
-        kernels = kernels.view(x.shape[0], self.dim, self.side, self.side)  # (B, C, k, k)
-        return convolve_values(lambda plane: convolve_each(plane, kernels.to(plane.dtype)), v, grid)
+        mean = grid.means(x) if isinstance(grid, Packed) else x.mean(1)
+        kernels = cast("nn.Module", self.residual)(mean.unsqueeze(2))  # (B, C k k, 1)
+        kernels = kernels.view(mean.shape[0], self.dim, self.side, self.side)  # (B, C, k, k)
+        return convolve_images(kernels, v, grid)

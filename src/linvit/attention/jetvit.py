@@ -15,11 +15,11 @@ channel (dk without the convolution). A query without a positive entry gets zero
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from linvit.attention.base import Attention, Grid
+from linvit.attention.base import Attention, Grid, Packed
 from linvit.attention.declarations import Facts
 from linvit.attention.ops.functional import join_heads, linear_as_given, split_heads
 from linvit.attention.ops.linear import linear_attention
-from linvit.attention.ops.value_conv import convolve_each, depthwise_matrix
+from linvit.attention.ops.value_conv import convolve_images, depthwise_matrix
 from linvit.errors import check_number, check_odd
 
 EPS = 1e-6
@@ -34,7 +34,7 @@ class JetViTAttention(Attention):
         zero_init: Begin with kernels of zeros.
     """
 
-    facts = Facts(complexity="O(N)", same_grid=True, channelwise=True, linear_in_values=False)
+    facts = Facts(complexity="O(N)", same_grid=True, channelwise=True, linear_in_values=False, packs=True)
 
     def __init__(
         self,
@@ -66,14 +66,15 @@ class JetViTAttention(Attention):
         if mask is not None:
             keys, v = keys * mask[:, None, :, None], v.masked_fill(~mask[:, None, :, None], 0)
         tokens = join_heads(v)
-        local = convolve_each(grid.plane(tokens), self.kernels(tokens, grid, mask)).flatten(2).mT
-        local = split_heads(F.pad(local, (0, 0, grid.num_prefix, 0)), self.num_heads)
-        return local + linear_attention(F.relu(q), keys, v, EPS, least=True)
+        local = convolve_images(self.kernels(tokens, grid, mask), split_heads(tokens, self.num_heads), grid)
+        return local + linear_attention(F.relu(q), keys, v, EPS, least=True, grid=grid)
 
-    def kernels(self, tokens: Tensor, grid: Grid, mask: Tensor | None = None) -> Tensor:
+    def kernels(self, tokens: Tensor, grid: Grid | Packed, mask: Tensor | None = None) -> Tensor:
         """Returns kernels (B, C, k, k) of values (B, N, C), whose entries outside the mask are zero."""
         patches = tokens[:, grid.num_prefix :]
-        if mask is None:
+        if isinstance(grid, Packed):
+            mean = grid.means(tokens, prefix=False)
+        elif mask is None:
             mean = patches.mean(1)
         else:
             mean = patches.sum(1) / mask[:, grid.num_prefix :].sum(1, keepdim=True).clamp_min(1)

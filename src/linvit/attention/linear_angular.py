@@ -16,10 +16,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from linvit.attention.base import Attention, Grid
+from linvit.attention.base import Attention, Grid, Packed
 from linvit.attention.declarations import Facts
 from linvit.attention.ops.activations import normalize, of_both
 from linvit.attention.ops.functional import safe_norm
+from linvit.attention.ops.linear import key_mean, key_product
 from linvit.attention.ops.value_conv import ConvolvedValues, convolve_heads, convolve_sequence
 from linvit.errors import UserError, check_number, check_odd
 
@@ -44,7 +45,7 @@ class LinearAngularAttention(Attention):
             "grid2d": one of r x r taps on the grid, which reads and writes patch tokens only.
     """
 
-    facts = Facts(complexity="O(N)", same_grid=True)
+    facts = Facts(complexity="O(N)", same_grid=True, packs=True)
     precision = "mixed"
 
     def __init__(
@@ -71,7 +72,9 @@ class LinearAngularAttention(Attention):
         self.own_half = half == "identity"
         self.unit_outputs = out_norm
         self.eps = eps
-        self.declare(linear_in_values=not out_norm, complexity="O(N^2)" if sparse_reg else "O(N)")
+        self.declare(linear_in_values=not out_norm)
+        if sparse_reg:
+            self.declare(complexity="O(N^2)", packs=False)
         self.on_grid = dconv == "grid2d"
         shape = (res_kernel_size, res_kernel_size if self.on_grid else 1)
         padding = (shape[0] // 2, shape[1] // 2)
@@ -84,8 +87,11 @@ class LinearAngularAttention(Attention):
     def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """Returns the linear-angular attention, normalised."""
         unit_q, unit_k = of_both(lambda x: normalize(x, self.eps), q, k)
-        halved = v if self.own_half else v.mean(-2, keepdim=True)
-        y = (unit_q @ (unit_k.mT @ v / math.pi)).add_(halved, alpha=0.5)
+        halved = v if self.own_half else key_mean(v, grid)
+        if isinstance(grid, Packed):
+            y = key_product(unit_q, unit_k, v / math.pi, grid) + 0.5 * halved
+        else:
+            y = (unit_q @ (unit_k.mT @ v / math.pi)).add_(halved, alpha=0.5)
         if self.sparse_reg and self.training:
             y = y + self._sparse_map(q, k) @ v
         return normalize(y, self.eps) if self.unit_outputs else y
@@ -97,7 +103,7 @@ class LinearAngularAttention(Attention):
 
     def convolved(self, v: Tensor, grid: Grid) -> Tensor:
         """Returns the depthwise convolution of the values, (B, h, N, d) -> (B, h, N, d)."""
-        return convolve_heads(self.dconv, v, grid) if self.on_grid else convolve_sequence(self.dconv, v)
+        return (convolve_heads if self.on_grid else convolve_sequence)(self.dconv, v, grid)
 
     def matrix_parts(self) -> dict[str, Attention]:
         """Returns the normalised attention, the constant's share included, and the convolution."""

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from linvit.attention.base import Grid
 from linvit.attention.declarations import Facts
 from linvit.attention.hedgehog import HedgehogAttention
-from linvit.attention.ops.local import Neighbourhoods, Windows, masked_softmax
+from linvit.attention.ops.local import Neighbourhoods, windows_of
 from linvit.errors import check_choice, check_number, check_odd
 
 
@@ -38,7 +38,7 @@ class LoLCATsAttention(HedgehogAttention):
         init: Of the feature map, "identity" or "kaiming", as published.
     """
 
-    facts = Facts(complexity="O(N)", same_grid=True, equivariant=False)
+    facts = Facts(complexity="O(N)", same_grid=True, equivariant=False, packs=True)
     precision = "float32"
 
     def __init__(
@@ -60,9 +60,10 @@ class LoLCATsAttention(HedgehogAttention):
         check_number("window_size", window_size, at_least=1, whole=True)
         check_choice("local", local, ["windows", "neighbourhood"])
         if local == "neighbourhood":
+            self.declare(packs=False)
             check_odd("window_size", window_size, "3, 5 or 7 with local=neighbourhood")
         self.window_size, self.affine, self.shift = window_size, affine, shift
-        self.near = Windows if local == "windows" else Neighbourhoods
+        self.near = windows_of if local == "windows" else Neighbourhoods
         self.exports_any_size = min(grid.size) > window_size  # torch.export keeps to a single window
         self.window_factors = nn.Parameter(torch.zeros(num_heads))
 
@@ -87,11 +88,7 @@ class LoLCATsAttention(HedgehogAttention):
             top = torch.where(beyond[..., -1:] > 0, top.clamp_min(0), top).detach()
             weight = weight * torch.exp(-top.clamp_min(0))
         sums = g * torch.exp(logits - top) @ near.with_prefix(ones) + weight * beyond
-        patches = near.join(sums[..., :-1] / sums[..., -1:])
-        if not near.prefix:
-            return patches
-        kept = None if mask is None else mask[:, None, None]  # all keys are near to prefix tokens
-        return torch.cat([masked_softmax(q[:, :, : near.prefix], k, v, kept, scale), patches], 2)
+        return near.complete(near.join(sums[..., :-1] / sums[..., -1:]), q, k, v, scale, mask)
 
     def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor] | None:
         """Returns None: the matrix has no thin factors."""

@@ -1,7 +1,8 @@
 """Positions of the tokens of images of several sizes in one row, without padding.
 
 Sums over the tokens of each image and convolutions take as many calls as those of images of one size: the row is cut
-into chunks that one product of a batch sums, and its patches are laid out on one plane with zeros between the images.
+into chunks that one product of a batch sums, and its patches are put on one plane with zeros between the images, or
+into the windows of all images.
 """
 
 import math
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from linvit.attention.grid import Grid
 from linvit.attention.ops.decorators import supports_custom_autograd
+from linvit.attention.ops.functional import upcast
 from linvit.errors import UserError
 
 CHUNK = 64
@@ -25,8 +27,8 @@ class Packed:
 
     Images of equal size are side by side, in the order in which they are given, and are one group: its part of the
     row is a view (n, N, C) of n images of one `Grid`. What works token by token is called with the whole row. What
-    mixes tokens takes the sums of chunks (`cut`, `add_up`), lies on one plane (`map_patches`), or is called with each
-    group (`map_images`).
+    mixes tokens takes the sums of chunks (`cut`, `add_up`), one plane (`map_patches`) or windows (`windows`), or is
+    called with each group (`map_images`).
 
     Args:
         sizes: Patch grid (H, W) of each image.
@@ -52,6 +54,7 @@ class Packed:
         for grid, _ in self.groups:
             grid.check()
         self.order = tuple(sorted(range(len(sizes)), key=self.sizes.__getitem__))
+        self._sizes = sorted(self.sizes)  # in the order of the row
         self.lengths = tuple(grid.num_queries for grid, n in self.groups for _ in range(n))
         self._parts = [grid.num_queries * n for grid, n in self.groups]
         self._kept: dict[Hashable, Any] = {}
@@ -95,7 +98,7 @@ class Packed:
         """
         out = self.convolve(change, x, 1)
         if self.num_prefix:
-            prefix = self._layout(1, x.device).empty_back
+            prefix = self.prefix(x.device)
             out = out.index_copy(1, prefix, x.index_select(1, prefix))
         return out
 
@@ -105,30 +108,52 @@ class Packed:
         All images lie on one plane, so far apart that `change`, which mixes patches at most `reach` apart, mixes none.
         """
         layout = self._layout(reach, x.device)
-        plane = _move(x, layout).mT.unflatten(2, layout.shape)  # (1, C, H, W)
-        return _move(change(plane).flatten(2).mT, layout.turned())
+        plane = move(x, layout).mT.unflatten(2, layout.shape)  # (1, C, H, W)
+        return move(change(plane).flatten(2).mT, layout.turned())
+
+    def convolve_sequence(self, change: Callable[[Tensor], Tensor], x: Tensor, reach: int) -> Tensor:
+        """Applies a convolution along the tokens of each image, prefix included, to a row (1, h, T, d)."""
+        layout = self._rooms(("sequence", reach), x.device, lambda lengths: lengths + reach)
+        return move(change(move(x[0], layout)[None])[0], layout.turned())[None]
 
     def cut(self, x: Tensor, zeros: bool = True) -> Tensor:
         """Cuts a row (1, h, T, d) into chunks (h, n, c, d), filled up with zeros, or with the image's last token."""
         layout = self._chunks(x.device)
         layout = layout if zeros else layout._replace(empty=layout.empty[:0])
-        cut: Tensor = _move(x[0], layout).unflatten(1, (-1, CHUNK))
+        cut: Tensor = move(x[0], layout).unflatten(1, (-1, CHUNK))
         return cut
 
     def uncut(self, x: Tensor) -> Tensor:
         """Joins chunks (h, n, c, d) to a row (1, h, T, d)."""
-        return _move(x.flatten(1, 2), self._chunks(x.device).turned())[None]
+        return move(x.flatten(1, 2), self._chunks(x.device).turned())[None]
 
     def add_up(self, x: Tensor) -> Tensor:
         """Replaces sums over chunks, (h, n, ...), by the sums over all chunks of their images, (h, n, ...)."""
+        return self.image_sums(x).index_select(1, self.images(x.device))
+
+    def image_sums(self, x: Tensor) -> Tensor:
+        """Adds up sums over chunks, (h, n, ...), for each image in the order of the row, (h, B, ...)."""
+        return x.new_zeros(len(x), len(self.lengths), *x.shape[2:]).index_add(1, self.images(x.device), x)
+
+    def means(self, x: Tensor, prefix: bool = True) -> Tensor:
+        """Means over the tokens, or the patches alone, of each image of a row (1, T, C), (B, C) in its order."""
+        own = x if prefix else x.index_fill(1, self.prefix(x.device), 0)
+        sums = self.image_sums(self.cut(upcast(own)[:, None]).sum(-2))[0]
+        counts = torch.tensor(self.lengths) - (0 if prefix else self.num_prefix)
+        return (sums / counts[:, None].to(sums)).to(x.dtype)
+
+    def images(self, device: torch.device) -> Tensor:
+        """Returns the image of each chunk, (n,)."""
 
         def made() -> Tensor:
             counts = -(-torch.tensor(self.lengths) // CHUNK)
-            return torch.arange(len(counts)).repeat_interleave(counts).to(x.device)
+            return torch.arange(len(counts)).repeat_interleave(counts).to(device)
 
-        image = self.kept(("image", x.device), made)
-        sums = x.new_zeros(len(x), len(self.lengths), *x.shape[2:]).index_add(1, image, x)
-        return sums.index_select(1, image)
+        return self.kept(("image", device), made)  # type: ignore[no-any-return]
+
+    def prefix(self, device: torch.device) -> Tensor:
+        """Returns the places of the prefix tokens in the row, image by image, (B p,)."""
+        return self._layout(1, device).empty_back
 
     def counts(self, like: Tensor) -> Tensor:
         """Returns for each token the number of tokens of its image, (T, 1)."""
@@ -147,44 +172,64 @@ class Packed:
 
     def _chunks(self, device: torch.device) -> "_Layout":
         """Returns the places of the tokens in the chunks."""
+        return self._rooms("chunks", device, lambda lengths: -(-lengths // CHUNK) * CHUNK)
+
+    def _rooms(self, name: Hashable, device: torch.device, room: Callable[[Tensor], Tensor]) -> "_Layout":
+        """Returns the places of the tokens in a row with `room` places for images of lengths (B,), from the first."""
 
         def made() -> _Layout:
             lengths = torch.tensor(self.lengths)
-            filled = -(-lengths // CHUNK) * CHUNK
-            shifts = (filled.cumsum(0) - filled) - (lengths.cumsum(0) - lengths)
+            rooms = room(lengths)
+            shifts = (rooms.cumsum(0) - rooms) - (lengths.cumsum(0) - lengths)
             places = torch.arange(self.num_queries) + shifts.repeat_interleave(lengths)
-            return _Layout.of(places, (int(filled.sum()),), device)
+            return _Layout.of(places, (int(rooms.sum()),), device)
 
-        return self.kept(("chunks", device), made)  # type: ignore[no-any-return]
+        return self.kept((name, device), made)  # type: ignore[no-any-return]
 
     def _layout(self, gap: int, device: torch.device) -> "_Layout":
         """Returns the places of the patches on a plane with `gap` empty patches between images, on shelves."""
 
         def made() -> _Layout:
-            sizes = [grid.size for grid, n in self.groups for _ in range(n)]
-            room = max(max(width for _, width in sizes), math.isqrt(sum(h * w for h, w in sizes)))
+            room = max(max(width for _, width in self._sizes), math.isqrt(sum(h * w for h, w in self._sizes)))
             x = y = height = 0
             corners = []
-            for own_height, own_width in sizes:
+            for own_height, own_width in self._sizes:
                 if x + own_width > room:
                     x, y, height = 0, y + height + gap, 0
                 corners.append((y, x))
                 x, height = x + own_width + gap, max(height, own_height)
-            lengths = torch.tensor(self.lengths)
-            rows, columns, widths = (
-                torch.tensor([(*at, w) for at, (_, w) in zip(corners, sizes, strict=True)])
-                .repeat_interleave(lengths, 0)
-                .T
-            )
-            patch = (
-                torch.arange(self.num_queries)
-                - (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
-                - self.num_prefix
-            )
-            places = (rows + patch // widths) * room + columns + patch % widths
-            return _Layout.of(places.where(patch >= 0, -1), (y + height, room), device)
+            image, row, column = self._patches()
+            top, left = torch.tensor(corners)[image].T
+            places = (top + row) * room + left + column
+            return _Layout.of(places.where(row >= 0, -1), (y + height, room), device)
 
         return self.kept(("plane", gap, device), made)  # type: ignore[no-any-return]
+
+    def window_counts(self, sides: Sequence[int]) -> list[int]:
+        """Returns the number of windows of these sides of each image, in the order of the row."""
+        return [-(-height // sides[0]) * -(-width // sides[1]) for height, width in self._sizes]
+
+    def windows(self, sides: Sequence[int], device: torch.device) -> "_Layout":
+        """Returns the places of the patches in windows of these sides, one image after the other."""
+
+        def made() -> _Layout:
+            (image, row, column), (height, width) = self._patches(), sides
+            counts = torch.tensor(self.window_counts(sides))
+            window = (counts.cumsum(0) - counts)[image] + row // height * -(
+                -torch.tensor(self._sizes)[image, 1] // width
+            )
+            places = ((window + column // width) * height + row % height) * width + column % width
+            return _Layout.of(places.where(row >= 0, -1), (int(counts.sum()) * height * width,), device)
+
+        return self.kept(("windows", tuple(sides), device), made)  # type: ignore[no-any-return]
+
+    def _patches(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns the image of each token, and its row and column there, (T,) each; a row below 0 for prefix tokens."""
+        lengths = torch.tensor(self.lengths)
+        image = torch.arange(len(lengths)).repeat_interleave(lengths)
+        patch = torch.arange(self.num_queries) - (lengths.cumsum(0) - lengths)[image] - self.num_prefix
+        width = torch.tensor(self._sizes)[image, 1]
+        return image, patch // width, patch % width
 
     def table(self, of_grid: Callable[[Grid], Tensor]) -> Tensor:
         """Joins what a table (1, N, C) is on the grid of each image to a row (1, T, C)."""
@@ -225,7 +270,7 @@ class _Layout(NamedTuple):
         return _Layout(self.back, self.empty_back, self.there, self.empty)
 
 
-def _move(x: Tensor, layout: _Layout) -> Tensor:
+def move(x: Tensor, layout: _Layout) -> Tensor:
     """Brings rows of (h, T, d) to their places, (h, n, d); 0 where none is."""
     if supports_custom_autograd(x):
         return _Moved.apply(x, *layout[:4])  # type: ignore[no-any-return]
@@ -245,4 +290,4 @@ class _Moved(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         there, empty, back, empty_back = ctx.saved_tensors
-        return _move(gradient, _Layout(back, empty_back, there, empty)), None, None, None, None
+        return move(gradient, _Layout(back, empty_back, there, empty)), None, None, None, None

@@ -20,8 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from linvit.attention.base import Grid
+from linvit.attention.base import Grid, Packed
 from linvit.attention.ops.activations import by_sign
+from linvit.attention.ops.linear import key_count, key_max, key_product, key_sum
 from linvit.attention.ops.rotary import RotaryLinearAttention, rotate_tokens
 
 
@@ -32,6 +33,7 @@ class PolaPPAttention(RotaryLinearAttention):
         rotary: Rotate the features in the numerators, alone; `key_dim` must then be even.
     """
 
+    facts = RotaryLinearAttention.facts
     precision = "float32"
     feature_ratio = 2
     core_channelwise = True
@@ -46,6 +48,9 @@ class PolaPPAttention(RotaryLinearAttention):
     def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """Returns the two maps on their halves, in float32 or float64."""
         maps, k = self._terms(q, k, grid)
+        if isinstance(grid, Packed):
+            both = zip(maps, v.tensor_split(2, -1), strict=True)
+            return torch.cat([key_product(q, k, half, grid) / denominator for (q, denominator), half in both], -1)
         contexts = (k.mT @ v).tensor_split(2, -1)  # the first is the wider if d is odd
         halves = [q @ context / denominator for (q, denominator), context in zip(maps, contexts, strict=True)]
         return torch.cat(halves, dim=-1)
@@ -62,14 +67,14 @@ class PolaPPAttention(RotaryLinearAttention):
 
         All are scaled as said above, and K is not divided by M.
         """
-        plus = k.detach().amax(-2, keepdim=True).clamp(min=0)  # the largest entries, (B, h, 1, dk)
-        minus = k.detach().amin(-2, keepdim=True).clamp(max=0).neg()
+        largest = key_max(torch.cat([k, -k], -1).detach(), grid).clamp(min=0)  # (B, h, 1, 2 dk)
+        plus, minus = largest.chunk(2, -1)
         size = k.abs()
         k = by_sign((size - _chosen(k, plus, minus)).exp() * -torch.expm1(-size), k)
-        total, eps = k.sum(-2, keepdim=True).mT, self.eps * k.shape[-2]
+        total, eps = key_sum(k, grid), self.eps * key_count(k, grid)
 
         if self.facts.rotary:  # which mixes the entries of a pair: these are scaled alike
-            pairs = torch.cat([plus, minus], dim=-1).unflatten(-1, (-1, 2))
+            pairs = largest.unflatten(-1, (-1, 2))
             gap = (pairs.amax(-1, keepdim=True) - pairs).flatten(-2)  # (B, h, 1, 2 dk)
             k = rotate_tokens(k * (-gap).exp(), grid, keys=True)
         maps, size = [], q.abs()
@@ -78,7 +83,8 @@ class PolaPPAttention(RotaryLinearAttention):
             exponent = power + _chosen(x, plus, minus)
             top = exponent.detach().amax(-1, keepdim=True)  # (B, h, N, 1)
             features = by_sign((exponent - top).exp() * -torch.expm1(-power), x)
-            denominator = features @ total + (eps * (-top).exp()).clamp(min=torch.finfo(q.dtype).tiny)
+            product = (features * total).sum(-1, keepdim=True) if isinstance(grid, Packed) else features @ total.mT
+            denominator = product + (eps * (-top).exp()).clamp(min=torch.finfo(q.dtype).tiny)
             if self.facts.rotary:
                 features = rotate_tokens(features * gap.clamp(max=80).exp(), grid)  # e^88 is the end of float32
             maps.append((features, denominator))

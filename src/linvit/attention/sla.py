@@ -25,7 +25,7 @@ from linvit.attention.base import Attention, Grid
 from linvit.attention.declarations import Facts
 from linvit.attention.ops.activations import elu_plus_one
 from linvit.attention.ops.linear import linear_attention
-from linvit.attention.ops.local import SelectedBlocks, Windows, window_attention
+from linvit.attention.ops.local import SelectedBlocks, Windows, window_attention, windows_of
 from linvit.errors import UserError, check_choice, check_number
 
 EPS = 1e-5
@@ -46,7 +46,7 @@ class SLAttention(Attention):
         blocks: Tokens of a block of queries, and of keys, with `topk`.
     """
 
-    facts = Facts(complexity="O(N)", same_grid=True)
+    facts = Facts(complexity="O(N)", same_grid=True, packs=True)
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class SLAttention(Attention):
         self.window_size, self.linear, self.feature_map, self.topk = window_size, linear, feature_map, topk
         if topk is not None:
             check_number("topk", topk, above=0, at_most=1, note=", or null for windows")
-            self.declare(complexity="O(N^2)")
+            self.declare(complexity="O(N^2)", packs=False)
         if isinstance(blocks, str) or not isinstance(blocks, Sequence) or len(blocks) != 2:
             raise UserError(f"blocks must be two numbers of tokens, such as [64, 64]; got {blocks!r}")
         for size in blocks:
@@ -99,7 +99,7 @@ class SLAttention(Attention):
     def near(self, q: Tensor, k: Tensor, grid: Grid, mask: Tensor | None = None) -> Windows:
         """Returns the near keys of queries and keys (B, h, N, dk): windows, or selected blocks."""
         if self.topk is None:
-            return Windows(grid, self.window_size)
+            return windows_of(grid, self.window_size)
         return SelectedBlocks(grid, q, k, self.topk, self.blocks, mask)
 
     def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, mask: Tensor | None = None) -> Tensor:
@@ -110,7 +110,7 @@ class SLAttention(Attention):
         if mask is not None:
             keys = keys * mask[:, None, :, None]
         if self.linear == "all":
-            distant, left = linear_attention(self.features(q), keys, v, EPS), None
+            distant, left = linear_attention(self.features(q), keys, v, EPS, grid=grid), None
         else:
             distant, left = self._rest(self.features(q), keys, v, windows, mask)
         if self.proj_l is not None:

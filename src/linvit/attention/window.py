@@ -14,7 +14,7 @@ from torch import Tensor
 
 from linvit.attention.base import Attention, Grid
 from linvit.attention.declarations import Facts
-from linvit.attention.ops.local import Windows, window_attention
+from linvit.attention.ops.local import window_attention, windows_of
 from linvit.errors import check_number
 
 
@@ -25,7 +25,7 @@ class WindowAttention(Attention):
         window_size: Side w of the windows, in patches. A window as large as the grid is full softmax.
     """
 
-    facts = Facts(complexity="O(N)", same_grid=True)
+    facts = Facts(complexity="O(N)", same_grid=True, packs=True)
     precision = "inherit"
     recompute = False
 
@@ -39,4 +39,4 @@ class WindowAttention(Attention):
 
     def core(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, mask: Tensor | None = None) -> Tensor:
         """(B, h, N, dk), (B, h, N, dk), (B, h, N, d) -> (B, h, N, d); keys outside `mask` (B, N) take no part."""
-        return window_attention(q, k, v, Windows(grid, self.window_size), self.key_dim**-0.5, mask)
+        return window_attention(q, k, v, windows_of(grid, self.window_size), self.key_dim**-0.5, mask)

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from linvit.attention.base import Grid
 from linvit.attention.ops.functional import is_exporting
 from linvit.attention.ops.orders import chunked
+from linvit.attention.packed import Packed, move
 
 
 class Windows:
@@ -73,7 +74,76 @@ class Windows:
 
     def beyond(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """`q (k^T v)` over the patches of all other windows, (B, n, h, L, d), of features and values (B, h, N, ...)."""
-        return self.split(q) @ sum_of_others(self.split(k).mT @ self.split(v))
+        return self.split(q) @ self.but_own(self.split(k).mT @ self.split(v))
+
+    def but_own(self, x: Tensor) -> Tensor:
+        """Returns for each window the sum over all others of its image, (B, n, ...)."""
+        return sum_of_others(x)
+
+    def complete(
+        self, patches: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None = None
+    ) -> Tensor:
+        """Returns joined outputs of patches and those of prefix tokens, softmax over all keys, (B, h, N, d)."""
+        if not self.prefix:
+            return patches
+        front = masked_softmax(q[:, :, : self.prefix], k, v, None if mask is None else mask[:, None, None], scale)
+        return torch.cat([front, patches], 2)
+
+
+class PackedWindows(Windows):
+    """The n windows of all images of a pack. `join` gives rows, with zeros for prefix tokens."""
+
+    def __init__(self, grid: Packed, side: int) -> None:
+        self.pack, self.prefix = grid, 0
+        self.sides = tuple(min(side, max(lengths)) for lengths in zip(*grid.sizes, strict=True))
+
+    @property
+    def number(self) -> int:
+        """Number n of windows."""
+        return sum(self.pack.window_counts(self.sides))
+
+    def split(self, x: Tensor) -> Tensor:
+        """Returns patches of (1, h, T, d) by window, (1, n, h, L, d); zeros where no token is."""
+        windows = move(x[0], self.pack.windows(self.sides, x.device))  # (h, n L, d)
+        return windows.unflatten(1, (self.number, -1)).transpose(0, 1)[None]  # type: ignore[no-any-return]
+
+    def join(self, x: Tensor) -> Tensor:
+        """Returns the inverse of `split`, (1, n, h, L, d) -> (1, h, T, d)."""
+        return move(x[0].transpose(0, 1).flatten(1, 2), self.pack.windows(self.sides, x.device).turned())[None]
+
+    def kept(self, mask: Tensor | None, like: Tensor) -> Tensor | None:
+        """True for the keys of each window that are tokens, (1, n, 1, 1, p + L); a pack has no mask."""
+        ones = like.new_ones(1, 1, like.shape[2], 1)
+        return self.pack.kept(("kept", self.sides, like.device), lambda: self.with_prefix(ones).mT > 0)  # type: ignore[no-any-return]
+
+    def with_prefix(self, x: Tensor) -> Tensor:
+        """Returns keys of each window: the prefix tokens of its image, then its patches, (1, n, h, p + L, d)."""
+        patches, prefix = self.split(x), self.pack.num_prefix
+        if not prefix:
+            return patches
+        images = x[0].index_select(1, self.pack.prefix(x.device)).unflatten(1, (-1, prefix)).transpose(0, 1)
+        counts = torch.tensor(self.pack.window_counts(self.sides), device=x.device)
+        return torch.cat([images.repeat_interleave(counts, 0, output_size=self.number)[None], patches], 3)
+
+    def but_own(self, x: Tensor) -> Tensor:
+        """Returns for each window the sum over all others of its image, (1, n, ...)."""
+        return torch.cat([sum_of_others(part) for part in x.split(self.pack.window_counts(self.sides), 1)], 1)
+
+    def complete(
+        self, patches: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None = None
+    ) -> Tensor:
+        """Returns joined outputs of patches and those of prefix tokens, softmax over the image's keys, (1, h, T, d)."""
+        prefix = self.pack.num_prefix
+
+        def front(q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+            return F.pad(masked_softmax(q[:, :, :prefix], k, v, None, scale), (0, 0, 0, grid.num_queries - prefix))
+
+        return patches + self.pack.map_images(front, q, k, v) if prefix else patches
+
+
+def windows_of(grid: Grid | Packed, side: int) -> Windows:
+    """Returns the windows of an image, or of packed images."""
+    return PackedWindows(grid, side) if isinstance(grid, Packed) else Windows(grid, side)
 
 
 def window_attention(
@@ -83,18 +153,14 @@ def window_attention(
 
     Queries without any key get zeros.
     """
-    prefix, kept = windows.prefix, windows.kept(mask, q)
+    kept = windows.kept(mask, q)
     if kept is not None:
         kept = kept.expand(q.shape[0], -1, -1, -1, -1).flatten(0, 1)
     queries, keys, values = (
         x.flatten(0, 1) for x in (windows.split(q), windows.with_prefix(k), windows.with_prefix(v))
     )
     out = masked_softmax(queries, keys, values, kept, scale).unflatten(0, (q.shape[0], windows.number))
-    patches = windows.join(out)
-    if not prefix:
-        return patches
-    front = masked_softmax(q[:, :, :prefix], k, v, None if mask is None else mask[:, None, None], scale)
-    return torch.cat([front, patches], 2)
+    return windows.complete(windows.join(out), q, k, v, scale, mask)
 
 
 def masked_softmax(q: Tensor, k: Tensor, v: Tensor, kept: Tensor | None, scale: float) -> Tensor:

@@ -9,6 +9,7 @@ Cost: k^2 P C MACs for kernels of side k at P patches.
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar, cast
 
 import torch
@@ -41,18 +42,22 @@ def convolve_heads(conv: nn.Conv2d, v: Tensor, grid: Grid) -> Tensor:
 
     Values on another grid than the queries' (spatial reduction) are brought to it first, bilinearly.
     """
+    kernels, reach = _per_channel(conv, v), int(conv.padding[0])  # (h*d, 1, s, s)
+    convolve = partial(F.conv2d, weight=kernels, padding=reach, groups=len(kernels))
+    if isinstance(grid, Packed):
+        return split_heads(grid.convolve(convolve, join_heads(v), reach), v.shape[1])
     patches = v[:, :, grid.num_prefix :].transpose(1, 2).flatten(2)  # (B, patches, h*d)
     plane = patches.mT.unflatten(2, grid.keys_size)  # (B, h*d, H, W), channels last in memory
     if grid.keys_size != grid.size:
         plane = F.interpolate(plane, size=grid.size, mode="bilinear", align_corners=False)
-    kernels = _per_channel(conv, v)  # (h*d, 1, s, s)
-    plane = F.conv2d(plane, kernels, padding=cast("tuple[int, int]", conv.padding), groups=len(kernels))
-    local = plane.flatten(2).mT.unflatten(2, (v.shape[1], v.shape[3])).transpose(1, 2)  # (B, h, H*W, d)
+    local = convolve(plane).flatten(2).mT.unflatten(2, (v.shape[1], v.shape[3])).transpose(1, 2)  # (B, h, H*W, d)
     return F.pad(local, (0, 0, grid.num_prefix, 0)) if grid.num_prefix else local
 
 
-def convolve_sequence(conv: nn.Conv2d, v: Tensor) -> Tensor:
+def convolve_sequence(conv: nn.Conv2d, v: Tensor, grid: Grid | Packed | None = None) -> Tensor:
     """Returns values (B, h, N, d) convolved along the sequence of all tokens by kernels (h, 1, r, 1), (B, h, N, d)."""
+    if isinstance(grid, Packed):
+        return grid.convolve_sequence(lambda row: convolve_sequence(conv, row), v, int(conv.padding[0]))
     kernels = _per_channel(conv, v).squeeze(3)  # (h*d, 1, r)
     tokens = v.mT.flatten(1, 2)  # (B, h*d, N)
     along = F.conv1d(tokens, kernels, padding=conv.padding[0], groups=len(kernels))
@@ -105,6 +110,14 @@ def convolve_each(plane: Tensor, kernels: Tensor) -> Tensor:
         return torch.stack([shifted * entry[..., None, None] for shifted, entry in parts]).sum(0)
     alone, kernels = plane.flatten(0, 1)[None], kernels.flatten(0, 1)[:, None]  # (1, B C, H, W), (B C, 1, k, k)
     return F.conv2d(alone, kernels, padding=kernels.shape[-1] // 2, groups=len(kernels)).view_as(plane)
+
+
+def convolve_images(kernels: Tensor, v: Tensor, grid: Grid | Packed) -> Tensor:
+    """`convolve_values` by kernels of each image and channel, (B, C, k, k), in a pack in the order of the row."""
+    if isinstance(grid, Packed):
+        of_sizes = iter(kernels.split([n for _, n in grid.groups]))
+        return grid.map_images(lambda own, one: convolve_images(next(of_sizes), own, one), v)
+    return convolve_values(lambda plane: convolve_each(plane, kernels.to(plane.dtype)), v, grid)
 
 
 def shifts(plane: Tensor, side: int) -> list[Tensor]:
