@@ -2,12 +2,14 @@
 
 `layers` trains an `AttentionLayer` of each mechanism (64 images of 56 x 56 tokens, 96 channels, 3 heads) under bfloat16
 autocast, with torch's operators and, where there is one, with the Triton kernel; `networks` trains and runs backbones
-at 224 x 224. "device" is the time of all kernels of a training step by torch's profiler, without gaps between them;
-"step" is that of the clock, which a slow host makes longer.
+at 224 x 224; `packs` compares the Triton kernel on packed images with that on padded ones. "device" is the time of all
+kernels of a training step by torch's profiler, without gaps between them; "step" is that of the clock, which a slow
+host makes longer.
 
 Example:
     $ PYTHONPATH=src python benchmarks/gpu.py layers softmax linear focused
     $ PYTHONPATH=src python benchmarks/gpu.py networks swin_tiny flatten_swin_tiny --compile
+    $ PYTHONPATH=src python benchmarks/gpu.py packs linear focused
 """
 
 import argparse
@@ -22,6 +24,7 @@ from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
 import linvit
+from linvit.attention.kernels import linear_attention
 from linvit.attention.kernels.choice import has_kernel
 from linvit.tasks.execution import keep_attention_features
 
@@ -124,10 +127,36 @@ def network(name: str, batch: int, size: int, compiled: bool) -> None:
         print(f"| {label} | {row} | {batch / seconds(infer):,.0f} |", flush=True)
 
 
+def pack_speed(name: str) -> float:
+    """Tokens per second of a mechanism's kernel, forward and backward, on packed images over those on padded ones."""
+    images, side, dim, heads = SHAPE
+    sizes = torch.randint(8, side + 1, (images - 1, 2), generator=torch.Generator().manual_seed(0))
+    packed, grid = linvit.Packed([*sizes.tolist(), (side, side)]), linvit.Grid((side, side))
+    mechanism = linvit.create_attention(name, dim=dim, num_heads=heads, grid=grid).cuda()
+    speeds = []
+    for batch, place in ((images, grid), (1, packed)):
+        shape = batch, place.num_queries, heads, dim // heads
+        q, k, v, gradient = (torch.randn(shape, device="cuda").bfloat16().transpose(1, 2) for _ in range(4))
+        leaves = [x.requires_grad_() for x in (q, k, v)]
+        with torch.no_grad():
+            formula = mechanism.formula(q, k, place)
+
+        def step(place: Any = place, formula: Any = formula, leaves: Any = leaves, gradient: Any = gradient) -> None:
+            out = linear_attention(*leaves, formula, place if isinstance(place, linvit.Packed) else None)
+            torch.autograd.grad(out, leaves, gradient)
+
+        for _ in range(2):
+            step()
+        seconds = statistics.median(on_the_device(step)[0] for _ in range(REPEATS))
+        speeds.append(batch * place.num_queries / seconds)
+    padded, alone = speeds
+    return alone / padded
+
+
 def main() -> None:
     """Prints one of the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("layers", "networks"))
+    parser.add_argument("what", choices=("layers", "networks", "packs"))
     parser.add_argument("names", nargs="*", help="mechanisms or backbones")
     parser.add_argument("--batch", type=int, default=128, help="images of a network (%(default)s)")
     parser.add_argument("--img_size", type=int, default=224, help="their side (%(default)s)")
@@ -138,6 +167,10 @@ def main() -> None:
         print("| layer | device ms | launches | step ms | peak MiB |\n|---|---|---|---|---|")
         for name in given.names or linvit.list_attentions():
             layer(name)
+    elif given.what == "packs":
+        print("| kernel of | tokens per second, packed over padded |\n|---|---|")
+        for name in given.names or ("linear", "efficient", "focused", "slab", "mala", "mlla", "rala"):
+            print(f"| `{name}` | {pack_speed(name):.2f} |", flush=True)
     else:
         print("| network | images/s, device | images/s, clock | GiB | launches | inference, images/s |")
         print("|---|---|---|---|---|---|")

@@ -21,9 +21,10 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
 from linvit.attention.kernels import Formula, linear, linear_attention
+from linvit.attention.packed import Packed
 
 ARCHITECTURES = {80: "A100", 90: "H100", 100: "B200"}
-TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16"}
+TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.int64: "*i64"}
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 CASES = {
     "elu": Formula("elu", eps=1e-6),
@@ -38,8 +39,14 @@ STEPS = ("focus", "FIRST", "focus", "SECOND", "focus")  # of programs.run, in th
 Launch = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
 
-def step(case: str, batch: int, tokens: int, heads: int, width: int, dtype: torch.dtype) -> list[list[Launch]]:
-    """The programs of a forward and of a backward pass with their arguments, and sums of torch; none runs."""
+def step(
+    case: str, images: int | Packed, tokens: int, heads: int, width: int, dtype: torch.dtype
+) -> list[list[Launch]]:
+    """The programs of a forward and of a backward pass with their arguments, and sums of torch; none runs.
+
+    Of so many images, or of packed ones with so many tokens.
+    """
+    batch, packed = (1, images) if isinstance(images, Packed) else (images, None)
     found: list[list[Launch]] = [[], []]
     passed = 0
 
@@ -60,7 +67,7 @@ def step(case: str, batch: int, tokens: int, heads: int, width: int, dtype: torc
         formula = formula._replace(shift=tables[0], factor=tables[1])
     accepted = mock.patch("linvit.attention.kernels.formula.INTERPRETED", True)
     with accepted, mock.patch.object(linear, "launch", record), mock.patch.object(torch.Tensor, "sum", total):
-        out = linear_attention(q, k, v, formula)
+        out = linear_attention(q, k, v, formula, packed)
         passed = 1
         out.backward(torch.zeros_like(out))
     return found
@@ -79,12 +86,12 @@ def traffic(case: str, layer: str) -> str:
     return f"| {case}{layer} | {counts} | {gigabytes} | {moved[0] / bound / 4:.2f} / {moved[1] / bound / 7:.2f} |"
 
 
-def usage(launch: Launch, architecture: int) -> str:
-    """Registers, spilled bytes per thread, and KiB of shared memory per program."""
+def source(launch: Launch) -> dict[str, Any]:
+    """The program of a launch and all that Triton compiles it for: launches with the same share it."""
     program, arguments, constants = launch
     names = program.arg_names
-    options = {name: constants[name] for name in ("num_warps", "num_stages")}
-    fixed, attributes = {}, {}
+    fixed: dict[tuple[int, ...], Any] = {}
+    attributes = {}
 
     def kind(value: Any, *path: int) -> Any:
         if isinstance(value, tuple):
@@ -98,9 +105,13 @@ def usage(launch: Launch, architecture: int) -> str:
 
     values = dict(zip(names, arguments, strict=False)) | constants
     signature = {name: kind(values[name], place) for place, name in enumerate(names)}
-    compiled = compile(
-        ASTSource(program, signature, fixed, attributes), target=GPUTarget("cuda", architecture, 32), options=options
-    )
+    return {"fn": program, "signature": signature, "constexprs": fixed, "attrs": attributes}
+
+
+def usage(launch: Launch, architecture: int) -> str:
+    """Registers, spilled bytes per thread, and KiB of shared memory per program."""
+    options = {name: launch[2][name] for name in ("num_warps", "num_stages")}
+    compiled = compile(ASTSource(**source(launch)), target=GPUTarget("cuda", architecture, 32), options=options)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
         file.flush()

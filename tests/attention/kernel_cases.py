@@ -8,6 +8,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Any
 from unittest import mock
 
@@ -15,12 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from linvit.attention.base import Grid, create_attention
+from linvit.attention.base import Attention, Grid, Packed, create_attention
 from linvit.attention.kernels import Formula, linear, linear_attention
 from linvit.attention.ops.functional import join_heads, split_heads
 
 HEADS = 2
 EPS = 1e-6
+PACKED = Packed([(7, 7), (1, 1), (3, 5), (7, 7), (2, 67)])  # of one chunk and of several
 CASES = {  # queries, keys, channels of keys and of values, dtype
     "elu 49 49 32 32 bfloat16": {"phi": "elu", "eps": EPS},
     "elu 130 70 8 8 float32": {"phi": "elu", "eps": EPS, "turns": "shared", "weights": True},
@@ -37,6 +39,16 @@ CASES = {  # queries, keys, channels of keys and of values, dtype
     "focused 49 49 32 8 bfloat16": {"phi": "focused", "eps": EPS, "power": 3.0, "relu_eps": EPS, "factor": True},
     "focused 33 20 8 8 float32 whole": {"phi": "focused", "eps": EPS, "power": 3.0, "shift": True, "factor": True},
     "focused 20 70 8 8 float32": {"phi": "focused", "eps": EPS, "power": 2.5, "relu_eps": 0.1, "all_heads": False},
+    "elu 248 248 32 32 bfloat16 packed": {"phi": "elu", "eps": 0.1, "mean": True},
+    "elu 248 248 8 8 float32 packed": {"phi": "elu", "eps": 0.1, "mean": True, "turns": "heads", "weights": True},
+    "elu 248 248 8 24 float32 packed": {"phi": "elu", "eps": EPS, "turns": "shared", "difference": 8**-0.5},
+    "relu 248 248 8 8 float16 packed": {"phi": "relu", "eps": 0.1, "shift": True},
+    "exp 248 248 8 8 float32 packed": {"phi": "exp"},
+    "softmax 248 248 8 8 float32 packed": {"phi": "softmax"},
+    "focused 248 248 8 8 float32 packed": {"phi": "focused", "eps": 0.1, "mean": True, "power": 3.0, "factor": True},
+    "focused 248 248 8 8 float32 packed whole": {"phi": "focused", "power": 3.0, "relu_eps": 0.1, "shift": True},
+    "focused 248 248 24 8 float32 packed whole": {"phi": "focused", "eps": EPS, "power": 3.0, "factor": True},
+    "focused 248 248 8 8 float32 packed heads": {"phi": "focused", "eps": 1.0, "power": 2.5, "all_heads": False},
 }
 MECHANISMS: dict[str, dict[str, Any]] = {
     "linear": {},
@@ -49,8 +61,11 @@ MECHANISMS: dict[str, dict[str, Any]] = {
 }
 
 
-def plain(q: Tensor, k: Tensor, v: Tensor, formula: Formula) -> Tensor:
-    """The formula by the operators of torch, naively."""
+def plain(q: Tensor, k: Tensor, v: Tensor, formula: Formula, packed: Packed | None = None) -> Tensor:
+    """The formula by the operators of torch, naively; of packed images one after the other."""
+    if packed is not None:
+        places = map(slice, packed.offsets[:-1], packed.offsets[1:])
+        return torch.cat([plain(*(x[:, :, at] for x in (q, k, v)), part(formula, at)) for at in places], 2)
     heads = q.shape[1]
     if formula.shift is not None:
         k = k + split_heads(formula.shift[None], heads)
@@ -83,9 +98,18 @@ def plain(q: Tensor, k: Tensor, v: Tensor, formula: Formula) -> Tensor:
     mixed = turned(q, formula.turns[0]) @ (turned(k, formula.turns[1]).mT @ v)
     weight = q @ k.sum(-2, keepdim=True).mT
     if not formula.difference:
-        return mixed / (weight + formula.eps)
+        return mixed / (weight + formula.eps * (k.shape[-2] if formula.mean else 1))
     z = weight * formula.difference / k.shape[-2]
     return (1 + 1 / (z + formula.eps)) * (formula.difference / k.shape[-2]) * mixed - z * v.mean(-2, keepdim=True)
+
+
+def part(formula: Formula, at: slice) -> Formula:
+    """The formula of some of the tokens."""
+    return formula._replace(
+        shift=None if formula.shift is None else formula.shift[at],
+        weights=None if formula.weights is None else formula.weights[..., at],
+        turns=tuple(None if x is None else x[..., at, :, :] for x in formula.turns),
+    )
 
 
 def angles(tokens: int, width: int, kind: str) -> Tensor:
@@ -119,7 +143,7 @@ def case(name: str) -> tuple[list[Tensor], list[Tensor], Callable[[Any, list[Ten
     def compute(function: Any, leaves: list[Tensor]) -> Tensor:
         turns = tuple(x.to(leaves[-1].dtype if names else leaves[0].dtype) for x in options.get("turns", ()))
         given = options | dict(zip(names, leaves[3:], strict=True)) | ({"turns": turns} if turns else {})
-        return function(*leaves[:3], Formula(**given))
+        return function(*leaves[:3], Formula(**given), *((PACKED,) if "packed" in name else ()))
 
     return own, extras, compute
 
@@ -152,43 +176,69 @@ def formulas() -> Iterator[dict[str, Any]]:
         yield {"name": name, "errors": errors(*results), "launches": launches[:2]}
 
 
+def alone(mechanism: Attention, rows: list[Tensor], grid: Grid | Packed) -> Tensor:
+    """What a mechanism computes; of packed images from those of each size alone."""
+    return grid.map_images(mechanism, *rows) if isinstance(grid, Packed) else mechanism(*rows, grid)
+
+
 def mechanisms() -> Iterator[dict[str, Any]]:
     """Each mechanism by its kernel, beside itself in float64, with a prefix and gradients of its parameters."""
-    grid = Grid((4, 5), num_prefix=1)
-    for name, options in MECHANISMS.items():
+    for (name, options), packed in product(MECHANISMS.items(), (False, True)):
         torch.manual_seed(0)
-        kernel = create_attention(name, dim=16, num_heads=2, grid=grid, **options)
+        grid = Packed(PACKED.sizes, num_prefix=1) if packed else Grid((4, 5), num_prefix=1)
+        kernel = create_attention(name, dim=16, num_heads=2, grid=Grid((4, 5), num_prefix=1), **options)
         with torch.no_grad():
             for parameter in kernel.parameters():
                 parameter.normal_(std=0.3)
         results = []
-        given = [torch.randn(2, 2, grid.num_queries, 8) for _ in range(3)]
+        given = [torch.randn(2 - packed, 2, grid.num_queries, 8) for _ in range(3)]
         for kind, dtype in (("triton", torch.float32), ("torch", torch.float64)):
             kernel.to(dtype).zero_grad()
             kernel.attention_kernel = kind
             leaves = [x.detach().to(dtype, copy=True).requires_grad_() for x in given]
             with mock.patch.object(linear, "launch", wraps=linear.launch) as launch:
-                out = kernel(*leaves, grid)
+                out = kernel(*leaves, grid) if kind == "triton" else alone(kernel, leaves, grid)
             assert launch.called == (kind == "triton")
             torch.manual_seed(1)
             out.backward(torch.randn(out.shape).to(dtype))
             gradients = (x.grad.double().clone() for x in (*leaves, *kernel.parameters()))
             results.append([out.detach().double(), *gradients])
-        yield {"name": name, "errors": errors(*results)}
+        yield {"name": f"{name}{' packed' * packed}", "errors": errors(*results)}
 
 
-def on_a_device(device: str, name: str, dtype: torch.dtype) -> list[float]:
+def leaks() -> dict[str, Any]:
+    """Bits of images in a pack that change with another image: 0 if there is none."""
+    first = PACKED.lengths[0] + PACKED.lengths[1]
+    wrong = []
+    for phi, third in (("elu", {"difference": 0.3}), ("softmax", {}), ("focused", {"power": 3.0, "mean": True})):
+        torch.manual_seed(0)
+        given, weight = [torch.randn(1, HEADS, PACKED.num_queries, 8) for _ in range(3)], torch.randn(8)
+        found = []
+        for last in (1.0, math.nan):
+            leaves = [x.clone() for x in given]
+            for x in leaves:
+                x[:, :, :first] *= last
+                x.requires_grad_()
+            out = linear_attention(*leaves, Formula(phi, eps=EPS, **third), PACKED)
+            out.backward((out.detach() * weight).contiguous())
+            found.append([x[:, :, first:] for x in (out.detach(), *(x.grad for x in leaves))])
+        wrong += [float(not torch.equal(x, y)) for x, y in zip(*found, strict=True)]
+    return {"name": "leaks", "errors": wrong}
+
+
+def on_a_device(device: str, name: str, dtype: torch.dtype, packed: bool = False) -> list[float]:
     """Errors of a mechanism by its kernel, of output and gradients, against itself in float64 on the CPU."""
-    grid = Grid((14, 15), num_prefix=1)
-    exact = create_attention(name, dim=48, num_heads=2, grid=grid)
+    nominal = Grid((14, 15), num_prefix=1)
+    grid = Packed([*PACKED.sizes, (56, 56)], num_prefix=1) if packed else nominal
+    exact = create_attention(name, dim=48, num_heads=2, grid=nominal)
     kernel = copy.deepcopy(exact).to(device, dtype)
     exact, kernel.attention_kernel = exact.double(), "triton"
     exact.load_state_dict(kernel.state_dict())
-    given = [torch.randn(2, 2, grid.num_queries, 24).to(dtype) for _ in range(3)]
-    weight, results = torch.randn(2, 2, grid.num_queries, 24).to(dtype), []
+    given = [torch.randn(2 - packed, 2, grid.num_queries, 24).to(dtype) for _ in range(3)]
+    weight, results = torch.randn(2 - packed, 2, grid.num_queries, 24).to(dtype), []
     for mechanism, place in ((kernel, {"device": device}), (exact, {"dtype": torch.float64})):
         leaves = [x.detach().to(**place).requires_grad_() for x in given]
-        out = mechanism(*leaves, grid)
+        out = mechanism(*leaves, grid) if mechanism is kernel else alone(mechanism, leaves, grid)
         out.backward(weight.to(**place))
         found = out.detach(), *(x.grad for x in (*leaves, *mechanism.parameters()))
         results.append([x.double().cpu() for x in found])
@@ -237,7 +287,7 @@ def far_apart() -> dict[str, Any]:
 def main() -> None:
     """Prints all, or with `--compiled` what a compiled mechanism computes."""
     for found in (
-        [compiled()] if "--compiled" in sys.argv else (*formulas(), *mechanisms(), not_a_number(), far_apart())
+        [compiled()] if "--compiled" in sys.argv else (*formulas(), *mechanisms(), leaks(), not_a_number(), far_apart())
     ):
         print(json.dumps(found), flush=True)
 

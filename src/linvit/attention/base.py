@@ -240,7 +240,10 @@ class Attention(nn.Module):
         return None
 
     def formula(self, q: Tensor, k: Tensor, grid: Grid) -> Formula | None:
-        """Describes `core` for `linvit.attention.kernels`; None if no kernel computes it with these options."""
+        """Describes `core` for `linvit.attention.kernels`; None if no kernel computes it with these options.
+
+        Of packed images, q and k are rows and `grid` is their `Packed`, if the mechanism declares `packs`.
+        """
         return None
 
     def channel_matrix(self, q: Tensor, k: Tensor, grid: Grid) -> Tensor | None:
@@ -282,7 +285,7 @@ def as_declared(core: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     @functools.wraps(core)
     def run(self: Attention, q: Tensor, k: Tensor, v: Tensor, grid: Grid, *more: Any, **extra: Any) -> Tensor:
-        if (v.is_cuda or self.attention_kernel != "auto") and not (more or extra or isinstance(grid, Packed)):
+        if (v.is_cuda or self.attention_kernel != "auto") and not (more or extra):
             out = kernel_output(self, q, k, v, grid)
             if out is not None:
                 return out

@@ -146,7 +146,8 @@ class FocusedAttention(ConvolvedAttention):
             return None
         return Formula(
             "relu" if self.focusing_factor == 1 and self.scale is None else "focused",
-            eps=self.eps * k.shape[-2] if self.denominator == "mean" else self.eps,
+            eps=self.eps,
+            mean=self.denominator == "mean",
             relu_eps=self.relu_eps,
             power=self.focusing_factor,
             all_heads=self.norm_scope == "all_heads",

@@ -63,4 +63,4 @@ class MLLAAttention(RotaryLinearAttention):
 
     def formula(self, q: Tensor, k: Tensor, grid: Grid) -> Formula:
         """Returns the kernel."""
-        return Formula("elu", eps=self.eps * k.shape[-2], turns=self.turns(q, k, grid))
+        return Formula("elu", eps=self.eps, mean=True, turns=self.turns(q, k, grid))

@@ -8,6 +8,7 @@ into the windows of all images.
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -70,7 +71,7 @@ class Packed:
     @property
     def offsets(self) -> tuple[int, ...]:
         """Places where the images begin in the row, and T."""
-        return tuple(sum(self.lengths[:i]) for i in range(len(self.lengths) + 1))
+        return tuple(accumulate(self.lengths, initial=0))
 
     def split(self, x: Tensor) -> list[Tensor]:
         """Returns each group's part of a row, as views: (1, T, C) as (n, N, C), or (1, h, T, d) as (n, h, N, d)."""

@@ -16,12 +16,12 @@ from typing import Any
 
 from torch import Tensor
 
-from linvit.attention.base import Grid
+from linvit.attention.base import Grid, Packed
 from linvit.attention.kernels import Formula
 from linvit.attention.ops.activations import elu_plus_one
 from linvit.attention.ops.decorators import recomputed
 from linvit.attention.ops.functional import upcast
-from linvit.attention.ops.linear import key_count, key_softmax, mean_product
+from linvit.attention.ops.linear import key_count, key_mean, key_softmax, mean_product
 from linvit.attention.ops.rotary import RotaryLinearAttention
 
 
@@ -49,12 +49,14 @@ class RALAAttention(RotaryLinearAttention):
 
     def formula(self, q: Tensor, k: Tensor, grid: Grid) -> Formula:
         """Returns the kernel, but for the weights of the keys, which are torch's."""
-        weights = self._weights(q, k) if self.key_weights else None
-        return Formula("elu", eps=self.eps * k.shape[-2], weights=weights, turns=self.turns(q, k, grid))
+        weights = self._weights(q, k, grid) if self.key_weights else None
+        return Formula("elu", eps=self.eps, mean=True, weights=weights, turns=self.turns(q, k, grid))
 
     @recomputed
-    def _weights(self, q: Tensor, k: Tensor) -> Tensor:
+    def _weights(self, q: Tensor, k: Tensor, grid: Grid) -> Tensor:
         """Returns `M a`, (B, h, M), in float32 also under autocast, which keeps the dtype of sums of products."""
-        mean = elu_plus_one(upcast(q)).mean(-2, keepdim=True) * self.key_dim**-0.5  # (B, h, 1, dk)
-        weights: Tensor = (elu_plus_one(upcast(k)) * mean).sum(-1).softmax(-1) * k.shape[-2]
-        return weights
+        mean = key_mean(elu_plus_one(upcast(q)), grid) * self.key_dim**-0.5
+        scores: Tensor = (elu_plus_one(upcast(k)) * mean).sum(-1)
+        if isinstance(grid, Packed):
+            return (key_softmax(scores[..., None], grid) * key_count(scores, grid))[..., 0]
+        return scores.softmax(-1) * k.shape[-2]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from linvit.attention.kernels.formula import INTERPRETED, Formula, kernel_lacks, linear_attention
 from linvit.attention.ops.decorators import supports_custom_autograd
+from linvit.attention.packed import Packed
 from linvit.errors import UserError, check_choice
 from linvit.registry import attention_kernels
 
@@ -43,11 +44,17 @@ def kernel_output(mechanism: "Attention", q: Tensor, k: Tensor, v: Tensor, grid:
     Its attribute `attention_kernel` is the name of a kernel ("triton"), "torch" for torch's operators, or "auto" for
     the fastest on this GPU by the table `MEASURED`. "auto" means torch's operators without a measurement: in
     compiled networks, for wider heads, and in other precisions than bfloat16.
+    Of packed images, for which none was measured and which other packages do not know, "triton" alone computes them.
     A subclass that computes the same must define its own `formula`: it is not inherited.
     """
+    packed = grid if isinstance(grid, Packed) else None
+    if packed is not None and (mechanism.attention_kernel != "triton" or torch.compiler.is_compiling()):
+        return None
     name = _chosen(mechanism, q, v)
     formula = None if name is None else mechanism.formula(q, k, grid)
-    return None if name is None or formula is None else _kernel(name)(q, k, v, formula)
+    if name is None or formula is None:
+        return None
+    return _kernel(name)(q, k, v, formula) if packed is None else _by_triton(q, k, v, formula, packed)
 
 
 def has_kernel(module: nn.Module) -> bool:
@@ -55,8 +62,8 @@ def has_kernel(module: nn.Module) -> bool:
     return "formula" in vars(type(module))
 
 
-def _by_triton(q: Tensor, k: Tensor, v: Tensor, formula: Formula) -> Tensor | None:
-    return linear_attention(q, k, v, formula) if kernel_lacks(q, k, v) is None else None
+def _by_triton(q: Tensor, k: Tensor, v: Tensor, formula: Formula, packed: Packed | None = None) -> Tensor | None:
+    return linear_attention(q, k, v, formula, packed) if kernel_lacks(q, k, v) is None else None
 
 
 _loaded: dict[str, Kernel] = {"triton": _by_triton}

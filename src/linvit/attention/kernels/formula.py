@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
+from linvit.attention.packed import Packed
 from linvit.errors import UserError
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -31,6 +32,7 @@ class Formula(NamedTuple):
             They turn the numerator alone.
         difference: s of MALA's `(1 + 1/(z + eps)) (s/M) R_q (R_k^T v) - z mean(v)` with `z = (s/M) F_q sum F_k`; 0 is
             the quotient.
+        mean: Both sums over the keys are means: `eps` weighs M times as much.
     """
 
     phi: Phi
@@ -43,6 +45,7 @@ class Formula(NamedTuple):
     weights: Tensor | None = None
     turns: tuple[Tensor | None, Tensor | None] = (None, None)
     difference: float = 0.0
+    mean: bool = False
 
 
 def kernel_lacks(q: Tensor, k: Tensor, v: Tensor) -> str | None:
@@ -58,13 +61,15 @@ def kernel_lacks(q: Tensor, k: Tensor, v: Tensor) -> str | None:
     return None
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor, formula: Formula) -> None:
+def _check(q: Tensor, k: Tensor, v: Tensor, formula: Formula, packed: Packed | None) -> None:
     """Raises a `UserError` for an unknown phi, and for shapes with which a kernel would read beyond a tensor."""
     if formula.phi not in get_args(Phi):
         raise UserError(f"phi is one of {', '.join(get_args(Phi))}; got {formula.phi!r}")
     if formula.phi == "focused" and not formula.power >= 1:
         raise UserError(f"the power of focused features is at least 1; got {formula.power}")
     (batch, heads, queries, width), keys = q.shape, k.shape[2]
+    if packed is not None and (batch, queries, keys) != (1, *[packed.num_queries] * 2):
+        raise UserError(f"{packed} has rows (1, h, {packed.num_queries}, d); got q {[*q.shape]} and k {[*k.shape]}")
     given = {
         "k": (k, (batch, heads, keys, width)),
         "v": (v, (batch, heads, keys, v.shape[-1])),
@@ -79,12 +84,12 @@ def _check(q: Tensor, k: Tensor, v: Tensor, formula: Formula) -> None:
             raise UserError(f"linear attention of queries {[*q.shape]} takes {name} {[*shape]}; got {[*x.shape]}")
 
 
-def linear_attention(q: Tensor, k: Tensor, v: Tensor, formula: Formula) -> Tensor:
+def linear_attention(q: Tensor, k: Tensor, v: Tensor, formula: Formula, packed: Packed | None = None) -> Tensor:
     """Returns the formula by Triton on a GPU: (B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d) in v's dtype.
 
     float32, bfloat16 or float16, dk and d up to 128. Features, products and sums are float32; in half precision the
     factors are TensorFloat-32. For the backward pass it stores q, k, v, and `dk (d + 1)` sums per head. There are no
-    second derivatives.
+    second derivatives. Of `Packed` images q, k and v are rows (1, h, T, d), and each image has its own sums.
 
     Raises:
         UserError: For inputs that `kernel_lacks` rejects, and for a phi or shapes that `Formula` does not allow.
@@ -93,11 +98,11 @@ def linear_attention(q: Tensor, k: Tensor, v: Tensor, formula: Formula) -> Tenso
 
     if (lack := kernel_lacks(q, k, v)) is not None:
         raise UserError(f"the kernels of linear attention take {lack}; compute the formula with torch's operators")
-    _check(q, k, v, formula)
+    _check(q, k, v, formula, packed)
     q, k, v = (x.to(v.dtype) for x in (q, k, v))
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     extras = (*formula.turns, formula.weights, formula.shift, formula.factor)
     tensors = (None if x is None else x.float().contiguous() for x in extras)
     groups = 1 if formula.all_heads else q.shape[1]
-    numbers = [formula.power, float(groups), formula.difference, formula.eps, formula.relu_eps]
-    return attention(q, k, v, *tensors, formula.phi, numbers)
+    numbers = [formula.power, float(groups), formula.difference, formula.eps, formula.relu_eps, float(formula.mean)]
+    return attention(packed, q, k, v, *tensors, formula.phi, numbers)

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from linvit.attention.kernels import programs
+from linvit.attention.packed import Packed
 
 GIVEN = (
     "Tensor q, Tensor k, Tensor v, Tensor? q_turns, Tensor? k_turns, Tensor? weights, Tensor? shift, Tensor? factor, "
@@ -23,25 +24,30 @@ CHUNKS = 32
 class _Call:
     """Inputs of the operators, and the grids, arguments and constants of the programs."""
 
+    batch: int
     tile: int
     least: int
 
     def __init__(self, *given: Any) -> None:
-        self.q, self.k, self.v, self.q_turns, self.k_turns, self.weights, self.shift, self.factor, phi, numbers = given
-        power, groups, difference, eps, self.relu_eps = numbers
+        self.q, self.k, self.v, self.q_turns, self.k_turns, self.weights, self.shift, self.factor, *rest = given
+        phi, (power, groups, difference, eps, self.relu_eps, mean), *packed = rest
         self.batch, self.heads, self.queries, d = self.q.shape
         self.keys, e = self.v.shape[2:]
+        self.packed: Packed | None = next(iter(packed), None)
+        self.images = self.batch if self.packed is None else len(self.packed.lengths)
         self.groups, self.focused = int(groups), phi == "focused"
         self.group = self.heads // self.groups
-        self.scales = eps, difference / self.keys if difference else 1.0, 1 / self.keys
+        keys = self.keys if self.packed is None else 1  # by whose number the programs divide
+        self.scales = eps * keys if mean else eps, difference / keys if difference else 1.0, 1 / keys
+        self.mean_eps = 1 if mean and self.packed is not None else None
         wide, value_wide = (max(16, triton.next_power_of_2(n)) for n in (d, e))  # products take 16 channels or more
         largest, single = max(wide, value_wide), self.v.dtype == torch.float32
         # as many tokens as leave S, z and a tile in registers: benchmarks/kernels.py
         self.tile = max(16, min(64, 2048 // largest) // (2 if single else 1))
         self.least = 8 * max(d, e)  # tokens of a chunk, so that S and z are small in comparison
         # One program processes all heads with a common norm (their tokens are then cached) if enough programs remain.
-        chunks = min(CHUNKS, -(-self.keys // self.least))
-        self.whole = not self.focused or 4 * self.batch * self.groups * chunks >= PROGRAMS
+        chunks = min(CHUNKS, -(-self.mean(self.keys) // self.least))
+        self.whole = not self.focused or 4 * self.images * self.groups * chunks >= PROGRAMS
         self.members = self.group if self.focused and self.whole else 1
         third = "peak" if phi in ("exp", "softmax") else "values" if difference else ""
         grad_size = wide * value_wide + wide + (value_wide if difference else 0)
@@ -53,26 +59,59 @@ class _Call:
             "num_warps": 4 if largest <= 64 else 8,
             "num_stages": 3 if largest <= 64 and not self.focused else 1,
         }
+        self.table = None if self.packed is None else self.pieces(self.packed, self.chunk(self.keys))
+        self.parts = self.batch if self.table is None else len(self.table)
+
+    def mean(self, tokens: int) -> int:
+        """Returns the mean number of tokens of an image, rounded up."""
+        return -(-tokens * self.batch // self.images)
 
     def chunk(self, tokens: int) -> int:
         """Returns the tokens of a program, a multiple of a tile; so few that all heads together fill the device."""
-        filling = CHUNKS if self.members > 1 else max(1, PROGRAMS // (self.batch * self.heads))
-        tokens = max(self.least, -(-tokens // min(CHUNKS, filling)))
+        filling = CHUNKS if self.members > 1 else max(1, PROGRAMS // (self.images * self.heads))
+        longest = tokens if self.packed is None else max(self.packed.lengths)
+        tokens = max(self.least, -(-longest // CHUNKS), -(-self.mean(tokens) // filling))
         return -(-tokens // self.tile) * self.tile
 
     def chunks(self, tokens: int) -> int:
-        """Returns the number of programs for a number of tokens."""
-        return -(-tokens // self.chunk(tokens))
+        """Returns the number of programs for a number of tokens of an image, or for a piece of one."""
+        return -(-tokens // self.chunk(tokens)) if self.packed is None else 1
 
-    def of_tokens(self, x: Tensor, other: Tensor, turns: Tensor | None) -> tuple[float, ...]:
+    def pieces(self, packed: Packed, chunk: int) -> Tensor:
+        """Returns the pieces of images of at most `chunk` tokens, (pieces, `programs.COLUMNS`)."""
+
+        def made() -> Tensor:
+            rows: list[tuple[int, ...]] = []
+            tiles = 0
+            for begin, count in zip(packed.offsets, packed.lengths, strict=False):
+                own = len(rows), -(-count // chunk), count
+                for first in range(begin, begin + count, chunk):
+                    tile = tiles + (first - begin) // self.tile - first // self.tile
+                    rows.append((first, min(first + chunk, begin + count), self.keys, tile, *own))
+                tiles += -(-count // self.tile)
+            return torch.tensor(rows).to(self.q.device)
+
+        return packed.kept(("pieces", chunk, self.tile, self.q.device), made)  # type: ignore[no-any-return]
+
+    def tiles(self, tokens: int) -> int:
+        """Returns the number of tiles of all images."""
+        if self.packed is None:
+            return self.batch * -(-tokens // self.tile)
+        return sum(-(-count // self.tile) for count in self.packed.lengths)
+
+    def of_tokens(self, x: Tensor, other: Tensor, turns: Tensor | None) -> tuple[Any, ...]:
         """Arguments of steps over the tokens of x."""
         tokens, per_head = x.shape[2], int(turns is not None and turns.ndim == 4)
         strides = *x.stride()[:3], *other.stride()[:3]
-        return *strides, self.heads, tokens, self.chunk(tokens), per_head, self.group, self.relu_eps
+        return self.table, *strides, self.heads, *self.counts(tokens), per_head, self.group, self.relu_eps
+
+    def counts(self, tokens: int) -> tuple[int | None, int | None]:
+        """Returns the numbers of tokens of an image and of a program; None where a table has them."""
+        return (tokens, self.chunk(tokens)) if self.table is None else (None, None)
 
     def of_queries(self, rows: Tensor, other: Tensor) -> tuple[Any, ...]:
         """Arguments of `queries`."""
-        last = *self.scales, self.chunks(self.keys)
+        last = *self.scales, self.mean_eps, self.chunks(self.keys)
         return self.q_turns, rows, self.factor, *self.of_tokens(self.q, other, self.q_turns), *last
 
     def of_keys(self, rows: Tensor) -> tuple[Any, ...]:
@@ -83,14 +122,14 @@ class _Call:
     def focus(self, x: Tensor, rows: Tensor, *gradients: Tensor | None) -> tuple[Any, ...] | None:
         """Arguments of `focus`; None where there is nothing to focus."""
         tokens, shift = x.shape[2], self.shift if x is self.k else None
-        last = *x.stride()[:3], self.heads, tokens, self.chunk(tokens), self.group, self.relu_eps
-        return (x, rows, *gradients, shift, self.factor, *last) if self.focused else None
+        last = *x.stride()[:3], self.heads, *self.counts(tokens), self.group, self.relu_eps
+        return (x, rows, *gradients, shift, self.factor, self.table, *last) if self.focused else None
 
     def run(self, backward: bool, *given: tuple[Any, ...] | None) -> None:
         """Starts the steps of `programs.run`, in as few programs as their order allows."""
         q, k = self.chunks(self.queries), self.chunks(self.keys)
         first, second = (programs.queries, programs.grad_keys) if backward else (programs.sum_keys, programs.queries)
-        if self.whole and q == k == 1:
+        if self.whole and q == k == 1 and self.parts == self.images:
             plan = [(1, {0, 1, 2, 3, 4})]
         elif self.whole:
             plan = [(q, {1, 2}), (k, {3, 4})] if backward else [(k, {0, 1}), (q, {2, 3})]
@@ -102,7 +141,7 @@ class _Call:
         for chunks, chosen in plan:
             members = self.members if chosen & {1, 3} else self.group
             arguments = (x if place in chosen else None for place, x in enumerate(given))
-            grid = self.batch * self.heads // members, chunks
+            grid = self.parts * self.heads // members, chunks
             constants["STEPS"] = sum(1 << place for place in chosen if given[place] is not None)
             launch(programs.run, grid, self.q.device, members, *arguments, **constants)
 
@@ -120,7 +159,7 @@ class _Call:
 
     def sums(self, tokens: int, size: str) -> Tensor:
         """Returns an empty tensor for the sums over chunks of tokens."""
-        shape = self.batch * self.heads, self.chunks(tokens), self.constants[size]
+        shape = self.parts * self.heads, self.chunks(tokens), self.constants[size]
         room: Tensor = self.q.new_empty(shape, dtype=torch.float32)
         return room
 
@@ -152,7 +191,7 @@ def backward(gradient: Tensor, sums: Tensor, q_rows: Tensor, k_rows: Tensor, *gi
     call = _Call(*given)
     dq, dk, dv, of_weights, of_shift, of_factor = call.gradients()
     parts = call.sums(call.queries, "GRAD_SIZE")
-    tiles = [call.batch * -(-tokens // call.tile) for tokens in (call.queries, call.keys)]
+    tiles = [call.tiles(tokens) for tokens in (call.queries, call.keys)]
     of_tiles = of_factor.new_empty(sum(tiles), *of_factor.shape)
     of_q, of_k = of_tiles.split(tiles)
     queries = call.q, sums, parts, gradient, dq, *call.of_queries(q_rows, gradient)
@@ -176,7 +215,7 @@ def _gradients(compute: Callable[..., tuple[Tensor, ...]], ctx: Any, gradient: T
     gradient = gradient if gradient.stride(-1) == 1 else gradient.contiguous()
     dq, dk, dv, *extras = compute(gradient, *ctx.saved_tensors, *ctx.options)
     found = [None if x is None else dx for x, dx in zip(ctx.saved_tensors[-3:], extras, strict=True)]
-    return dq, dk, dv, None, None, *found, None, None
+    return dq, dk, dv, None, None, *found, *(None for _ in ctx.options)
 
 
 class _Attention(torch.autograd.Function):
@@ -211,7 +250,8 @@ forward_operator.register_autograd(
 )
 
 
-def attention(*given: Any) -> Tensor:
+def attention(packed: Packed | None, *given: Any) -> Tensor:
     """Returns the output (B, h, N, e) with its gradients: in compiled networks by an operator that breaks no graph."""
-    compute = forward_operator if torch.compiler.is_compiling() else _Attention.apply
-    return compute(*given)[0]  # type: ignore[no-any-return]
+    if torch.compiler.is_compiling() and packed is None:
+        return forward_operator(*given)[0]  # type: ignore[no-any-return]
+    return _Attention.apply(*given, packed)[0]  # type: ignore[no-any-return]

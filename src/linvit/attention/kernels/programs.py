@@ -13,12 +13,35 @@ every sum; S and z of a head stay in registers. Steps that need S and z add up t
 are padded to powers of two, KD and VD, with zeros in F. S and z are followed by a third row: the largest key of each
 channel for exponentials, or the sum of the values for MALA's difference.
 
+Images of several sizes in one row are cut into pieces, and `images` has a row of numbers for each piece. The pieces
+then take the place of the images of a batch, with one program along the second axis, and `images` that of `count`.
+
 Triton 3.6, which comes with torch 2.11, cannot compare a tuple with None, and its functions cannot return None. So the
 bits of STEPS select the steps, and each step moves its own pointers to its head.
 """
 
 import triton
 import triton.language as tl
+
+COLUMNS = tl.constexpr(7)
+"""Numbers of a piece: first token, end, tokens of all images, `tiles` of `_chunk`; first piece, pieces and tokens of
+its image."""
+
+
+@triton.jit
+def _chunk(images, pair, heads, count, chunk, T: tl.constexpr):
+    """A head in memory; first token and end of a program's chunk; end of the image; tokens in memory; `tiles`.
+
+    Tile `tiles + first // T` of all images begins with token `first`.
+    """
+    if images is None:
+        part, limit, tiles = tl.program_id(1), count, pair // heads * tl.cdiv(count, T)
+        begin, end = part * chunk, tl.minimum(count, (part + 1) * chunk)
+    else:
+        images += pair // heads * COLUMNS
+        begin, end, count, tiles = tl.load(images), tl.load(images + 1), tl.load(images + 2), tl.load(images + 3)
+        pair, limit = pair % heads, end
+    return pair, begin, end, limit, count, tiles
 
 
 @triton.jit
@@ -95,26 +118,35 @@ def _turned(x, turns, tokens, channels, inside, SIGN: tl.constexpr, D: tl.conste
 
 
 @triton.jit
-def _load_sums(sums, chunks, KD: tl.constexpr, VD: tl.constexpr, SIZE: tl.constexpr, THIRD: tl.constexpr):
+def _load_sums(
+    sums, images, pair, heads, chunks, KD: tl.constexpr, VD: tl.constexpr, SIZE: tl.constexpr, THIRD: tl.constexpr
+):  # fmt: skip
     """S (KD, VD), z (KD) and the third row over all chunks: "peak" (KD), "values" (VD), or "" for none."""
     channels, values = tl.arange(0, KD), tl.arange(0, VD)
+    step = SIZE
+    if images is None:
+        sums += pair * chunks * SIZE
+    else:
+        images += pair // heads * COLUMNS
+        sums += (tl.load(images + 4) * heads + pair % heads) * SIZE
+        chunks, step = tl.load(images + 5), heads * SIZE
     context = tl.zeros((KD, VD), tl.float32)
     total = tl.zeros((KD,), tl.float32)
     third = tl.zeros((VD,), tl.float32)
     if THIRD == "peak":
         third = tl.full((KD,), -float("inf"), tl.float32)
         for i in range(chunks):
-            third = tl.maximum(third, tl.load(sums + i * SIZE + KD * VD + KD + channels))
+            third = tl.maximum(third, tl.load(sums + i * step + KD * VD + KD + channels))
         third = tl.where(third == -float("inf"), 0.0, third)
     for i in range(chunks):
-        part = tl.load(sums + i * SIZE + channels[:, None] * VD + values[None, :])
-        part_total = tl.load(sums + i * SIZE + KD * VD + channels)
+        part = tl.load(sums + i * step + channels[:, None] * VD + values[None, :])
+        part_total = tl.load(sums + i * step + KD * VD + channels)
         if THIRD == "peak":
-            shrink = tl.exp(tl.load(sums + i * SIZE + KD * VD + KD + channels) - third)
+            shrink = tl.exp(tl.load(sums + i * step + KD * VD + KD + channels) - third)
             part *= shrink[:, None]
             part_total *= shrink
         elif THIRD == "values":
-            third += tl.load(sums + i * SIZE + KD * VD + KD + values)
+            third += tl.load(sums + i * step + KD * VD + KD + values)
         context += part
         total += part_total
     return context, total, third
@@ -144,18 +176,19 @@ def _store_sums(sums, context, total, KD: tl.constexpr, VD: tl.constexpr):
 
 @triton.jit
 def sum_keys(
-    pair, k, v, sums, turns, weights, rows, shift, factor, k_batch, k_head, k_token, v_batch, v_head, v_token, heads,
-    count, chunk, per_head, per_row, relu_eps,
+    pair, k, v, sums, turns, weights, rows, shift, factor, images, k_batch, k_head, k_token, v_batch, v_head, v_token,
+    heads, count, chunk, per_head, per_row, relu_eps,
     D: tl.constexpr, E: tl.constexpr, KD: tl.constexpr, VD: tl.constexpr, SIZE: tl.constexpr, GRAD_SIZE: tl.constexpr,
     T: tl.constexpr, PHI: tl.constexpr, POWER: tl.constexpr, THIRD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """S, z and the third row of a chunk of keys. Exponentials are kept relative to the largest key so far."""
     part, channels, values = tl.program_id(1), tl.arange(0, KD), tl.arange(0, VD)
-    batch, head = pair // heads, pair % heads
+    own, begin, end, limit, count, _ = _chunk(images, pair, heads, count, chunk, T)
+    batch, head = own // heads, own % heads
     if turns is not None:
         turns += head * per_head * count * D
     if rows is not None:
-        rows += (pair // per_row) * count
+        rows += (own // per_row) * count
     if shift is not None:
         shift += head * D
     if factor is not None:
@@ -167,9 +200,9 @@ def sum_keys(
     total = tl.zeros((KD,), tl.float32)
     value_sum = tl.zeros((VD,), tl.float32)
     peak = tl.full((KD,), -float("inf"), tl.float32)
-    for first in range(part * chunk, tl.minimum(count, (part + 1) * chunk), T):
+    for first in range(begin, end, T):
         tokens = first + tl.arange(0, T).to(tl.int64)
-        here = (tokens < count)[:, None]
+        here = (tokens < limit)[:, None]
         inside = here & (channels < D)[None, :]
         x = _load(k, shift, tokens, channels, inside, k_token, heads * D)
         value = _load(v, None, tokens, values, here & (values < E)[None, :], v_token, 0)
@@ -183,7 +216,7 @@ def sum_keys(
             peak = highest
         features = _phi(x, rows, factor, tokens, channels, inside, base[None, :], relu_eps, D, PHI, POWER)
         if weights is not None:
-            features *= tl.load(weights + pair * count + tokens[:, None], mask=here, other=0.0)
+            features *= tl.load(weights + own * count + tokens[:, None], mask=here, other=0.0)
         turned = _turned(features, turns, tokens, channels, inside, 1, D, T, KD)
         context += tl.dot(tl.trans(turned), value, input_precision=PRECISION)
         total += tl.sum(features, 0)
@@ -197,8 +230,8 @@ def sum_keys(
 
 @triton.jit
 def queries(
-    pair, q, sums, out, gradient, dq, turns, rows, factor, q_batch, q_head, q_token, g_batch, g_head, g_token, heads,
-    count, chunk, per_head, per_row, relu_eps, eps, scale, share, key_chunks,
+    pair, q, sums, out, gradient, dq, turns, rows, factor, images, q_batch, q_head, q_token, g_batch, g_head, g_token,
+    heads, count, chunk, per_head, per_row, relu_eps, eps, scale, share, mean_eps, key_chunks,
     D: tl.constexpr, E: tl.constexpr, KD: tl.constexpr, VD: tl.constexpr, SIZE: tl.constexpr, GRAD_SIZE: tl.constexpr,
     T: tl.constexpr, PHI: tl.constexpr, POWER: tl.constexpr, THIRD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -206,20 +239,28 @@ def queries(
 
     With its `gradient`, instead that of q, (B, N, h, D), and in `out` the chunk's share of those of S, z and the third
     row. The quotient is `o = R S / w` with `w = F z + eps`, the difference `o = scale (1 + 1 / w) R S - y mean(v)` with
-    `w = y + eps`, `y = scale F z`; `scale` is s / M and `share` 1 / M.
+    `w = y + eps`, `y = scale F z`; `scale` is s / M and `share` 1 / M. With `images` both are those of one
+    key, as is eps with `mean_eps`.
     """
     part, channels, values = tl.program_id(1), tl.arange(0, KD), tl.arange(0, VD)
-    batch, head = pair // heads, pair % heads
+    own, begin, end, limit, count, _ = _chunk(images, pair, heads, count, chunk, T)
+    batch, head = own // heads, own % heads
     if turns is not None:
         turns += head * per_head * count * D
     if rows is not None:
-        rows += (pair // per_row) * count
+        rows += (own // per_row) * count
     if factor is not None:
         factor += head * D
     q += batch * q_batch + head * q_head
-    sums += pair * key_chunks * SIZE
-    context, total, third = _load_sums(sums, key_chunks, KD, VD, SIZE, THIRD)
+    context, total, third = _load_sums(sums, images, pair, heads, key_chunks, KD, VD, SIZE, THIRD)
     context, total = _normalized(context, total, third, D, KD, PHI)
+    if images is not None:
+        keys = tl.load(images + pair // heads * COLUMNS + 6).to(tl.float32)
+        share /= keys
+        if THIRD == "values":
+            scale /= keys
+        if mean_eps is not None:
+            eps *= keys
     mean = tl.zeros((1, VD), tl.float32)
     if THIRD == "values":
         mean += third[None, :] * share
@@ -232,9 +273,9 @@ def queries(
         gradient += batch * g_batch + head * g_head
         dq += (batch * count * heads + head) * D
         out += (pair * tl.num_programs(1) + part) * GRAD_SIZE
-    for first in range(part * chunk, tl.minimum(count, (part + 1) * chunk), T):
+    for first in range(begin, end, T):
         tokens = first + tl.arange(0, T).to(tl.int64)
-        here = (tokens < count)[:, None]
+        here = (tokens < limit)[:, None]
         inside, there = here & (channels < D)[None, :], here & (values < E)[None, :]
         x = _load(q, None, tokens, channels, inside, q_token, 0)
         row_peak = tl.where(here, tl.max(tl.where(inside, x, -float("inf")), 1)[:, None], 0.0)
@@ -272,18 +313,19 @@ def queries(
 
 @triton.jit
 def grad_keys(
-    pair, k, v, sums, of_sums, dk, dv, of_weights, turns, weights, rows, shift, factor,
+    pair, k, v, sums, of_sums, dk, dv, of_weights, turns, weights, rows, shift, factor, images,
     k_batch, k_head, k_token, v_batch, v_head, v_token, heads, count, chunk, per_head, per_row, relu_eps, chunks,
     D: tl.constexpr, E: tl.constexpr, KD: tl.constexpr, VD: tl.constexpr, SIZE: tl.constexpr, GRAD_SIZE: tl.constexpr,
     T: tl.constexpr, PHI: tl.constexpr, POWER: tl.constexpr, THIRD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Gradients (B, M, h, D) and (B, M, h, E) of a chunk of keys and values, (B, h, M) of weights of the keys."""
-    part, channels, values = tl.program_id(1), tl.arange(0, KD), tl.arange(0, VD)
-    batch, head = pair // heads, pair % heads
+    channels, values = tl.arange(0, KD), tl.arange(0, VD)
+    own, begin, end, limit, count, _ = _chunk(images, pair, heads, count, chunk, T)
+    batch, head = own // heads, own % heads
     if turns is not None:
         turns += head * per_head * count * D
     if rows is not None:
-        rows += (pair // per_row) * count
+        rows += (own // per_row) * count
     if shift is not None:
         shift += head * D
     if factor is not None:
@@ -292,24 +334,23 @@ def grad_keys(
     v += batch * v_batch + head * v_head
     dk += (batch * count * heads + head) * D
     dv += (batch * count * heads + head) * E
-    of_sums += pair * chunks * GRAD_SIZE
     of_context, of_total, of_value_sum = _load_sums(
-        of_sums, chunks, KD, VD, GRAD_SIZE, "values" if THIRD == "values" else ""
+        of_sums, images, pair, heads, chunks, KD, VD, GRAD_SIZE, "values" if THIRD == "values" else ""
     )
     peak = tl.zeros((KD,), tl.float32)
     divisor = tl.full((KD,), 1.0, tl.float32)
     if THIRD == "peak":
         key_chunks = tl.num_programs(1)
-        context, divisor, peak = _load_sums(sums + pair * key_chunks * SIZE, key_chunks, KD, VD, SIZE, THIRD)
+        context, divisor, peak = _load_sums(sums, images, pair, heads, key_chunks, KD, VD, SIZE, THIRD)
         divisor = tl.where(channels < D, divisor, 1.0)
         if PHI == "softmax":  # of each channel over the keys
             of_total = -tl.sum(context / divisor[:, None] * of_context, 1)
         else:
             peak = tl.full((KD,), tl.max(tl.where(channels < D, peak, -float("inf")), 0), tl.float32)
             divisor = tl.full((KD,), 1.0, tl.float32)
-    for first in range(part * chunk, tl.minimum(count, (part + 1) * chunk), T):
+    for first in range(begin, end, T):
         tokens = first + tl.arange(0, T).to(tl.int64)
-        here = (tokens < count)[:, None]
+        here = (tokens < limit)[:, None]
         inside, there = here & (channels < D)[None, :], here & (values < E)[None, :]
         x = _load(k, shift, tokens, channels, inside, k_token, heads * D)
         value = _load(v, None, tokens, values, there, v_token, 0)
@@ -319,9 +360,9 @@ def grad_keys(
         of_features = _turned(of_turned, turns, tokens, channels, inside, -1, D, T, KD) + of_total[None, :]
         found = _through_phi(of_features, x, features, PHI)
         if weights is not None:
-            weight = tl.load(weights + pair * count + tokens[:, None], mask=here, other=0.0)
+            weight = tl.load(weights + own * count + tokens[:, None], mask=here, other=0.0)
             of_weight = tl.sum(of_features * features, 1)[:, None]
-            tl.store(of_weights + pair * count + tokens[:, None], of_weight, mask=here)
+            tl.store(of_weights + own * count + tokens[:, None], of_weight, mask=here)
             found *= weight
             features *= weight
         tl.store(dk + tokens[:, None] * heads * D + channels[None, :], found.to(dk.dtype.element_ty), mask=inside)
@@ -333,7 +374,8 @@ def grad_keys(
 
 @triton.jit
 def focus(
-    pair, x, rows, dx, of_factor, shift, factor, x_batch, x_head, x_token, heads, count, chunk, members, relu_eps,
+    pair, x, rows, dx, of_factor, shift, factor, images, x_batch, x_head, x_token, heads, count, chunk, members,
+    relu_eps,
     D: tl.constexpr, E: tl.constexpr, KD: tl.constexpr, VD: tl.constexpr, SIZE: tl.constexpr, GRAD_SIZE: tl.constexpr,
     T: tl.constexpr, PHI: tl.constexpr, POWER: tl.constexpr, THIRD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -342,15 +384,16 @@ def focus(
     With the gradient of f_p in `dx`: that of x in its place, and what each tile adds to the factor's.
     """
     TINY: tl.constexpr = 1.1754943508222875e-38
-    part, channels = tl.program_id(1), tl.arange(0, KD)
-    batch, begin = pair // heads, pair % heads
-    rows += (pair // members) * count
+    channels = tl.arange(0, KD)
+    own, begin, end, limit, count, tiles = _chunk(images, pair, heads, count, chunk, T)
+    batch, lowest = own // heads, own % heads
+    rows += (own // members) * count
     x += batch * x_batch
     if dx is not None:
         dx += batch * count * heads * D
-    for first in range(part * chunk, tl.minimum(count, (part + 1) * chunk), T):
+    for first in range(begin, end, T):
         tokens = first + tl.arange(0, T).to(tl.int64)
-        here = (tokens < count)[:, None]
+        here = (tokens < limit)[:, None]
         inside = here & (channels < D)[None, :]
         unit = tl.full((T, 1), TINY, tl.float32)  # the largest entry
         squares = tl.zeros((T, 1), tl.float32)
@@ -359,7 +402,7 @@ def focus(
         if dx is not None:
             row = tl.load(rows + tokens[:, None], mask=here, other=0.0)
         for step in tl.static_range(2):
-            for head in range(begin, begin + members):
+            for head in range(lowest, lowest + members):
                 of_head, scales = shift, factor
                 if shift is not None:
                     of_head += head * D
@@ -385,7 +428,7 @@ def focus(
                         found = u * along + (given - focused * along) * focused / tl.maximum(u, TINY) * POWER
                         if factor is not None:
                             scale = tl.load(scales + channels, mask=channels < D, other=1.0)
-                            place = of_factor + ((batch * tl.cdiv(count, T) + first // T) * heads + head) * D
+                            place = of_factor + ((tiles + first // T) * heads + head) * D
                             tl.store(place + channels, tl.sum(found * u, 0) / scale, mask=channels < D)
                             found *= scale[None, :]
                         tl.store(target, tl.where(tile > 0, found, 0.0).to(dx.dtype.element_ty), mask=inside)
