@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from benchmarks.roofline import Operators, touched
-from linvit import AttentionLayer, Grid, list_attentions
+from linvit import AttentionLayer, Grid, Packed, list_attentions
 from linvit.attention.kernels.choice import MEASURED
 from linvit.tasks.execution import keep_attention_features
 from linvit.testing.attention import precision
@@ -86,7 +86,7 @@ def row(name: str, step: Callable[[], Tensor], shown: bool) -> str:
     return f"| {name} | {' | '.join([*map(str, launches), *(f'{size / 1e9:.2f}' for size in sizes)])} |"
 
 
-def count(names: list[str], shown: bool, recompute: bool, kernel: bool) -> None:
+def count(names: list[str], shown: bool, recompute: bool, kernel: bool, packed: bool) -> None:
     """Prints a row for each mechanism, and one for each layer of authors that `benchmarks` has."""
     sys.path.append(str(HERE.parents[1] / "benchmarks"))
     from authors.focused import Focused
@@ -94,7 +94,10 @@ def count(names: list[str], shown: bool, recompute: bool, kernel: bool) -> None:
 
     torch.backends.cuda.enable_cudnn_sdp(False)  # a graph of cuDNN's, which is not stood in for: torch's own kernel
     grid = Grid((SIDE, SIDE))
-    x = torch.zeros(BATCH, SIDE * SIDE, DIM, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+    sizes = torch.randint(8, SIDE + 1, (BATCH - 1, 2), generator=torch.Generator().manual_seed(0)).tolist()
+    place = Packed([*sizes, grid.size]) if packed else grid
+    batch = 1 if packed else BATCH
+    x = torch.zeros(batch, place.num_queries, DIM, dtype=torch.bfloat16, device="cuda", requires_grad=True)
     for name in names:
         if name == "authors":
             focused, soft = Focused(DIM, grid.size, HEADS).cuda(), SoftAttention(DIM, HEADS, SIDE // 7, 9).cuda()
@@ -105,7 +108,7 @@ def count(names: list[str], shown: bool, recompute: bool, kernel: bool) -> None:
         if not recompute:
             keep_attention_features(ours)
         ours.mechanism.attention_kernel = "triton" if kernel else "torch"
-        print(row(name, lambda layer=ours: layer(x, grid), shown), flush=True)
+        print(row(name, lambda layer=ours: layer(x, place), shown), flush=True)
 
 
 def errors(name: str) -> tuple[float, float]:
@@ -163,16 +166,17 @@ def main() -> int:
     parser.add_argument("--operators", action="store_true", help="show each operator with its bytes, too")
     parser.add_argument("--recompute", action="store_true", help="count with `recompute_attention: true`")
     parser.add_argument("--kernel", action="store_true", help="count with `attention_kernel: triton`")
+    parser.add_argument("--packed", action="store_true", help="count packed images of 8 x 8 to 56 x 56 tokens")
     parser.add_argument("--write", action="store_true", help="write the table of docs/guides/gpu.md")
     given = parser.parse_args()
     if "CALLS" in os.environ:
-        names = given.names or [*list_attentions(), "authors"]
+        names = given.names or [*list_attentions(), *["authors"][given.packed :]]
         print("| layer | launches forward | backward | GB forward | backward |\n|---|---|---|---|---|", flush=True)
         if given.kernel:
             from linvit.attention.kernels import linear
 
             linear.launch = PROGRAMS
-        count(names, given.operators, given.recompute, given.kernel)
+        count(names, given.operators, given.recompute, given.kernel, given.packed)
         sys.stdout.flush()
         os._exit(0)  # a thread of autograd that still wants the interpreter while it ends would abort the process
     if (lack := missing()) is not None:
