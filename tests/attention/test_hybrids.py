@@ -1,5 +1,6 @@
 """Local and linear attention in one layer, decays and delta rules: their references, and the formulas written out."""
 
+import io
 import itertools
 import re
 from collections.abc import Callable, Mapping
@@ -570,12 +571,41 @@ def test_masked_keys_of_whole_windows(spec: dict[str, Any]) -> None:
     "spec", [{"name": "window", "window_size": 5}, "sla", "lolcats", "jetvit", "gdla", "lion", "delta"], ids=str
 )
 def test_one_program_serves_images_of_any_size(spec: Any) -> None:
-    """Windows are counted by a quotient that ONNX rounds towards zero; ONNX has no triangular systems (delta)."""
+    """Windows are counted by a quotient that ONNX rounds towards zero; chunks are read by a loop (`scan`)."""
     subject = BackboneSubject({"name": "deit_nano", "depth": 1}, spec, 32, False)
     assert subject.build(dtype=torch.float32).blocks[0].attn.mechanism.__dict__.get("exports_any_size", True)
     exports(subject)
-    if spec != "delta":
-        onnx(subject)
+    onnx(subject)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["lion", "delta"])
+def test_a_saved_program_with_a_loop_serves_images_of_any_size(name: str) -> None:
+    network = linvit.create_backbone("deit_nano", depth=1, attention=name).eval()
+    free = dict.fromkeys((0, 2, 3), torch.export.Dim.DYNAMIC)
+    file = io.BytesIO()
+    with torch.no_grad():
+        torch.export.save(torch.export.export(network, (randn(2, 3, 32, 32).float(),), dynamic_shapes=(free,)), file)
+        file.seek(0)
+        program = torch.export.load(file).module()
+        for batch, height, width in ((1, 16, 24), (3, 64, 48)):
+            images = randn(batch, 3, height, width).float()
+            assert_near(program(images), network(images), 1e-5)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1, 1.0])
+def test_the_inverse_is_exact_for_keys_that_are_alike(noise: float) -> None:
+    """Powers of A, whose alternating series is the inverse as well, have entries of 10^9 here."""
+    keys = F.normalize(randn(2, 1, 16) + noise * randn(2, 64, 16, seed=1), dim=-1)
+    exact = (0.95 * keys @ keys.mT).tril(-1).requires_grad_()
+    given = exact.detach().float().requires_grad_()
+    weights = randn(2, 64, 64, seed=2)
+    want = torch.linalg.inv(torch.eye(64, dtype=torch.double) + exact)
+    got = delta.inverse(given)
+    assert_near(got, want, 1e-5)
+    (want * weights).sum().backward()
+    (got * weights).sum().backward()
+    assert_near(given.grad, exact.grad.tril(-1), 1e-5)
 
 
 @pytest.mark.slow

@@ -9,10 +9,10 @@ orders are row by row and its reverse, with `directions: 4` column by column and
 Paper: Yang et al. 2025, "Gated Delta Networks: Improving Mamba2 with Delta Rule" (ICLR), after "Parallelizing Linear
 Transformers with the Delta Rule over Sequence Length" (NeurIPS 2024) by the same first author. Follows
 flash-linear-attention without its causal convolutions; its scan for images adds the reversed half without reversing it
-back (a defect). ONNX has no triangular systems, so networks with it are exported by torch.export alone.
-Cost: `o (2 S T h dk + S T C + 3 S C dk) + g N C h` MACs in o directions, besides the solution of triangular systems,
-with N tokens padded to S in chunks of T = 64, and g = 1, or 2 where it is gated. Rank: up to N. Entries have either
-sign, and there is no normaliser.
+back (a defect).
+Cost: `o S (3 T h dk + 2 T C + 3 C dk + h (T^2 - 1) / 3) + g N C h` MACs in o directions, with N tokens padded to S in
+chunks of T = 64, and g = 1, or 2 where it is gated. Rank: up to N. Entries have either sign, and there is no
+normaliser.
 """
 
 from typing import Any, Literal
@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from linvit.attention.base import Attention, Grid
 from linvit.attention.declarations import Facts, Host
 from linvit.attention.ops.functional import initial_steps, is_exporting, linear_as_given
-from linvit.attention.ops.orders import both_directions, chunked, columns
+from linvit.attention.ops.orders import both_directions, chunked, columns, over_chunks
 from linvit.errors import UserError
 
 CHUNK, EPS, NORM_EPS = 64, 1e-6, 1e-5
@@ -137,24 +137,39 @@ def delta_rule(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log: Tensor) -> Te
         beta: Strengths of writing (B, h, N, 1).
         log: Logarithms of the factors a (B, h, N, 1), at most 0.
     """
-    tokens, width = q.shape[2], v.shape[3]
-    length = tokens if is_exporting() else min(CHUNK, tokens)  # an exported program has no loop over chunks
+    tokens, width, length = q.shape[2], v.shape[3], CHUNK if is_exporting() else 1
+    while length < min(CHUNK, tokens):
+        length *= 2
     q, k, v, beta, log = (chunked(x, length) for x in (q, k, v, beta, log))  # (B, h, n, T, ...)
     since = log.cumsum(-2)
     causal = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
     decay = torch.where(causal, (since - since.mT).tril().exp(), 0)  # (B, h, n, T, T)
-    system = torch.eye(length, dtype=k.dtype, device=k.device) + (beta * (k @ k.mT) * decay).tril(-1)
-    solved = torch.linalg.solve_triangular(
-        system, beta * torch.cat([v, since.exp() * k], -1), upper=False, unitriangular=True
-    )
+    solved = inverse(beta * (k @ k.mT) * decay) @ (beta * torch.cat([v, since.exp() * k], -1))
     own, correction = solved[..., :width], solved[..., width:]  # u = own - correction S
     weights, read = (q @ k.mT) * decay, since.exp() * q
     last = since[..., -1:, :]
     keys = (last - since).exp() * k
-    state, out = k.new_zeros(*k.shape[:2], k.shape[-1], width), []
-    chunks = (own, correction, weights, read, last.exp(), keys)  # unbind: the gradient of an index is as large as all
-    for value, corrected, weight, query, factor, key in zip(*(x.unbind(2) for x in chunks), strict=True):
+
+    def step(state: Tensor, value: Tensor, corrected: Tensor, *chunk: Tensor) -> tuple[Tensor, Tensor]:
+        weight, query, factor, key = chunk
         written = value - corrected @ state
-        out.append(query @ state + weight @ written)
-        state = factor * state + key.mT @ written
-    return torch.cat(out, 2)[:, :, :tokens]
+        return factor * state + key.mT @ written, query @ state + weight @ written
+
+    state = k.new_zeros(*k.shape[:2], k.shape[-1], width)
+    out = over_chunks(step, state, own, correction, weights, read, last.exp(), keys)
+    return out.flatten(2, 3)[:, :, :tokens]
+
+
+def inverse(a: Tensor) -> Tensor:
+    """Returns inverses of I + A for what A (..., T, T) has below its diagonal, with T a power of two.
+
+    By halves, [[P, 0], [A, R]]^-1 = [[P^-1, 0], [-R^-1 A P^-1, R^-1]]. These are products alone, which ONNX has, and as
+    exact as `torch.linalg.solve_triangular`. The product of all I + (-A)^(2^i) is the same on paper, but powers of A
+    grow to 10^9 where keys are alike.
+    """
+    half = a.shape[-1] // 2
+    if not half:
+        return torch.ones_like(a)
+    first, second = inverse(torch.stack([a[..., :half, :half], a[..., half:, half:]]))
+    below = -second @ a[..., half:, :half] @ first
+    return torch.cat([F.pad(first, (0, half)), torch.cat([below, second], -1)], -2)

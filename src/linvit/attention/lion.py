@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from linvit.attention.base import Attention, Grid
 from linvit.attention.declarations import Facts
 from linvit.attention.ops.functional import is_exporting, l2_norm, linear_as_given
-from linvit.attention.ops.orders import both_directions, boustrophedon, chunked
+from linvit.attention.ops.orders import both_directions, boustrophedon, chunked, over_chunks
 from linvit.errors import UserError, check_choice
 
 CHUNK, EPS = 64, 1e-6
@@ -116,7 +116,7 @@ def decayed_sums(q: Tensor, k: Tensor, v: Tensor, log: Tensor) -> Tensor:
         log: Logarithms of the factors (B, h, N, 1), at most 0.
     """
     tokens = q.shape[2]
-    length = tokens if is_exporting() else min(CHUNK, tokens)  # an exported program has no loop over chunks
+    length = CHUNK if is_exporting() else min(CHUNK, tokens)
     q, k, v, log = (chunked(x, length) for x in (q, k, v, log))  # (B, h, n, T, ...)
     until = log.cumsum(-2) - log  # sums of those before a token in its chunk
     whole = log.sum(-2, keepdim=True)
@@ -124,11 +124,9 @@ def decayed_sums(q: Tensor, k: Tensor, v: Tensor, log: Tensor) -> Tensor:
     inside = torch.ones(length, length, dtype=torch.bool, device=q.device).tril(-1)
     weights = (q @ k.mT) * torch.where(inside, between.exp(), 0)
     out: Tensor = weights @ v
-    if q.shape[2] > 1:
+    if is_exporting() or q.shape[2] > 1:
         written = (k * (whole - until).exp()).mT @ v  # (B, h, n, dk, d)
-        state, before = torch.zeros_like(written[:, :, 0]), []
-        for factor, sums in zip(whole.exp().unbind(2), written.unbind(2), strict=True):
-            before.append(state)
-            state = factor * state + sums
-        out = out + (q * until.exp()) @ torch.stack(before, 2)
+        start = torch.zeros_like(written[:, :, 0])
+        before = over_chunks(lambda s, factor, sums: (factor * s + sums, s.clone()), start, whole.exp(), written)
+        out = out + (q * until.exp()) @ before
     return out.flatten(2, 3)[:, :, :tokens]

@@ -17,7 +17,7 @@ from torch.backends import cuda, cudnn, mkldnn
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
-from linvit.attention.ops.functional import upcast
+from linvit.attention.ops.functional import is_exporting, upcast
 
 Self = TypeVar("Self")
 Module = TypeVar("Module", bound=nn.Module)
@@ -80,7 +80,9 @@ def _in_precision(
             return core(self, q, k, v, *args, **kwargs).to(dtype)
         device = q.device
         with ieee_products(device):
-            if torch.compiler.is_compiling() or torch.is_autocast_enabled(device.type):
+            # torch cannot save a program with a loop in such a region
+            compiling = torch.compiler.is_compiling() and not is_exporting()
+            if compiling or torch.is_autocast_enabled(device.type):
                 with torch.autocast(device.type, enabled=False):
                     return core(self, q, k, v, *args, **kwargs).to(dtype)
             return core(self, q, k, v, *args, **kwargs).to(dtype)

@@ -4,9 +4,11 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch._higher_order_ops.scan import scan
 from torch.nn import functional as F
 
 from linvit.attention.base import Grid
+from linvit.attention.ops.functional import is_exporting
 
 
 def columns(grid: Grid, device: torch.device) -> Tensor:
@@ -33,17 +35,32 @@ def _with_prefix(places: Tensor, grid: Grid) -> Tensor:
 def chunked(x: Tensor, length: int) -> Tensor:
     """Returns tokens of (..., N, d) in n chunks of a length, (..., n, length, d), with zeros behind the last."""
     chunks = (x.shape[-2] + length - 1) // length  # ONNX rounds quotients of negative numbers towards zero
+    chunks += is_exporting()  # torch.export fixes a size that it sees as 1
     missing = chunks * length - x.shape[-2]
-    padded = F.pad(x, (0, 0, 0, missing)) if missing else x
+    padded = F.pad(x, (0, 0, 0, missing)) if is_exporting() or missing else x
     return padded.unflatten(-2, (chunks, length))  # type: ignore[no-any-return]
 
 
-def both_directions(scan: Callable[..., Tensor], *given: Tensor, order: Tensor | None = None) -> Tensor:
-    """Returns the sum of `scan` over tokens (B, h, N, ...) in both directions, (B, h, N, d).
+def over_chunks(step: Callable[..., tuple[Tensor, Tensor]], state: Tensor, *given: Tensor) -> Tensor:
+    """Returns the second outputs (B, h, n, ...) of `state, out = step(state, *chunk)` over chunks of (B, h, n, ...)."""
+    if is_exporting():  # a loop for any number of chunks
+        chunks = tuple(x.movedim(2, 0) for x in given)
+        out: Tensor = scan(lambda state, chunk: step(state, *chunk), state, chunks)[1]
+        return out.movedim(0, 2)
+    outs = []
+    for chunk in zip(*(x.unbind(2) for x in given), strict=True):  # the gradient of an index is as large as all
+        state, out = step(state, *chunk)
+        outs.append(out)
+    return torch.stack(outs, 2)
+
+
+def both_directions(read: Callable[..., Tensor], *given: Tensor, order: Tensor | None = None) -> Tensor:
+    """Returns the sum of `read` over tokens (B, h, N, ...) in both directions, (B, h, N, d).
 
     It reads them in an order (N,) of their numbers, or unchanged; its output has the order of the grid.
     """
     if order is not None:
         given = tuple(x[:, :, order] for x in given)
-    out = scan(*given) + scan(*(x.flip(2) for x in given)).flip(2)
+    there, back = read(*(torch.cat([x, x.flip(2)]) for x in given)).chunk(2)
+    out = there + back.flip(2)
     return out if order is None else out[:, :, order.argsort()]
