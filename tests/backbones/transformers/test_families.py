@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import linvit
-from linvit.backbones.transformers.hosts import FAMILIES, ReplacedTransformersAttention
+from linvit.backbones.transformers.hosts import FAMILIES, REPLACED, ReplacedTransformersAttention
 from linvit.errors import UserError
 from tests.backbones.transformers.families import MODELS, inputs_of, tiny, tokens, transformers
 
@@ -120,3 +120,55 @@ def test_a_text_tower_keeps_its_attention() -> None:
     torch.testing.assert_close(student(**inputs).logits_per_image, before.logits_per_image)
     student = linvit.linearize(model, "linear")
     torch.testing.assert_close(student(**inputs).text_embeds, before.text_embeds)
+
+
+@pytest.mark.parametrize("size", [(32, 32), (48, 24)])
+def test_a_bias_that_beits_blocks_share(size: tuple[int, int]) -> None:
+    """Softmax gets it, beside those of the blocks; linear goes without both."""
+    torch.manual_seed(0)
+    model = tiny("BEiT", use_shared_relative_position_bias=True)
+    inputs = inputs_of("BEiT", size)
+    softmax, linear = (linvit.replace_attention(copy.deepcopy(model), name) for name in ("softmax", "linear"))
+    torch.testing.assert_close(tokens(softmax, inputs), tokens(model, inputs), rtol=1e-5, atol=1e-5)
+    before = tokens(linear, inputs)
+    with torch.no_grad():
+        model.shared_position_bias.relative_position_bias_table.add_(1)
+        linear.shared_position_bias.relative_position_bias_table.copy_(torch.randn(52, 2))
+    torch.testing.assert_close(tokens(linear, inputs), before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("attention", ["softmax", "linear"])
+def test_a_mask_for_the_inner_model_is_refused(attention: str, shared: bool) -> None:
+    """BEiT's blocks get it as part of their bias, which `linear` goes without."""
+    config = tiny("BEiT", use_shared_relative_position_bias=shared).config
+    model = transformers.BeitForImageClassification(config).eval()
+    linvit.replace_attention(model, attention)
+    images, mask = torch.randn(2, 3, 32, 32), torch.ones(2, 17)
+    mask[:, 9:] = 0
+    for each in (model, model.beit):
+        with pytest.raises(UserError, match="takes no attention_mask"):
+            each(images, attention_mask=mask)
+
+
+def test_models_of_one_config_are_replaced_apart() -> None:
+    """Each is saved with its own attention, and each refuses masks."""
+    config = tiny("CLIP").config
+    first, second, third = (transformers.CLIPVisionModel(config) for _ in range(3))
+    for model, attention in ((first, "linear"), (second, "hedgehog")):
+        linvit.replace_attention(model, attention)
+        assert [each["attention"] for each in getattr(model.config, REPLACED)] == [attention]
+        assert {id(m.config) for m in model.modules() if hasattr(m, "config")} == {id(model.config)}
+        with pytest.raises(UserError, match="takes no attention_mask"):
+            model(torch.randn(1, 3, 32, 32), attention_mask=torch.ones(1, 17))
+    assert not hasattr(third.config, REPLACED)
+
+
+def test_an_implementation_is_for_the_layers_that_keep_softmax() -> None:
+    model, images = tiny("DINOv2"), torch.randn(1, 3, 32, 32)
+    for attention, tolerance in ((["linear", None], 1e-5), ("linear", 0)):
+        student = linvit.linearize(model, attention)
+        before = tokens(student, {"pixel_values": images})
+        student.set_attn_implementation("eager")
+        assert {m.config._attn_implementation for m in student.modules() if hasattr(m, "config")} == {"eager"}
+        torch.testing.assert_close(tokens(student, {"pixel_values": images}), before, rtol=0, atol=tolerance)

@@ -61,6 +61,7 @@ def both_directions(read: Callable[..., Tensor], *given: Tensor, order: Tensor |
     """
     if order is not None:
         given = tuple(x[:, :, order] for x in given)
-    there, back = read(*(torch.cat([x, x.flip(2)]) for x in given)).chunk(2)
-    out = there + back.flip(2)
+    images = given[0].shape[0]
+    both = read(*(torch.cat([x, x.flip(2)]) for x in given))
+    out = both[:images] + both[images:].flip(2)
     return out if order is None else out[:, :, order.argsort()]

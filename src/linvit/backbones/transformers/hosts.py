@@ -1,5 +1,6 @@
 """Attention of Hugging Face's vision transformers, replaced as that of timm's models; nothing imports transformers."""
 
+import copy
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple
@@ -175,9 +176,20 @@ class ReplacedTransformersAttention(ReplacedAttention):
 
 
 def note_replacement(network: Any, replaced: Mapping[str, Any]) -> None:
-    """Notes in a model's config how its attention was replaced, for `linvit.load_transformers`; has it refuse masks."""
+    """Notes in a model's config how its attention was replaced, for `linvit.load_transformers`; has it refuse masks.
+
+    The models within it refuse them as well, since BEiT adds masks to a bias, which some mechanisms go without.
+    """
     if not hasattr(network.config, REPLACED):
-        network.register_forward_pre_hook(refuse_options, with_kwargs=True)
+        new: dict[int, Any] = {}  # copies of configs, which other models may share, by the id of the config
+        copy.deepcopy(network.config, new)
+        for module in network.modules():
+            if id(vars(module).get("config")) in new:
+                module.config = new[id(module.config)]
+        models = [module for module in network.modules() if hasattr(module, "base_model_prefix")]
+        for model in {network, *models}:
+            if any(isinstance(part, ReplacedTransformersAttention) for part in model.modules()):
+                model.register_forward_pre_hook(refuse_options, with_kwargs=True)
     setattr(network.config, REPLACED, [*getattr(network.config, REPLACED, []), dict(replaced)])
 
 
