@@ -34,7 +34,13 @@ CASES = {
     "focused": Formula("focused", eps=1e-6, relu_eps=1e-6, power=3.0),
 }
 WINDOWS = ", windows of 49 tokens"
-LAYERS = {"": (64, 3136, 3, 32), WINDOWS: (4096, 49, 3, 32)}  # images, tokens, heads, channels of one
+SIZES = torch.randint(8, 57, (63, 2), generator=torch.Generator().manual_seed(0)).tolist()
+PACK = Packed([*SIZES, (56, 56)])
+LAYERS: dict[str, tuple[Any, int, int, int]] = {  # images, tokens, heads, channels of one
+    "": (64, 3136, 3, 32),
+    WINDOWS: (4096, 49, 3, 32),
+    ", packed": (PACK, PACK.num_queries, 3, 32),
+}
 STEPS = ("focus", "FIRST", "focus", "SECOND", "focus")  # of programs.run, in the order of its arguments
 Launch = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
@@ -75,9 +81,9 @@ def step(
 
 def traffic(case: str, layer: str) -> str:
     """Launches and bytes of a layer's size, each tensor of a launch once: what it reads again lies in the cache."""
-    batch, tokens, heads, width = LAYERS[layer]
+    images, tokens, heads, width = LAYERS[layer]
     passes = step(case, *LAYERS[layer], torch.bfloat16)
-    bound = 2 * batch * tokens * heads * width  # of q
+    bound = 2 * (1 if images is PACK else images) * tokens * heads * width  # of q
     moved = []
     for launches in passes:
         given = ({id(x): x for x in tree_leaves(arguments)}.values() for _, arguments, _ in launches)
