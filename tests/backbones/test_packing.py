@@ -168,6 +168,22 @@ def test_a_subclass_does_not_inherit_that_it_packs() -> None:
     assert not Changed(8, 2, Grid((2, 2))).facts.packs
 
 
+@pytest.mark.parametrize("name", ["window", "sla", "lolcats"])
+def test_windows_larger_than_most_images_change_nothing(name: str) -> None:
+    """Of 12 images of 2 x 2 and one of 8 x 8, all in windows of 8 x 8, seven eighths of the places would be empty."""
+    packed = linvit.Packed([(2, 2)] * 12 + [(8, 8)], num_prefix=1)
+    mechanism = perturb(
+        linvit.create_attention({"name": name, "window_size": 8}, dim=8, num_heads=2, grid=Grid((8, 8)))
+    )
+    rows = [randn(1, 2, packed.num_queries, 4).double().requires_grad_() for _ in range(3)]
+    out, alone = mechanism.double()(*rows, packed), packed.map_images(mechanism, *rows)
+    assert relative_error(out, alone) < 1e-12
+    sources = [*rows, *mechanism.parameters()]
+    both = [torch.autograd.grad(each.square().sum(), sources, materialize_grads=True) for each in (out, alone)]
+    for got, want in zip(*both, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)  # that of window_factors is 0
+
+
 def test_mechanisms_without_a_packed_form_say_so_once() -> None:
     network = deit(attention="soft")
     with pytest.warns(UserWarning, match="SoftAttention does not declare packs") as said:

@@ -4,6 +4,7 @@ Windows have w x w patches from the upper left corner; those at the right and lo
 keys of every window, and a prefix query sees all keys.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -74,11 +75,7 @@ class Windows:
 
     def beyond(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """`q (k^T v)` over the patches of all other windows, (B, n, h, L, d), of features and values (B, h, N, ...)."""
-        return self.split(q) @ self.but_own(self.split(k).mT @ self.split(v))
-
-    def but_own(self, x: Tensor) -> Tensor:
-        """Returns for each window the sum over all others of its image, (B, n, ...)."""
-        return sum_of_others(x)
+        return self.split(q) @ sum_of_others(self.split(k).mT @ self.split(v))
 
     def complete(
         self, patches: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None = None
@@ -94,7 +91,7 @@ class PackedWindows(Windows):
     """The n windows of all images of a pack. `join` gives rows, with zeros for prefix tokens."""
 
     def __init__(self, grid: Packed, side: int) -> None:
-        self.pack, self.prefix = grid, 0
+        self.pack, self.prefix, self.side = grid, 0, side
         self.sides = tuple(min(side, max(lengths)) for lengths in zip(*grid.sizes, strict=True))
 
     @property
@@ -125,9 +122,10 @@ class PackedWindows(Windows):
         counts = torch.tensor(self.pack.window_counts(self.sides), device=x.device)
         return torch.cat([images.repeat_interleave(counts, 0, output_size=self.number)[None], patches], 3)
 
-    def but_own(self, x: Tensor) -> Tensor:
-        """Returns for each window the sum over all others of its image, (1, n, ...)."""
-        return torch.cat([sum_of_others(part) for part in x.split(self.pack.window_counts(self.sides), 1)], 1)
+    def beyond(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """`q (k^T v)` over the patches of all other windows of the image, (1, n, h, L, d); see `Windows`."""
+        states = (self.split(k).mT @ self.split(v)).split(self.pack.window_counts(self.sides), 1)  # image by image
+        return self.split(q) @ torch.cat([sum_of_others(own) for own in states], 1)
 
     def complete(
         self, patches: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None = None
@@ -153,6 +151,11 @@ def window_attention(
 
     Queries without any key get zeros.
     """
+    if isinstance(windows, PackedWindows) and windows.number * math.prod(windows.sides) > 3 * q.shape[2]:
+        side = windows.side  # most places of the windows would be empty, so size by size
+        return windows.pack.map_images(
+            lambda q, k, v, own: window_attention(q, k, v, Windows(own, side), scale), q, k, v
+        )
     kept = windows.kept(mask, q)
     if kept is not None:
         kept = kept.expand(q.shape[0], -1, -1, -1, -1).flatten(0, 1)
