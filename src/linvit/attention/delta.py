@@ -39,6 +39,7 @@ class DeltaAttention(Attention):
 
     host = Host(input=True)
     facts = Facts(complexity="O(N)", same_grid=True, fades=True)
+    exports_loop = True  # over chunks
 
     def __init__(
         self,

@@ -38,6 +38,7 @@ class LionAttention(Attention):
     """
 
     facts = Facts(complexity="O(N)", same_grid=True, fades=True)
+    exports_loop = True  # over chunks
 
     def __init__(
         self,

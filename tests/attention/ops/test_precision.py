@@ -98,6 +98,19 @@ def test_autocast_on_float32_inputs(name: str) -> None:
     assert out.dtype == torch.float32
 
 
+def test_an_exported_program_keeps_full_precision_under_autocast() -> None:
+    module = mechanism("efficient", SMALL, dtype=torch.float32)
+    given = inputs(module, SMALL, dtype=torch.float32)
+
+    class Network(torch.nn.Module):
+        def forward(self, *qkv: Tensor) -> Tensor:
+            return module(*qkv, SMALL)
+
+    program = torch.export.export(Network(), (*given[:3],)).module()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert_near(program(*given[:3]), given(module, SMALL), 1e-6)
+
+
 WIDE = {  # tried with 96 channels in 3 heads, the others with 32 in 2: the gradient of `mala` is 2.3 times as far off
     *("additive", "aft_simple", "cosformer", "efficient", "focused", "inline", "linear", "linear_angular"),
     *("linformer", "poly_nl", "separable", "slab", "taylor", "xca"),

@@ -80,9 +80,9 @@ def _in_precision(
             return core(self, q, k, v, *args, **kwargs).to(dtype)
         device = q.device
         with ieee_products(device):
-            # torch cannot save a program with a loop in such a region
-            compiling = torch.compiler.is_compiling() and not is_exporting()
-            if compiling or torch.is_autocast_enabled(device.type):
+            # torch cannot save a program with a loop in a region without autocast
+            loop = is_exporting() and getattr(self, "exports_loop", False)
+            if (torch.compiler.is_compiling() and not loop) or torch.is_autocast_enabled(device.type):
                 with torch.autocast(device.type, enabled=False):
                     return core(self, q, k, v, *args, **kwargs).to(dtype)
             return core(self, q, k, v, *args, **kwargs).to(dtype)

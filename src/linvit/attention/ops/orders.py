@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch._higher_order_ops.scan import scan
 from torch.nn import functional as F
 
 from linvit.attention.base import Grid
@@ -44,6 +43,8 @@ def chunked(x: Tensor, length: int) -> Tensor:
 def over_chunks(step: Callable[..., tuple[Tensor, Tensor]], state: Tensor, *given: Tensor) -> Tensor:
     """Returns the second outputs (B, h, n, ...) of `state, out = step(state, *chunk)` over chunks of (B, h, n, ...)."""
     if is_exporting():  # a loop for any number of chunks
+        from torch._higher_order_ops.scan import scan  # which has no public name yet
+
         chunks = tuple(x.movedim(2, 0) for x in given)
         out: Tensor = scan(lambda state, chunk: step(state, *chunk), state, chunks)[1]
         return out.movedim(0, 2)
