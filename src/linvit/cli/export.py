@@ -26,8 +26,8 @@ EPILOG = """examples:
   linvit export RUN model.pt2                 for torch.export.load
 
 Batch size, height and width are dynamic where the network allows it.
-The file's metadata has class names and preprocessing. docs/guides/export.md shows how
-to run it without linvit. ONNX needs: pip install 'linvit[export]'
+The file's metadata has class names and preprocessing. docs/guides/export.md
+shows how to run it without linvit. ONNX needs: pip install 'linvit[export]'
 
 exit code: 0, or 1 if the file differs from torch by more than 1e-5 (float16:
 2e-2) at one of the sizes.
