@@ -1,6 +1,6 @@
 """Images of several sizes in one call: each gets what it gets alone, bit for bit apart from the others."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -8,9 +8,10 @@ import timm
 import torch
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
+from torch.optim.swa_utils import AveragedModel
 
 import linvit
-from linvit import Grid, UserError
+from linvit import Grid, Packed, UserError
 from linvit.attention.linear import LinearAttention
 from linvit.backbones.deit import DeiT
 from tests.helpers import perturb, randn, relative_error
@@ -157,6 +158,59 @@ def test_compiled_networks_leave_packs_to_torchs_operators() -> None:
     assert counter.frame_count <= 8
 
 
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_blocks_that_are_compiled_one_by_one_compile_nothing_for_packs(checkpointing: bool) -> None:
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    network, plain = deit(attention="linear").train(), deit(attention="linear")
+    network.set_grad_checkpointing(checkpointing)
+    network.blocks[0].compile(backend=counter)
+    network.blocks[1] = torch.compile(network.blocks[1], backend=counter)
+    for sizes in (SIZES, SIZES[1:]):
+        out = network(given(sizes))
+        assert relative_error(out, plain(given(sizes))) < 1e-12
+        out.sum().backward()
+    assert counter.frame_count == 0
+
+
+def test_timms_blocks_are_recomputed_with_their_own_pack() -> None:
+    """Also if other images were embedded since."""
+    own = {name: SMALL[name] for name in ("img_size", "patch_size", "embed_dim", "depth", "num_heads", "num_classes")}
+    network: Any = timm.create_model("vit_tiny_patch16_224", dynamic_img_size=True, **own)
+    linvit.replace_attention(network, "mala", 24)
+    network.double().train()
+    found = []
+    for checkpointing in (False, True):
+        network.set_grad_checkpointing(checkpointing)
+        both = [linvit.forward_images(network, given(sizes)) for sizes in (SIZES, SIZES[1:])]
+        found.append(torch.autograd.grad(torch.cat(both).square().sum(), [*network.parameters()]))
+    assert all(map(torch.equal, *found))
+    assert isinstance(network.blocks[0].attn.patches.grid, Grid)  # no pack stays in memory
+
+
+def test_timms_parallel_blocks_run_the_images_of_each_size_as_a_batch() -> None:
+    own = {name: SMALL[name] for name in ("img_size", "patch_size", "embed_dim", "depth", "num_heads", "num_classes")}
+    assert_as_alone(timm.create_model("vit_small_patch16_18x2_224", dynamic_img_size=True, **own).double().eval())
+
+
+@pytest.mark.parametrize("wrap", [AveragedModel, lambda network: torch.compile(network, backend="eager")])
+def test_wrapped_networks_take_lists(wrap: Callable[[nn.Module], Any]) -> None:
+    network = deit(attention="linear")
+    assert torch.equal(linvit.forward_images(wrap(network), given()), network(given()))
+
+
+def test_a_pack_of_inference_mode_can_be_trained_with() -> None:
+    packed = Packed([(3, 4), (2, 2), (3, 4)], num_prefix=1)
+    row = randn(1, 2, packed.num_queries, 8)
+    for name in ("cosformer", "mala", "mlla", "sla", "window"):
+        mechanism = linvit.create_attention(name, dim=16, num_heads=2, grid=Grid((4, 4), num_prefix=1)).double()
+        with torch.inference_mode():
+            want = mechanism(row, row, row, packed)
+        out = mechanism(row, row, row.clone().requires_grad_(), packed)
+        assert torch.equal(out, want)
+        out.sum().backward()
+
+
 def test_a_subclass_does_not_inherit_that_it_packs() -> None:
     """What it changes may mix the tokens of several images."""
 
@@ -202,3 +256,5 @@ def test_lists_that_cannot_be_packed_are_refused() -> None:
             model(images)
     with pytest.raises(UserError, match=r"Call pack\(images\) for the tokens"):
         model.forward_features([image, image[:, :16]])
+    with pytest.raises(UserError, match=r"forward_intermediates takes a batch"):
+        model.forward_intermediates([image, image[:, :16]])

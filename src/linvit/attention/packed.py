@@ -168,7 +168,8 @@ class Packed:
     def kept(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """Returns what `make` made for this key the first time, such as a table that all layers share."""
         if key not in self._kept:
-            self._kept[key] = make()
+            with torch.inference_mode(False):  # training may be next
+                self._kept[key] = make()
         return self._kept[key]
 
     def _chunks(self, device: torch.device) -> "_Layout":

@@ -131,11 +131,7 @@ class Backbone(nn.Module):
 
     def forward_features(self, x: Tensor) -> Tensor:
         """Returns the last, normalised tokens (B, N, C) of images (B, in_chans, H, W); `pack` is for a list."""
-        if not isinstance(x, Tensor):
-            raise UserError(
-                "forward_features takes a batch (B, C, H, W). Call pack(images) for the tokens of a list of images and "
-                "where each begins, or the backbone for their logits"
-            )
+        check_batch("forward_features", x)
         return self.norm(self.forward_levels(x)[0])  # type: ignore[no-any-return]
 
     def pool(self, x: Tensor) -> Tensor:
@@ -199,6 +195,7 @@ class Backbone(nn.Module):
 
         `norm` applies the norms of the features; `output_fmt` is "NCHW" (B, C, H, W) or "NLC" (B, H W, C).
         """
+        check_batch("forward_intermediates", x)
         check_choice("output_fmt", output_fmt, ["NCHW", "NLC"])
         take = sorted(set(feature_indices(len(getattr(self, self.levels)), indices)))
         last, _, found = self.forward_levels(x, take, max(take) + 1 if stop_early else None)
@@ -262,6 +259,15 @@ class Backbone(nn.Module):
                 (r"^(?:feature_norms|norm)", (99999,)),
             ],
         }
+
+
+def check_batch(method: str, x: Any) -> None:
+    """Raises a `UserError` for a list of images."""
+    if not isinstance(x, Tensor):
+        raise UserError(
+            f"{method} takes a batch (B, C, H, W). Call pack(images) for the tokens of a list of images and where each "
+            f"begins, or the backbone for their logits"
+        )
 
 
 def check_stages(count: int, **options: Sequence[Any]) -> None:

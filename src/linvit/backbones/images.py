@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from linvit.attention.base import Grid
 from linvit.backbones.base import Backbone
 from linvit.backbones.packing import as_batch, by_size, pack
+from linvit.backbones.stage import uncompiled
 from linvit.backbones.timm.vit import ReplacedViTAttention
 from linvit.errors import UserError
 
@@ -37,7 +38,8 @@ def forward_images(network: Any, images: Tensor | Sequence[Tensor]) -> Tensor:
     batch = images if isinstance(images, Tensor) else as_batch(images)
     if batch is not None:
         return network(batch)  # type: ignore[no-any-return]
-    if isinstance(network, Backbone):
+    # also in DistributedDataParallel or as returned by torch.compile
+    if isinstance(getattr(network, "module", getattr(network, "_orig_mod", network)), Backbone):
         return network(images)  # type: ignore[no-any-return]
     if not isinstance(network, VisionTransformer | NaFlexVit):
         raise UserError(
@@ -51,19 +53,28 @@ def forward_images(network: Any, images: Tensor | Sequence[Tensor]) -> Tensor:
 def _packed_by_timm(network: Any, images: Sequence[Tensor]) -> Tensor:
     if isinstance(network, VisionTransformer) and not network.dynamic_img_size:
         raise UserError("this VisionTransformer takes images of one size; create it with dynamic_img_size: true")
-    layers = [block.attn for block in network.blocks]
+    layers = [getattr(block, "attn", None) for block in network.blocks]  # none in parallel blocks
     if not all(isinstance(layer, ReplacedViTAttention) for layer in layers) or _by_batch(network):
         alike = by_size(images)
         logits = torch.cat([network(torch.stack([images[i] for i in own])) for own in alike])
         places = [i for own in alike for i in own]
         return logits[sorted(range(len(places)), key=places.__getitem__)]
-    patches: Any = layers[0].patches
-    x, patches.grid = pack(partial(_embedded, network, patches), images)
-    packed = patches.grid
+    patches: Any = network.blocks[0].attn.patches
+    before = patches.grid
+    x, packed = pack(partial(_embedded, network, patches), images)
+    patches.grid = before
+
+    def run(block: nn.Module, x: Tensor) -> Tensor:
+        patches.grid = packed  # also when a checkpoint runs it again, after other images
+        try:
+            return uncompiled(block, x)
+        finally:
+            patches.grid = before
+
     for block in network.blocks:
         checkpointing = network.grad_checkpointing and network.training
-        x = checkpoint(block, x, use_reentrant=False) if checkpointing else block(x)
-    return packed.restore(torch.cat([network.forward_head(part) for part in packed.split(network.norm(x))]))  # type: ignore[no-any-return]
+        x = checkpoint(run, block, x, use_reentrant=False) if checkpointing else run(block, x)
+    return packed.restore(torch.cat([network.forward_head(part) for part in packed.split(network.norm(x))]))
 
 
 def _by_batch(network: nn.Module) -> bool:

@@ -72,13 +72,20 @@ class Stage(nn.Module):
 def run_blocks(blocks: Iterable[nn.Module], x: Tensor, grid: Grid | Packed, checkpointing: bool) -> Tensor:
     """Runs blocks one after the other, with gradient checkpointing of each if asked for."""
     for block in blocks:
+        call = partial(uncompiled, block) if isinstance(grid, Packed) else block
         if not checkpointing:
-            x = block(x, grid)
+            x = call(x, grid)
         elif torch.compiler.is_compiling():
-            x = checkpoint(block, x, grid, use_reentrant=False)
+            x = checkpoint(call, x, grid, use_reentrant=False)
         else:
-            x = checkpoint(block, x, grid, use_reentrant=False, context_fn=partial(_passes, block))
+            x = checkpoint(call, x, grid, use_reentrant=False, context_fn=partial(_passes, block))
     return x
+
+
+def uncompiled(block: nn.Module, *given: Any) -> Tensor:
+    """Calls a block without `torch.compile`, for packs: each new size would be another graph."""
+    with torch.compiler.set_stance("force_eager"):
+        return block(*given)  # type: ignore[no-any-return]
 
 
 def _passes(block: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
