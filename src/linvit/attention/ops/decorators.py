@@ -81,7 +81,7 @@ def _in_precision(
         device = q.device
         with ieee_products(device):
             # torch cannot save a program with a loop in a region without autocast
-            loop = is_exporting() and getattr(self, "exports_loop", False)
+            loop = getattr(self, "exports_loop", False) and is_exporting()
             if (torch.compiler.is_compiling() and not loop) or torch.is_autocast_enabled(device.type):
                 with torch.autocast(device.type, enabled=False):
                     return core(self, q, k, v, *args, **kwargs).to(dtype)
