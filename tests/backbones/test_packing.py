@@ -222,6 +222,29 @@ def test_a_subclass_does_not_inherit_that_it_packs() -> None:
     assert not Changed(8, 2, Grid((2, 2))).facts.packs
 
 
+def test_a_subclass_may_pool_in_another_way() -> None:
+    class Largest(DeiT):
+        def pool(self, x: Tensor) -> Tensor:
+            return x.amax(1)
+
+    assert_as_alone(perturb(Largest(**SMALL, attention="linear").double()).eval())
+
+
+@pytest.mark.parametrize("name", ["focused", "enhanced_linear", "mala"])
+def test_wide_and_high_images_fill_no_plane(name: str) -> None:
+    packed = Packed([(1, 40), (40, 1), (1, 40)], num_prefix=1)
+    mechanism = perturb(linvit.create_attention(name, dim=16, num_heads=2, grid=Grid((4, 4), num_prefix=1)).double())
+    places: list[int] = []
+    for module in mechanism.modules():
+        if isinstance(module, nn.Conv2d):
+            module.register_forward_pre_hook(lambda _, given: places.append(given[0][0, 0].numel()))
+    row = randn(1, 2, packed.num_queries, 8, dtype=torch.float64)
+    out = mechanism(row, row, row, packed)
+    assert max(places) == 40
+    want = packed.map_images(lambda x, grid: mechanism(x, x, x, grid), row)
+    assert relative_error(out, want) < 1e-12
+
+
 @pytest.mark.parametrize("name", ["window", "sla", "lolcats"])
 def test_windows_larger_than_most_images_change_nothing(name: str) -> None:
     """Of 12 images of 2 x 2 and one of 8 x 8, all in windows of 8 x 8, seven eighths of the places would be empty."""

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from linvit.attention.grid import Grid
 from linvit.attention.ops.decorators import supports_custom_autograd
@@ -21,6 +22,8 @@ from linvit.errors import UserError
 
 CHUNK = 64
 """Tokens of a chunk; the last one of an image is filled up."""
+SPARSE = 4
+"""Places of a plane per token from which on images are convolved size by size."""
 
 
 class Packed:
@@ -107,8 +110,12 @@ class Packed:
         """Applies a convolution of planes to the patches of a row (1, T, C); 0 for prefix tokens.
 
         All images lie on one plane, so far apart that `change`, which mixes patches at most `reach` apart, mixes none.
+        If most of the plane would be empty, as with a very wide and a very high image, images of each size are a batch.
         """
         layout = self._layout(reach, x.device)
+        if math.prod(layout.shape) > SPARSE * self.num_queries:
+            parts = zip(x.split(self._parts, 1), self.groups, strict=True)
+            return torch.cat([_convolved(change, part, grid, n) for part, (grid, n) in parts], 1)
         plane = move(x, layout).mT.unflatten(2, layout.shape)  # (1, C, H, W)
         return move(change(plane).flatten(2).mT, layout.turned())
 
@@ -245,6 +252,13 @@ class Packed:
     def restore(self, values: Tensor) -> Tensor:
         """Brings values (B, ...) in the order of the row into the order in which the images were given."""
         return values[sorted(range(len(self.order)), key=self.order.__getitem__)]
+
+
+def _convolved(change: Callable[[Tensor], Tensor], x: Tensor, grid: Grid, number: int) -> Tensor:
+    """Applies a convolution of planes to the patches of a number of images of one size, (b, n N, C)."""
+    plane = grid.plane(x.unflatten(1, (number, -1)).flatten(0, 1))
+    patches = F.pad(change(plane).flatten(2).mT, (0, 0, grid.num_prefix, 0))
+    return patches.unflatten(0, (-1, number)).flatten(1, 2)  # type: ignore[no-any-return]
 
 
 class _Layout(NamedTuple):

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from linvit.attention.base import Grid, Packed
 from linvit.backbones.initialise import classifier, init_vit, tie_mechanisms
-from linvit.backbones.packing import as_batch, prefix_and_mean
+from linvit.backbones.packing import as_batch
 from linvit.backbones.stage import Stage
 from linvit.errors import UserError, check_choice
 
@@ -160,7 +160,7 @@ class Backbone(nn.Module):
         if batch is not None:
             return self(batch)  # type: ignore[no-any-return]
         x, grid = self.pack(images)
-        return self.forward_head(prefix_and_mean(x, grid))
+        return grid.restore(torch.cat([self.forward_head(part) for part in grid.split(x)]))
 
     def pack(self, images: Sequence[Tensor]) -> tuple[Tensor, Packed]:
         """Returns the last, normalised tokens of images (in_chans, H, W) of any sizes, a row (1, T, C)."""

@@ -37,10 +37,3 @@ def pack(embed: Callable[[Tensor], tuple[Tensor, Grid]], images: Sequence[Tensor
         found |= {i: (own, grid) for i, own in zip(numbers, tokens.unbind(), strict=True)}
     packed = Packed([found[i][1].size for i in range(len(images))], found[0][1].num_prefix)
     return torch.cat([found[i][0] for i in packed.order])[None], packed
-
-
-def prefix_and_mean(x: Tensor, packed: Packed) -> Tensor:
-    """Returns the prefix tokens and the mean of the patches of each image, (B, prefix + 1, C), of a row (1, T, C)."""
-    start = packed.num_prefix
-    parts = [torch.cat([part[:, :start], part[:, start:].mean(1, keepdim=True)], 1) for part in packed.split(x)]
-    return packed.restore(torch.cat(parts))
