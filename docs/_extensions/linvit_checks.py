@@ -18,7 +18,7 @@ QUESTIONS = {
     "does linear attention help at 1024 px": "questions",
     "log to wandb": "guides/trainer",
     "load DINOv2 weights and make them linear": "guides/linearize",
-    "export onnx dynamic axes": "export",
+    "export onnx dynamic axes": "guides/export",
     "freeze backbone": "guides/backbones",
     "early stopping patience": "guides/trainer",
     "out of memory batch size": "questions",
