@@ -112,10 +112,10 @@ class Packed:
         All images lie on one plane, so far apart that `change`, which mixes patches at most `reach` apart, mixes none.
         If most of the plane would be empty, as with a very wide and a very high image, images of each size are a batch.
         """
-        layout = self._layout(reach, x.device)
-        if math.prod(layout.shape) > SPARSE * self.num_queries:
+        if math.prod(self._shelves(reach)[1]) > SPARSE * self.num_queries:
             parts = zip(x.split(self._parts, 1), self.groups, strict=True)
             return torch.cat([_convolved(change, part, grid, n) for part, (grid, n) in parts], 1)
+        layout = self._layout(reach, x.device)
         plane = move(x, layout).mT.unflatten(2, layout.shape)  # (1, C, H, W)
         return move(change(plane).flatten(2).mT, layout.turned())
 
@@ -161,7 +161,12 @@ class Packed:
 
     def prefix(self, device: torch.device) -> Tensor:
         """Returns the places of the prefix tokens in the row, image by image, (B p,)."""
-        return self._layout(1, device).empty_back
+
+        def made() -> Tensor:
+            starts = torch.tensor(self.offsets[:-1])[:, None]
+            return (starts + torch.arange(self.num_prefix)).flatten().to(device)
+
+        return self.kept(("prefix", device), made)  # type: ignore[no-any-return]
 
     def counts(self, like: Tensor) -> Tensor:
         """Returns for each token the number of tokens of its image, (T, 1)."""
@@ -199,6 +204,18 @@ class Packed:
         """Returns the places of the patches on a plane with `gap` empty patches between images, on shelves."""
 
         def made() -> _Layout:
+            corners, shape = self._shelves(gap)
+            image, row, column = self._patches()
+            top, left = torch.tensor(corners)[image].T
+            places = (top + row) * shape[1] + left + column
+            return _Layout.of(places.where(row >= 0, -1), shape, device)
+
+        return self.kept(("plane", gap, device), made)  # type: ignore[no-any-return]
+
+    def _shelves(self, gap: int) -> tuple[list[tuple[int, int]], tuple[int, int]]:
+        """Returns the corner of each image on the plane, and the plane's height and width."""
+
+        def made() -> tuple[list[tuple[int, int]], tuple[int, int]]:
             room = max(max(width for _, width in self._sizes), math.isqrt(sum(h * w for h, w in self._sizes)))
             x = y = height = 0
             corners = []
@@ -207,12 +224,9 @@ class Packed:
                     x, y, height = 0, y + height + gap, 0
                 corners.append((y, x))
                 x, height = x + own_width + gap, max(height, own_height)
-            image, row, column = self._patches()
-            top, left = torch.tensor(corners)[image].T
-            places = (top + row) * room + left + column
-            return _Layout.of(places.where(row >= 0, -1), (y + height, room), device)
+            return corners, (y + height, room)
 
-        return self.kept(("plane", gap, device), made)  # type: ignore[no-any-return]
+        return self.kept(("shelves", gap), made)  # type: ignore[no-any-return]
 
     def window_counts(self, sides: Sequence[int]) -> list[int]:
         """Returns the number of windows of these sides of each image, in the order of the row."""
