@@ -10,7 +10,7 @@ every second one backwards.
 Paper: Afzal et al. 2025, "Linear Attention for Efficient Bidirectional Sequence Modeling". Follows the authors' code of
 LION-D and LION-S, in which the gate gets no gradient (a defect); they take square grids and one class token.
 LION-LIT is `linear` with `eps` 1e-6 sqrt(d).
-Cost: `2 o (S T (h dk + C + h) + 2 S dk (C + h)) + g N C h` MACs in o orders, with N tokens padded to S in chunks of
+Cost: `o (S T (h dk + C + h) + 4 S dk (C + h)) + g N C h` MACs in o orders, with N tokens padded to S in chunks of
 T = 64, and g = o with `selective`, else 0. Rank: up to N. Rows sum to 1, and all weights are positive.
 """
 
@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from linvit.attention.base import Attention, Grid
 from linvit.attention.declarations import Facts
 from linvit.attention.ops.functional import is_exporting, l2_norm, linear_as_given
-from linvit.attention.ops.orders import both_directions, boustrophedon, chunked, over_chunks
+from linvit.attention.ops.orders import boustrophedon, chunked, over_chunks
 from linvit.errors import UserError, check_choice
 
 CHUNK, EPS = 64, 1e-6
@@ -83,11 +83,14 @@ class LionAttention(Attention):
             keys = keys.masked_fill(left_out, 0)
             logs = logs.expand(-1, len(q), -1, -1, -1).masked_fill(left_out, 0)
         ones = torch.cat([v, torch.ones_like(v[..., :1])], -1)  # whose last channel becomes the denominator
-        sums = (queries * keys).sum(-1, keepdim=True) * ones
-        for number, log in enumerate(logs):
-            order = None if self.orders == 1 else boustrophedon(grid, q.device, by_columns=number == 1)
-            given = queries, keys, ones, log.expand(*q.shape[:2], -1, -1)
-            sums = sums + both_directions(decayed_sums, *given, order=order) / self.orders
+        if self.orders == 1:
+            sums = decayed_sums(queries, keys, ones, logs[0])
+        else:
+            sums = torch.zeros_like(ones)
+            for log, by_columns in zip(logs, (False, True), strict=True):
+                order = boustrophedon(grid, q.device, by_columns)
+                read = decayed_sums(*(x.index_select(2, order) for x in (queries, keys, ones, log)))
+                sums = sums + read.index_select(2, order.argsort()) / 2
         sums = self.key_dim**-0.5 * sums
         out: Tensor = sums[..., :-1] / (sums[..., -1:] + EPS)
         return out
@@ -108,26 +111,28 @@ def features(x: Tensor) -> Tensor:
 
 
 def decayed_sums(q: Tensor, k: Tensor, v: Tensor, log: Tensor) -> Tensor:
-    """`sum_{j<i} (q_i k_j) exp(log_j + ... + log_{i-1}) v_j` in chunks, (B, h, N, d).
+    """`sum_j (q_i k_j) M_ij v_j` in chunks, (B, h, N, d); a chunk's own tokens are read in both directions at once.
 
     Args:
         q: Query features (B, h, N, dk).
         k: Key features (B, h, N, dk).
         v: Values (B, h, N, d).
-        log: Logarithms of the factors (B, h, N, 1), at most 0.
+        log: Logarithms of the factors (B or 1, h, N, 1), at most 0.
     """
     tokens = q.shape[2]
     length = CHUNK if is_exporting() else min(CHUNK, tokens)
     q, k, v, log = (chunked(x, length) for x in (q, k, v, log))  # (B, h, n, T, ...)
-    until = log.cumsum(-2) - log  # sums of those before a token in its chunk
-    whole = log.sum(-2, keepdim=True)
-    between = (until - until.mT).tril(-1)
-    inside = torch.ones(length, length, dtype=torch.bool, device=q.device).tril(-1)
-    weights = (q @ k.mT) * torch.where(inside, between.exp(), 0)
-    out: Tensor = weights @ v
+    upto = log.cumsum(-2)  # sums of the tokens of a chunk up to one, and of those before it
+    until, whole = upto - log, log.sum(-2, keepdim=True)
+    lower = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
+    between = torch.where(lower, until - until.mT, upto.mT - upto)
+    out: Tensor = ((q @ k.mT) * between.exp()) @ v
     if is_exporting() or q.shape[2] > 1:
-        written = (k * (whole - until).exp()).mT @ v  # (B, h, n, dk, d)
-        start = torch.zeros_like(written[:, :, 0])
-        before = over_chunks(lambda s, factor, sums: (factor * s + sums, s.clone()), start, whole.exp(), written)
-        out = out + (q * until.exp()) @ before
+        ahead, behind = k * (whole - until).exp(), k * upto.exp()  # decayed to the end of their chunk, and its start
+        written = torch.cat([ahead.mT @ v, (behind.mT @ v).flip(2)], 1)  # (B, 2 h, n, dk, d)
+        factors, start = torch.cat([whole, whole.flip(2)], 1).exp(), torch.zeros_like(written[:, :, 0])
+        states = over_chunks(lambda s, factor, sums: (torch.addcmul(sums, factor, s), s), start, factors, written)
+        before, after = states.chunk(2, 1)
+        read = torch.cat([q * until.exp(), q * (whole - upto).exp()], -1)
+        out = out + read @ torch.cat([before, after.flip(2)], -2)
     return out.flatten(2, 3)[:, :, :tokens]

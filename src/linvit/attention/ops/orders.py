@@ -46,7 +46,7 @@ def over_chunks(step: Callable[..., tuple[Tensor, Tensor]], state: Tensor, *give
         from torch._higher_order_ops.scan import scan  # which has no public name yet
 
         chunks = tuple(x.movedim(2, 0) for x in given)
-        out: Tensor = scan(lambda state, chunk: step(state, *chunk), state, chunks)[1]
+        out: Tensor = scan(lambda state, chunk: step(state.clone(), *chunk), state, chunks)[1]
         return out.movedim(0, 2)
     outs = []
     for chunk in zip(*(x.unbind(2) for x in given), strict=True):  # the gradient of an index is as large as all
