@@ -10,6 +10,7 @@ import linvit
 from linvit.advice import quality
 from linvit.advice.verdict import Score, decide_by_score
 from tests.advice.test_verdict import Noisy, compared
+from tests.data.images import picture, save
 
 
 def scored(size, **means):
@@ -93,10 +94,14 @@ def test_other_classes_are_not_used(monkeypatch):
     assert "cosine of tokens" in str(advice)
 
 
-def test_what_cannot_be_scored_is_said_before_anything_is_timed(monkeypatch):
+def test_what_cannot_be_scored_is_said_before_anything_is_timed(monkeypatch, tmp_path):
     monkeypatch.setattr("linvit.advice.advise.measure_ceiling", None)
+    for kind in ("images", "masks"):
+        save(picture(0), tmp_path / kind / "0.png")
     with pytest.raises(linvit.UserError, match="'deit_nano' is a name alone"):
         linvit.advise("deit_nano", 32, data="digits")
     nano = linvit.create_backbone("deit_nano", img_size=32)
     with pytest.raises(linvit.UserError, match="there is no data at 'no/such'"):
         linvit.advise(nano, 32, data="no/such")
+    with pytest.raises(linvit.UserError, match="Name the folder of its images alone"):
+        linvit.advise(nano, 32, data=str(tmp_path))

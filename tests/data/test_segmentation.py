@@ -348,6 +348,8 @@ class TestRefused:
     def test_masks_for_a_classification(self, folder):
         with pytest.raises(UserError, match="folders of images and masks"):
             ClassificationData(str(folder), num_workers=0).setup("fit")
+        with pytest.raises(UserError, match="Name the folder of its images alone"):
+            ClassificationData(str(folder), num_workers=0, labels=False).setup("fit")
         classes = ClassificationData(str(folder), num_workers=0, num_classes=2)
         classes.setup("fit")
         assert classes.class_names == ["annotations", "images"]

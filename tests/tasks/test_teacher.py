@@ -10,6 +10,7 @@ import linvit
 from linvit import UserError
 from linvit.callbacks import SaveCheckpoints
 from linvit.data import ClassificationData
+from linvit.experiments.hybrids.run import _Images
 from linvit.registry import attention_kernels
 from linvit.tasks import ClassificationTask, DetectionTask, FeatureTask, SegmentationTask
 from linvit.tasks.teacher import Teacher
@@ -245,6 +246,20 @@ def test_dense_tasks_learn_from_a_teacher_of_their_own(tmp_path, kind, head, bat
         parts = distillation.parts()
         assert parts.keys() == {"attention", "features"}
         assert all(value > 0 for value in parts.values())
+
+
+@pytest.mark.parametrize(("kind", "head"), [(SegmentationTask, "semantic_fpn"), (DetectionTask, "retinanet")])
+def test_validation_images_of_several_sizes_are_compared_and_searched(tmp_path, monkeypatch, kind, head):
+    torch.save({"state_dict": kind(**DENSE, head=head).network.state_dict()}, tmp_path / "teacher.pth")
+    student = kind(**DENSE, head=head, attention="linear", teacher=str(tmp_path / "teacher.pth"))
+    student.trainer, logged = trainer(tmp_path), {}
+    monkeypatch.setattr(student, "log_dict", lambda values, **_: logged.update(values))
+    distance_of(student)
+    student.distillation.validate(student, BOXES, 0)
+    assert len(logged) == 4
+    (images,) = _Images(ClassificationData("digits"), lambda: [dict(BOXES)])
+    assert images.shape == (2, 3, 64, 64)
+    assert not images[1, :, 50:].any()
 
 
 def test_scores_and_distances_before_any_step_are_in_the_curves(teacher, tmp_path):

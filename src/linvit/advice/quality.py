@@ -80,8 +80,9 @@ class Quality:
     def _prepare(self, size: tuple[int, int]) -> nn.Module:
         """Reads the data at a size and returns the trained network."""
         try:
-            labels = ClassificationData(self.source).num_classes is not None
-        except UserError:  # masks, for example: then the images alone
+            data = ClassificationData(self.source)
+            labels = data.num_classes is not None and not data.masks_found
+        except UserError:  # then the images alone
             labels = False
         workers = 0 if torch.device(self.device).type == "cpu" else 4
         options: dict[str, Any] = {

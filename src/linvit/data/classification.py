@@ -221,9 +221,14 @@ class ClassificationData(ImageData):
 
     def targets(self, split: str) -> Mapping[str, Target]:
         """Returns the labels of a split, checked beforehand unless it is streamed."""
+        label = self.label_column
+        if self.masks_found and not self.labels:
+            raise UserError(
+                f"'{self.source}' looks like a segmentation dataset: {self.masks_found}. Name the folder of its images "
+                f"alone, or masks are taken for images"
+            )
         if not self.labels:
             return {}
-        label = self.label_column
         if self.masks_found:
             classes = "" if label is None else f". If they are classes, set --data.num_classes={self.num_classes}"
             raise UserError(

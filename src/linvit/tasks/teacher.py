@@ -13,6 +13,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
 from linvit.errors import UserError, check_choice, check_number, quote_first
+from linvit.heads.detection.detector import pad_and_stack
 from linvit.io.files import resume_command
 from linvit.linearization.distillation import Distillation, Matching, kind_of
 from linvit.linearization.student import linearize
@@ -158,7 +159,7 @@ class TaskDistillation(Callback):
         if self.distance is None:
             return
         if batch_idx == 0:  # of each rank; one whose share is empty logs nothing, and none waits for another
-            found = self.distance.distances(batch["image"])["attention"]
+            found = self.distance.distances(stacked(batch["image"]))["attention"]
             task.log_dict({f"{DISTANCE}{name}": value for name, value in found.items()}, batch_size=1)
         if task.trainer.sanity_checking:
             metrics: Any = task.metrics[TEACHER]
@@ -198,6 +199,11 @@ class TaskDistillation(Callback):
                 f"the run that is resumed learned from another teacher than {pl_module.hparams['teacher']!r}; set "
                 f"--model.teacher to the one that it had, or start a new run"
             )
+
+
+def stacked(images: Tensor | Sequence[Tensor]) -> Tensor:
+    """Returns a batch as it is, and images (C, h, w) of several sizes as one, with zeros to the right and below."""
+    return images if isinstance(images, Tensor) else pad_and_stack(images)
 
 
 def fill_from_teacher(attention: Any, teacher: Teacher | None) -> Any:

@@ -27,7 +27,7 @@ from linvit.registry.layouts import is_layout, window_side
 from linvit.runs.folder import run_name
 from linvit.runs.resolve import root_of
 from linvit.runs.run import Run
-from linvit.tasks.teacher import fingerprint, given_options, teacher_network
+from linvit.tasks.teacher import fingerprint, given_options, stacked, teacher_network
 
 
 def check_attention(attention: Any) -> None:
@@ -91,4 +91,4 @@ class _Images:
     def __iter__(self) -> Iterator[Tensor]:
         for batch in self.loader():
             self.data.finish(batch)
-            yield batch["image"]
+            yield stacked(batch["image"])
