@@ -13,7 +13,6 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
 from linvit.errors import UserError, check_choice, check_number, quote_first
-from linvit.heads.detection.detector import pad_and_stack
 from linvit.io.files import resume_command
 from linvit.linearization.distillation import Distillation, Matching, kind_of
 from linvit.linearization.student import linearize
@@ -203,7 +202,11 @@ class TaskDistillation(Callback):
 
 def stacked(images: Tensor | Sequence[Tensor]) -> Tensor:
     """Returns a batch as it is, and images (C, h, w) of several sizes as one, with zeros to the right and below."""
-    return images if isinstance(images, Tensor) else pad_and_stack(images)
+    if isinstance(images, Tensor):
+        return images
+    from linvit.heads.detection.detector import pad_and_stack  # a classification needs no detectors
+
+    return pad_and_stack(images)
 
 
 def fill_from_teacher(attention: Any, teacher: Teacher | None) -> Any:
