@@ -54,6 +54,7 @@ def test_labels_are_needed(run, tmp_path):
         (["missing"], "'missing' is neither a run, NAME/version_N, nor a checkpoint in one, nor timm:MODEL"),
         (["--config=segmentation_quickstart"], "'digit_scenes' is for SegmentationData: give labelled images"),
         (["--config=quickstart", "--model.backbone={name: timm, model: resnet18x}"], "has no model 'resnet18x'"),
+        (["--config=quickstart", "--data.token_budget=64", "--data.patch_size=4"], "set --data.token_budget=null"),
         (["--config=quickstart", "--epochs", "9"], "probe --epochs was removed. Use linvit probe without it"),
         (["--config=quickstart", "--layers", "7"], "feature indices \\[7\\] do not fit 4 features"),
     ],

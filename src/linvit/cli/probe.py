@@ -142,6 +142,8 @@ def read_subject(name: str | None, config: str | None, options: Sequence[str], t
             raise UserError(f"'{data.source}' is for {type(data).__name__}: give labelled images: --data.source=FOLDER")
         images = classification({}, img_size=list(data.size), mean=list(data.mean), std=list(data.std))
         run.data = _run(read_config(images), options).data
+    if isinstance(run.data, ClassificationData) and run.data.native is not None:
+        raise UserError("linvit probe takes images of one size: set --data.token_budget=null --data.max_tokens=null")
     with nullcontext() if trained else skip_pretrained():
         task = run.trained() if trained and folder is not None else run.task
     return (name or str(task.hparams["backbone"])) + ", random" * (not trained), task.predicting, run.data

@@ -200,6 +200,17 @@ def test_a_cell_of_another_configuration_is_refused(experiment):
         experiment.prepare(other)
 
 
+def test_a_student_of_a_run_in_its_folder_is_not_taken_for_the_run(experiment):
+    experiment.prepare(configs(**BOTH))
+    run = experiment.runs[0]
+    teacher = write_run(run.folder / "version_0")
+    assert run.newest.folder == teacher
+    write_run(run.folder / "version_1", attention="linear", teacher={"source": f"{teacher}/checkpoints/best.ckpt"})
+    assert run.newest.folder == teacher
+    again = write_run(run.folder / "version_2")  # the run before it has not saved
+    assert run.newest.folder == again
+
+
 def test_a_run_that_ended_well_without_its_last_evaluation_is_run_again(experiment):
     experiment.prepare(configs(**BOTH))
     run = experiment.runs[0]

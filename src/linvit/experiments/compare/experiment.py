@@ -18,7 +18,7 @@ from linvit.io.files import CHECKPOINTS, is_locked, lock, write_text
 from linvit.io.reading import read_text
 from linvit.io.signals import STOP
 from linvit.registry.removed import OPTIONS, without_removed
-from linvit.runs.folder import OUTCOME, PER_RUN, TUNING, RunFolder, flat, newest, read_yaml
+from linvit.runs.folder import CONFIG, OUTCOME, PER_RUN, TUNING, RunFolder, flat, read_yaml, versions
 
 FILE = "compare.yaml"  # the grid, in the folder of an experiment
 
@@ -37,8 +37,12 @@ class SweepRun:
 
     @property
     def newest(self) -> RunFolder | None:
-        """The newest run folder, if the run has started."""
-        return newest(self.folder)
+        """The newest run folder with its configuration, if the run has started; students of it may be beside it."""
+        runs = [RunFolder(run) for run in versions(self.folder)[::-1] if (run / CONFIG).exists()]
+        if len(runs) < 2 or not self.config.exists():
+            return next(iter(runs), None)
+        own = flat(read_yaml(self.config))
+        return min(runs, key=lambda run: len(differing([own, flat(run.config)])))
 
     @property
     def command(self) -> list[str]:
