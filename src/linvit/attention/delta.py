@@ -23,6 +23,7 @@ from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
 from linvit.attention.declarations import Facts, Host
+from linvit.attention.ops.decorators import supports_custom_autograd
 from linvit.attention.ops.functional import initial_steps, is_exporting, linear_as_given
 from linvit.attention.ops.orders import both_directions, chunked, columns, over_chunks
 from linvit.errors import UserError
@@ -168,9 +169,31 @@ def inverse(a: Tensor) -> Tensor:
     exact as `torch.linalg.solve_triangular`. The product of all I + (-A)^(2^i) is the same on paper, but powers of A
     grow to 10^9 where keys are alike.
     """
+    if a.requires_grad and supports_custom_autograd(a):
+        return _Inverse.apply(a)  # type: ignore[no-any-return]
+    return _by_halves(a)
+
+
+def _by_halves(a: Tensor) -> Tensor:
     half = a.shape[-1] // 2
     if not half:
         return torch.ones_like(a)
-    first, second = inverse(torch.stack([a[..., :half, :half], a[..., half:, half:]]))
+    first, second = _by_halves(torch.stack([a[..., :half, :half], a[..., half:, half:]]))
     below = -second @ a[..., half:, :half] @ first
     return torch.cat([F.pad(first, (0, half)), torch.cat([below, second], -1)], -2)
+
+
+class _Inverse(torch.autograd.Function):
+    """`inverse`, whose gradient is two products: -X^T G X^T of the inverse X."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor) -> Tensor:
+        x = _by_halves(a)
+        ctx.save_for_backward(x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Tensor:
+        (x,) = ctx.saved_tensors
+        gradient: Tensor = -(x.mT @ gradients[0] @ x.mT).tril(-1)
+        return gradient
