@@ -247,6 +247,21 @@ def test_a_constructor_without_what_the_host_supplies_is_told_what_it_lacks(widg
         mechanisms.create("mine", **SIZES, key_dim=4)
 
 
+def test_an_option_without_a_default_is_asked_for(widgets):
+    class Powers(linvit.Attention):
+        def __init__(self, power, **host):
+            super().__init__(**host)
+
+    mechanisms = Registry("attention", "linvit.none", supplied=("dim", "num_heads", "grid"))
+    mechanisms.register("powers")(Powers)
+    with pytest.raises(UserError, match=r"^attention 'powers' needs power\. Write {name: powers, power: VALUE}$"):
+        mechanisms.create("powers", **SIZES)
+    assert isinstance(mechanisms.create({"name": "powers", "power": 2}, **SIZES), Powers)
+    for name in ("timm", "transformers"):
+        with pytest.raises(UserError, match=f"Write {{name: {name}, model: VALUE}}"):
+            linvit.create_backbone(name)
+
+
 def test_a_spec_without_a_name():
     with pytest.raises(UserError) as error:
         linvit.create_attention({"focusing_factor": 4}, **SIZES)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from linvit.errors import UserError, check_choice, did_you_mean
 from linvit.registry import source
 from linvit.registry.entries import Entry, announced, by_path
-from linvit.registry.signatures import choices, signature
+from linvit.registry.signatures import choices, required, signature
 from linvit.registry.source import Description
 
 T = TypeVar("T", bound=Callable[..., Any])
@@ -139,6 +139,9 @@ class Registry:
                 )
             if allowed:
                 check_choice(f"{self.kind} '{name}': {option}", value, allowed)
+        if absent := required(constructor) - context.keys() - options.keys():
+            write = ", ".join([f"name: {name}", *(f"{option}: VALUE" for option in sorted(absent))])
+            raise UserError(f"{self.kind} '{name}' needs {', '.join(sorted(absent))}. Write {{{write}}}")
         return constructor(**context, **options)
 
     def parse(self, spec: Spec) -> tuple[str, dict[str, Any]]:

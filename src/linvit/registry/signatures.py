@@ -67,6 +67,14 @@ def signature(constructor: Callable[..., Any]) -> tuple[dict[str, inspect.Parame
     return found, forwards
 
 
+def required(constructor: Callable[..., Any]) -> set[str]:
+    """Returns the names of the parameters without a default; those of base classes may be given by the class."""
+    own = inspect.signature(constructor).parameters.values()
+    return {
+        one.name for one in own if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+    }
+
+
 def descriptions(constructor: Callable[..., Any]) -> dict[str, str]:
     """Returns the descriptions of a constructor's arguments from docstrings: of its class, then of the parents."""
     while isinstance(constructor, functools.partial):
