@@ -66,7 +66,7 @@ lint: .venv/installed-dev ## ruff (format and lint) and mypy
 gallery: .venv/installed ## train all attentions on the digits, and write docs/gallery (hours on two cores)
 	$(BIN)/python benchmarks/gallery.py --epochs $(EPOCHS) --seeds $(SEEDS) --jobs $(JOBS)
 
-diagnostics: .venv/installed ## what all attentions recall: docs/results/recall.md (an hour on two cores with JOBS=2)
+diagnostics: .venv/installed ## what all attentions recall: docs/results/recall.md (over an hour on two cores with JOBS=2)
 	$(BIN)/python benchmarks/recall.py --pairs $(PAIRS) --seeds $(SEEDS) --jobs $(JOBS)
 
 docs: .venv/installed-docs ## build the site (TUTORIALS=all, changed or none are run; URL=where it will lie)

@@ -16,6 +16,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import nn
 
 from linvit import create_backbone
+from linvit.attention.jetvit import JetViTAttention
 from linvit.cli import main as linvit
 from linvit.experiments.compare.experiment import Experiment
 from linvit.experiments.compare.results import Results
@@ -104,7 +105,7 @@ def _table(results: Results) -> str:
 def has_convolution(attention: str) -> bool:
     """Whether the layers of an attention have a convolution, which sees the neighbours of a token."""
     blocks = create_backbone("deit_nano", attention=attention).blocks
-    return any(isinstance(module, nn.Conv1d | nn.Conv2d) for module in blocks.modules())
+    return any(isinstance(module, nn.Conv1d | nn.Conv2d | JetViTAttention) for module in blocks.modules())
 
 
 def _arguments() -> argparse.Namespace:
