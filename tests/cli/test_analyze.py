@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import timm
 import torch
 from PIL import Image
 
@@ -104,6 +105,14 @@ def test_a_matrix_over_channels_is_called_that(photos, tmp_path):
     assert (len(first), len(second)) == (3, 3)  # neither has both
     assert "left out: map of blocks.0.attn: XCAttention mixes the channels of each token" in " ".join(done.out.split())
     assert "not a matrix over tokens" in (tmp_path / "analysis" / "index.html").read_text(encoding="utf-8")
+
+
+def test_a_file_replaces_the_weights_of_a_model_of_timm(photos, tmp_path):
+    torch.save(timm.create_model("test_vit").state_dict(), tmp_path / "own.pth")
+    options = ["--pretrained", "own.pth", "--img_size", "32", "--count", "1", "--images", photos]
+    done = linvit("analyze", "--backbone", "timm:test_vit", *options, cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert "own.pth" in (tmp_path / "analysis" / "index.html").read_text(encoding="utf-8")
 
 
 def refused(*arguments):

@@ -98,6 +98,8 @@ def _backbone(args: argparse.Namespace) -> tuple[ImageData, list[AnalysedModel]]
     size = images["img_size"]
     attention = None if args.attention is None else read_value("--attention", args.attention)
     spec = read_spec(backbones, args.backbone) if known is None else known.spec
+    if known is not None and args.pretrained is not None:
+        spec = {**known.spec, "pretrained": False}  # the file's weights instead
     network = create_backbone(spec, attention, img_size=size)
     if args.pretrained is not None:
         load_pretrained(network, args.pretrained)

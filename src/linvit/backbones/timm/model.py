@@ -96,8 +96,8 @@ def _check_weights(model: str) -> None:
         raise UserError(
             f"timm's weights of '{model}' (model.backbone.pretrained) are not on this machine, and the hub cannot be "
             f"reached: {' '.join(str(error).split())[:200]}. Download {address} where there is a network, then give "
-            f"the file: --model.backbone.pretrained=false --model.pretrained=FILE, or of a teacher, "
-            f"linvit linearize --teacher FILE --model.backbone='{{name: timm, model: {model}}}'"
+            f"the file: --model.backbone.pretrained=false --model.pretrained=FILE, linvit analyze --pretrained FILE, "
+            f"or of a teacher, linvit linearize --teacher FILE --model.backbone='{{name: timm, model: {model}}}'"
         ) from error
 
 
