@@ -46,13 +46,13 @@ class Done(NamedTuple):
 
 
 def forked(code: str, path: Path | None = None) -> Done:
-    """Runs a program in a fork of this process that forgets linvit and sees `path` first.
+    """Runs a program in a fork of this process that forgets linvit and its plug-ins, and sees `path` first.
 
     It stands for a new process where nothing is asked of torch's own import, which takes seconds.
     """
 
     def run() -> int:
-        for name in [name for name in sys.modules if name.partition(".")[0] == "linvit"]:
+        for name in [name for name in sys.modules if name.partition(".")[0].startswith("linvit")]:
             del sys.modules[name]
         sys.path[:0] = [str(path)] if path else []
         importlib.invalidate_caches()
