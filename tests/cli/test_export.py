@@ -67,6 +67,11 @@ def test_a_run_that_is_not_finished_is_refused(run, tmp_path):
         ("model.pb", "a network is exported as FILE.onnx or FILE.pt2 (torch.export); got 'model.pb'"),
         ("there.onnx", "'there.onnx' exists: name another file, or remove it first"),
         ("nowhere/model.onnx", "cannot write 'model.onnx': the folder 'nowhere' does not exist. Create it first"),
+        pytest.param(
+            "/proc/model.onnx",
+            "cannot write 'model.onnx' to '/proc': No such file or directory. Name another folder",
+            marks=pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's /proc"),
+        ),
     ],
 )
 def test_a_path_that_cannot_be_written_is_refused(file, message, run, tmp_path):

@@ -3,6 +3,7 @@
 import errno
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,11 +27,16 @@ def temporary(path: Path) -> Path:
 
 
 def check_new_file(path: Path) -> None:
-    """Raises a `UserError` if a path already exists, or if its folder does not."""
+    """Raises a `UserError` if a path already exists, or if its folder does not or takes no files."""
     if path.exists():
         raise UserError(f"'{path}' exists: name another file, or remove it first")
     if not path.absolute().parent.is_dir():
         raise UserError(f"cannot write '{path.name}': the folder '{path.parent}' does not exist. Create it first")
+    try:
+        tempfile.TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        reason = error.strerror
+        raise UserError(f"cannot write '{path.name}' to '{path.parent}': {reason}. Name another folder") from error
 
 
 def make_folder(folder: Path) -> None:
