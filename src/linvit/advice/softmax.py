@@ -1,6 +1,7 @@
 """The ceiling of a network, and the quickest way to execute its softmax attention."""
 
 from contextlib import nullcontext
+from functools import partial
 
 import torch
 from torch.nn.attention import SDPBackend
@@ -18,11 +19,12 @@ def measure_ceiling(bench: Bench, size: Measured, intercepted: bool, until: floa
     """Measures a network as it is and without cores, until its room is known or so many seconds are left."""
     turns = Turns[str](bench.settings.device, bench.clock)
     around: Context = InterceptedAttention if intercepted else nullcontext
+    beside: Context = partial(InterceptedAttention, replace=False) if intercepted else nullcontext  # takes time as well
     network = bench.network(size.img_size)
     now = Row(UNCHANGED, "now")
     without = Row("no attention (the ceiling)", "ceiling")
     bare = without_cores(bench.subject, network, size.img_size)
-    for row, one, context in ((now, network, nullcontext), (without, bare, around)):
+    for row, one, context in ((now, network, beside), (without, bare, around)):
         if not bench.add(turns, row, one, size.img_size, Way(), context):
             size.notes.append(f"{size.size}: {row.name}: {row.note}")
             return
