@@ -33,7 +33,7 @@ from linvit.data.transforms.detection import DetectionAugmentation, EvalTransfor
 from linvit.data.transforms.segmentation import check_resize_limits
 from linvit.errors import UserError, quote_first
 from linvit.io.files import rewriting
-from linvit.io.plain_text import write_csv
+from linvit.io.plain_text import printable, write_csv
 
 TABLE = 100  # most classes for which the log has a table
 WARN_LEFT_OUT = 0.05  # a run warns if at least this fraction of the training objects is left out
@@ -207,7 +207,7 @@ class DetectionData(ImageData):
         self._warn_of_training(source, counts)
         lines = class_table(self.class_names, self.classes.ids, counts)
         more = [f"and {len(lines) - TABLE} more: linvit data check"] if len(lines) > TABLE else []
-        rank_zero_info("\n".join([f"classes of '{self.source}'", *lines[:TABLE], *more]))
+        rank_zero_info(printable("\n".join([f"classes of '{self.source}'", *lines[:TABLE], *more])))
 
     def _warn_of_training(self, source: ObjectSource, counts: Mapping[str, Any]) -> None:
         """Warns of objects that are left out, of classes without any, and of a validation split without any."""
