@@ -50,7 +50,7 @@ def test_unknown_model_is_refused_with_the_nearest_name() -> None:
 
 
 def test_model_is_required() -> None:
-    with pytest.raises(TypeError, match="model"):
+    with pytest.raises(linvit.UserError, match="backbone 'timm' needs model"):
         linvit.create_backbone("timm")
 
 
