@@ -155,6 +155,24 @@ def test_a_file_of_weights_predicts_the_same(model, digits, tmp_path):
     assert again(digits / "00.png").scores == model(digits / "00.png").scores
 
 
+def test_a_file_of_weights_keeps_the_options_it_was_loaded_with(run, digits, tmp_path):
+    names = [f"digit {number}" for number in range(10)]
+    changed = linvit.load(run.folder, preprocessing={"crop_pct": 0.5}, class_names=names)
+    assert changed.class_names == names
+    changed.save(tmp_path / "model.safetensors")
+    again, photo = linvit.load(tmp_path / "model.safetensors"), digits / "00.png"
+    assert again(photo).scores == changed(photo).scores
+    assert again(photo).labels == changed(photo).labels
+
+
+def test_a_file_of_weights_refuses_the_other_weights(model, tmp_path):
+    model.save(tmp_path / "model.safetensors")
+    own, other = ("ema", "raw") if model.description.weights == "ema" else ("raw", "ema")
+    assert linvit.load(tmp_path / "model.safetensors", weights=own).description == model.description
+    with pytest.raises(UserError, match=f"has only the {own} weights"):
+        linvit.load(tmp_path / "model.safetensors", weights=other)
+
+
 def test_without_preprocessing_there_is_the_network_alone(run, model, digits):
     content = torch.load(run.checkpoint("best"), weights_only=True)
     content["linvit"]["preprocessing"] = None

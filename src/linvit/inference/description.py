@@ -84,7 +84,7 @@ def read_trained(source: str | Path, weights: Weights | None = None) -> tuple[Mo
         run = run_in(path)
         weights = weights or run.model.get("predict_with", "raw")
         path = checkpoint_in(run.folder, best_checkpoints(weights), "source")
-    return _of_safetensors(path) if path.suffix == ".safetensors" else _of_checkpoint(path, weights)
+    return _of_safetensors(path, weights) if path.suffix == ".safetensors" else _of_checkpoint(path, weights)
 
 
 def run_in(folder: Path) -> RunFolder:
@@ -95,7 +95,7 @@ def run_in(folder: Path) -> RunFolder:
     return run
 
 
-def _of_safetensors(path: Path) -> tuple[ModelDescription, dict[str, Tensor]]:
+def _of_safetensors(path: Path, weights: Weights | None) -> tuple[ModelDescription, dict[str, Tensor]]:
     try:
         check_regular(path)
         with safe_open(path, "pt") as file:
@@ -110,7 +110,10 @@ def _of_safetensors(path: Path) -> tuple[ModelDescription, dict[str, Tensor]]:
         raise UserError(
             f"'{path}' contains only weights: give the folder of the run, or linvit.load_pretrained(network, '{path}')"
         )
-    return ModelDescription.from_dict(content, path), state
+    description = ModelDescription.from_dict(content, path)
+    if weights not in (None, description.weights):
+        raise UserError(f"'{path}' has only the {description.weights} weights; for the {weights} ones, name the run")
+    return description, state
 
 
 def _of_checkpoint(path: Path, weights: Weights | None) -> tuple[ModelDescription, dict[str, Tensor]]:

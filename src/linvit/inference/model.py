@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -221,6 +222,7 @@ def load(
     given = {**(description.preprocessing or {}), **(preprocessing or {})}
     prepared = Preprocessing.of(given) if given else None
     task = build_task(description, state, source, allow, compile=compile, **options)
+    description = replace(description, preprocessing=given or None, options={**description.options, **options})
     model = TrainedModel(task, description, prepared).to(device)
     model._dtype = dtype
     return model
