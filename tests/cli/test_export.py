@@ -69,7 +69,8 @@ def test_a_run_that_is_not_finished_is_refused(run, tmp_path):
         ("nowhere/model.onnx", "cannot write 'model.onnx': the folder 'nowhere' does not exist. Create it first"),
         pytest.param(
             "/proc/model.onnx",
-            "cannot write 'model.onnx' to '/proc': No such file or directory. Name another folder",
+            "cannot write to the output folder '/proc': '/proc': No such file or directory. Choose another one with "
+            "the path of 'model.onnx'",
             marks=pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's /proc"),
         ),
     ],

@@ -6,8 +6,9 @@ from unittest import mock
 import pytest
 
 import linvit
+from linvit.io.files import check_writable
 from linvit.registry.model_info import CONFIGS
-from linvit.runs.folder import check_writable, run_config, run_name, run_of_checkpoint
+from linvit.runs.folder import run_config, run_name, run_of_checkpoint
 from linvit.runs.trainer import SaveRunConfig
 
 

@@ -20,10 +20,11 @@ from linvit.data import ClassificationData
 from linvit.data.base import ImageData
 from linvit.errors import UserError, check_number
 from linvit.experiments.analyze import AnalysedModel, Analysis, analyze, read_photos, write
+from linvit.io.files import check_writable
 from linvit.io.plain_text import shown
 from linvit.io.terminal import argument_parser, reflow, table
 from linvit.registry import backbones
-from linvit.runs.folder import check_writable, run_config, run_of_checkpoint
+from linvit.runs.folder import run_config, run_of_checkpoint
 from linvit.runs.options import read_config, replace_options
 from linvit.runs.run import Run
 from linvit.tasks.base import Description, Task

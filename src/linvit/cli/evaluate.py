@@ -16,10 +16,11 @@ from linvit.evaluation.model import TIMM, EvaluatedModel, read_model
 from linvit.evaluation.report import corruption_tables, table_of, top1_by_set, write
 from linvit.evaluation.scores import Evaluator
 from linvit.evaluation.sets import ImageSet, read_set, real_labels
+from linvit.io.files import check_writable
 from linvit.io.plain_text import shown
 from linvit.io.terminal import argument_parser, reflow, table
 from linvit.runs import result
-from linvit.runs.folder import RESULT, RunFolder, check_finished, check_writable, run_of_checkpoint
+from linvit.runs.folder import RESULT, RunFolder, check_finished, run_of_checkpoint
 from linvit.runs.options import read_config
 from linvit.runs.run import Run
 from linvit.runs.trainer import usable_accelerator

@@ -19,10 +19,10 @@ from linvit.data.base import ImageData
 from linvit.errors import UserError
 from linvit.experiments.page import Page
 from linvit.experiments.plots import Axis, Series, line_plot
-from linvit.io.files import write_text
+from linvit.io.files import check_writable, write_text
 from linvit.io.plain_text import markdown_code, markdown_table, markdown_text, shown
 from linvit.io.terminal import argument_parser, reflow, table
-from linvit.runs.folder import check_writable, run_of_checkpoint
+from linvit.runs.folder import run_of_checkpoint
 from linvit.runs.options import Source, read_config, replace_options
 from linvit.runs.parser import Config
 from linvit.runs.run import Run

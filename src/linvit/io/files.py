@@ -32,11 +32,19 @@ def check_new_file(path: Path) -> None:
         raise UserError(f"'{path}' exists: name another file, or remove it first")
     if not path.absolute().parent.is_dir():
         raise UserError(f"cannot write '{path.name}': the folder '{path.parent}' does not exist. Create it first")
+    check_writable(path.parent, f"the path of '{path.name}'")
+
+
+def check_writable(folder: Path, option: str = "--trainer.default_root_dir") -> None:
+    """Raises a `UserError` unless files can be created in `folder`, which may not exist; `option` sets the folder."""
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     try:
-        tempfile.TemporaryFile(dir=path.parent).close()
+        tempfile.TemporaryFile(dir=existing).close()  # tests the file system, not only the mode of the folder
     except OSError as error:
-        reason = error.strerror
-        raise UserError(f"cannot write '{path.name}' to '{path.parent}': {reason}. Name another folder") from error
+        raise UserError(
+            f"cannot write to the output folder '{folder}': '{existing}': {error.strerror}. Choose another one with "
+            f"{option}"
+        ) from error
 
 
 def make_folder(folder: Path) -> None:

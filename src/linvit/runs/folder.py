@@ -3,7 +3,6 @@
 import json
 import math
 import re
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -306,18 +305,6 @@ def how_to_resume(run: Path, command: str | None = None) -> str:
     saved = any((run / CHECKPOINTS).glob("*.ckpt"))
     how = "resume" if saved else "no checkpoint was saved; start again"
     return f"{how} with\n  {command or RunFolder(run).command}"
-
-
-def check_writable(folder: Path, option: str = "--trainer.default_root_dir") -> None:
-    """Raises a `UserError` unless files can be created in `folder`, which may not exist; `option` sets the folder."""
-    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    try:
-        tempfile.TemporaryFile(dir=existing).close()  # tests the file system, not only the mode of the folder
-    except OSError as error:
-        raise UserError(
-            f"cannot write to the output folder '{folder}': '{existing}': {error.strerror}. Choose another one with "
-            f"{option}"
-        ) from error
 
 
 def check_finished(model: Path, verb: str) -> None:

@@ -24,7 +24,7 @@ from linvit.callbacks.save_checkpoints import SaveCheckpoints
 from linvit.data.base import ImageData
 from linvit.errors import UserError, check_number
 from linvit.image_size import image_size
-from linvit.io.files import resume_command
+from linvit.io.files import check_writable, resume_command
 from linvit.io.plain_text import in_shell, shown
 from linvit.io.signals import STOP
 from linvit.registry.signatures import parameters_of
@@ -36,7 +36,6 @@ from linvit.runs.folder import (
     CONFIG,
     RESULT,
     RunFolder,
-    check_writable,
     flat,
     run_config,
     run_name,

@@ -26,12 +26,13 @@ from linvit.experiments.compare.results import (
     with_published,
     with_teachers,
 )
+from linvit.io.files import check_writable
 from linvit.io.plain_text import in_shell, shown
 from linvit.io.signals import STOP
 from linvit.io.signals import name as signal_name
 from linvit.io.terminal import reflow, table
 from linvit.runs import result
-from linvit.runs.folder import TUNING, check_writable, find
+from linvit.runs.folder import TUNING, find
 from linvit.runs.options import read_config, replace_options, stage_config
 from linvit.runs.parser import Config, build_task
 from linvit.runs.resolve import root_of

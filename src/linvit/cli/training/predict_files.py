@@ -14,11 +14,11 @@ from linvit.cli.spec import usable_device
 from linvit.data.sources.folder import EXTENSIONS, files_below
 from linvit.errors import UserError, quote_first
 from linvit.inference.model import load
+from linvit.io.files import check_writable
 from linvit.io.plain_text import shown
 from linvit.io.terminal import argument_parser
 from linvit.registry.signatures import parameters_of
 from linvit.runs import yaml_text
-from linvit.runs.folder import check_writable
 
 EPILOG = """examples:
   linvit predict --model RUN photos --output out
