@@ -222,19 +222,14 @@ class ClassificationData(ImageData):
     def targets(self, split: str) -> Mapping[str, Target]:
         """Returns the labels of a split, checked beforehand unless it is streamed."""
         label = self.label_column
-        if self.masks_found and not self.labels:
-            raise UserError(
-                f"'{self.source}' looks like a segmentation dataset: {self.masks_found}. Name the folder of its images "
-                f"alone, or masks are taken for images"
-            )
+        if self.masks_found:
+            way = "Name the folder of its images alone, or masks are taken for images"
+            if self.labels:
+                way = f"Check them with linvit data check {self.source} --data=SegmentationData --data.num_classes=N"
+                way += "" if label is None else f". If they are classes, set --data.num_classes={self.num_classes}"
+            raise UserError(f"'{self.source}' looks like a segmentation dataset: {self.masks_found}. {way}")
         if not self.labels:
             return {}
-        if self.masks_found:
-            classes = "" if label is None else f". If they are classes, set --data.num_classes={self.num_classes}"
-            raise UserError(
-                f"'{self.source}' looks like a segmentation dataset: {self.masks_found}. Check them with linvit data "
-                f"check {self.source} --data=SegmentationData --data.num_classes=N{classes}"
-            )
         if label is None or (split in self.splits and split not in self.labelled):
             whose = "" if label is None else f"the {split} split of "
             others = ", ".join(name for name in features_of(self.splits) if name != self.image_column)
