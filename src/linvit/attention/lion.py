@@ -122,8 +122,8 @@ def decayed_sums(q: Tensor, k: Tensor, v: Tensor, log: Tensor) -> Tensor:
     tokens = q.shape[2]
     length = CHUNK if is_exporting() else min(CHUNK, tokens)
     q, k, v, log = (chunked(x, length) for x in (q, k, v, log))  # (B, h, n, T, ...)
-    upto = log.cumsum(-2)  # sums of the tokens of a chunk up to one, and of those before it
-    until, whole = upto - log, log.sum(-2, keepdim=True)
+    upto = log.cumsum(-2)  # the sum from the start of the chunk, with the token itself
+    until, whole = upto - log, log.sum(-2, keepdim=True)  # without it, and that of the chunk
     lower = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
     between = torch.where(lower, until - until.mT, upto.mT - upto)
     out: Tensor = ((q @ k.mT) * between.exp()) @ v
