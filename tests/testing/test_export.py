@@ -55,7 +55,7 @@ def test_a_plain_transformer_exported_at_its_own_size_is_right_at_others() -> No
 @pytest.mark.parametrize("attention", own_names(attentions))
 def test_every_mechanism_in_a_plain_transformer(attention: str) -> None:
     """Compiled in one graph, with gradients, and exported as a program and as an ONNX file."""
-    of_one_size = attention in ("nystrom", "mhla")
+    of_one_size = attention in ("nystrom", "mhla", "window")  # the grid fits into a window of 14 x 14
     for line in backbone_lines({**PLAIN, "attention": attention}, {"torch.compile", "torch.export", "onnx"}):
         fixed = of_one_size and line.name != "torch.compile"
         assert line.verdict is (Verdict.UNSUPPORTED if fixed else Verdict.PASS), line
